@@ -1,0 +1,2 @@
+//! Stub: being written.
+fn main() {}
