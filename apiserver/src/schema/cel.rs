@@ -1,0 +1,1 @@
+//! Part of [`super::Schema`]: cel.

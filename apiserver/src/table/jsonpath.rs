@@ -1,0 +1,1 @@
+//! The simple JSONPath that printer columns may use.
