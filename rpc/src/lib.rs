@@ -1,1 +1,14 @@
-//! Stub: being written.
+//! The gRPC services between gateway, agents and engines, their TLS, and the conversions to and
+//! from [`russet_wire`]. What the messages mean is `wire`'s business.
+
+mod convert;
+pub mod tls;
+
+/// Messages and services compiled from `proto/engine.proto`.
+#[allow(missing_docs, clippy::all)]
+pub mod engine {
+    tonic::include_proto!("russet.engine.v1");
+}
+
+/// What engines of one group must agree on: the version of the engine that computes.
+pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"));

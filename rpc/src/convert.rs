@@ -1,0 +1,169 @@
+//! Conversions between the protos and [`russet_wire`]; unknown enum values of a newer peer become
+//! the most careful known one.
+
+use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+
+use crate::engine as pb;
+
+impl From<GenerationRequest> for pb::GenerateRequest {
+    fn from(request: GenerationRequest) -> Self {
+        let GenerationRequest { id, messages, max_tokens, sampling, stop, ignore_eos } = request;
+        let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
+        Self {
+            id,
+            messages: messages
+                .into_iter()
+                .map(|Message { role, content }| pb::Message { role, content })
+                .collect(),
+            max_tokens,
+            sampling: Some(pb::Sampling { temperature, top_p, top_k, min_p, seed }),
+            stop,
+            ignore_eos,
+        }
+    }
+}
+
+impl From<pb::GenerateRequest> for GenerationRequest {
+    fn from(request: pb::GenerateRequest) -> Self {
+        let pb::GenerateRequest { id, messages, max_tokens, sampling, stop, ignore_eos } = request;
+        let sampling = sampling.map_or_else(Sampling::default, |sampling| {
+            let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
+            Sampling { temperature, top_p, top_k, min_p, seed }
+        });
+        Self {
+            id,
+            messages: messages
+                .into_iter()
+                .map(|pb::Message { role, content }| Message { role, content })
+                .collect(),
+            max_tokens,
+            sampling,
+            stop,
+            ignore_eos,
+        }
+    }
+}
+
+impl From<Event> for pb::GenerateEvent {
+    fn from(event: Event) -> Self {
+        use pb::generate_event::Event as E;
+        let event = match event {
+            Event::Started { prompt_tokens } => E::Started(pb::Started { prompt_tokens }),
+            Event::Token { id, text } => E::Token(pb::Token { id, text }),
+            Event::Finished { reason, usage } => E::Finished(pb::Finished {
+                reason: pb::FinishReason::from(reason) as i32,
+                prompt_tokens: usage.prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+            }),
+            Event::Failed(failure) => E::Failed(failure.into()),
+        };
+        Self { event: Some(event) }
+    }
+}
+
+impl From<pb::GenerateEvent> for Event {
+    fn from(event: pb::GenerateEvent) -> Self {
+        use pb::generate_event::Event as E;
+        match event.event {
+            Some(E::Started(started)) => Event::Started { prompt_tokens: started.prompt_tokens },
+            Some(E::Token(token)) => Event::Token { id: token.id, text: token.text },
+            Some(E::Finished(finished)) => Event::Finished {
+                reason: finished.reason().into(),
+                usage: Usage {
+                    prompt_tokens: finished.prompt_tokens,
+                    completion_tokens: finished.completion_tokens,
+                },
+            },
+            Some(E::Failed(failed)) => Event::Failed(failed.into()),
+            None => Event::Failed(Failure {
+                kind: FailureKind::Internal,
+                message: "the engine sent an event this gateway does not know; upgrade the older of the two".into(),
+            }),
+        }
+    }
+}
+
+impl From<Failure> for pb::Failed {
+    fn from(failure: Failure) -> Self {
+        let Failure { kind, message } = failure;
+        let kind = match kind {
+            FailureKind::InvalidRequest => pb::FailureKind::InvalidRequest,
+            FailureKind::Overloaded => pb::FailureKind::Overloaded,
+            FailureKind::Unavailable => pb::FailureKind::Unavailable,
+            FailureKind::Internal => pb::FailureKind::Internal,
+        };
+        Self { kind: kind as i32, message }
+    }
+}
+
+impl From<pb::Failed> for Failure {
+    fn from(failed: pb::Failed) -> Self {
+        let kind = match failed.kind() {
+            pb::FailureKind::InvalidRequest => FailureKind::InvalidRequest,
+            pb::FailureKind::Overloaded => FailureKind::Overloaded,
+            pb::FailureKind::Unavailable => FailureKind::Unavailable,
+            pb::FailureKind::Internal | pb::FailureKind::Unspecified => FailureKind::Internal,
+        };
+        Self { kind, message: failed.message }
+    }
+}
+
+impl From<FinishReason> for pb::FinishReason {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+            FinishReason::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+impl From<pb::FinishReason> for FinishReason {
+    fn from(reason: pb::FinishReason) -> Self {
+        match reason {
+            pb::FinishReason::Length => Self::Length,
+            pb::FinishReason::Cancelled => Self::Cancelled,
+            pb::FinishReason::Stop | pb::FinishReason::Unspecified => Self::Stop,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_survives_the_round_trip() {
+        let failure = |kind| Event::Failed(Failure { kind, message: "m".into() });
+        for event in [
+            Event::Started { prompt_tokens: 7 },
+            Event::Token { id: 3, text: "é".into() },
+            Event::Finished {
+                reason: FinishReason::Length,
+                usage: Usage { prompt_tokens: 7, completion_tokens: 9 },
+            },
+            Event::Finished { reason: FinishReason::Stop, usage: Usage::default() },
+            Event::Finished { reason: FinishReason::Cancelled, usage: Usage::default() },
+            failure(FailureKind::InvalidRequest),
+            failure(FailureKind::Overloaded),
+            failure(FailureKind::Unavailable),
+            failure(FailureKind::Internal),
+        ] {
+            assert_eq!(Event::from(pb::GenerateEvent::from(event.clone())), event);
+        }
+    }
+
+    #[test]
+    fn a_request_survives_the_round_trip() {
+        let request = GenerationRequest {
+            id: "r1".into(),
+            messages: vec![Message { role: "user".into(), content: "hi".into() }],
+            max_tokens: Some(5),
+            sampling: Sampling { temperature: 0.5, top_p: 0.9, top_k: 4, min_p: 0.1, seed: Some(1) },
+            stop: vec!["\n".into()],
+            ignore_eos: true,
+        };
+        assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
+    }
+}

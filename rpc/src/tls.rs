@@ -1,0 +1,119 @@
+//! Mutual TLS between components: every process holds a certificate of the one data-plane CA, and
+//! who it is stands in the subject's common name. Names, not addresses, are verified, so a node may
+//! change its address without a new certificate.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+
+/// Group (O) of agents' and engines' certificates.
+pub const NODES_GROUP: &str = "russet:nodes";
+/// Common name of the gateway's certificate.
+pub const GATEWAY_USER: &str = "russet:gateway";
+/// Common name of the operator's certificate.
+pub const OPERATOR_USER: &str = "russet:operator";
+/// Prefix of a node's common name; the node's name follows.
+pub const NODE_USER_PREFIX: &str = "russet:node:";
+
+/// The user a node's agent and engines act as.
+pub fn node_user(node: &str) -> String {
+    format!("{NODE_USER_PREFIX}{node}")
+}
+
+/// The DNS name in a node's certificate, verified whatever its address is.
+pub fn node_dns_name(node: &str) -> String {
+    format!("{node}.node.russet.dev")
+}
+
+/// Files of one identity: certificate chain, key and the CA, all PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// Certificate chain of this component.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The data-plane CA.
+    pub ca: PathBuf,
+}
+
+/// Why TLS could not be set up.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file of the identity is missing or unreadable.
+    #[error("cannot read {path}: join the node again with `russet join`, or check the file's owner")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The material or the address does not parse.
+    #[error("cannot set up TLS to {target}")]
+    Setup {
+        /// The peer or the listener.
+        target: String,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+}
+
+impl Files {
+    /// The conventional names inside one folder: `tls.crt`, `tls.key`, `ca.crt`.
+    pub fn in_dir(dir: &Path) -> Self {
+        Self { cert: dir.join("tls.crt"), key: dir.join("tls.key"), ca: dir.join("ca.crt") }
+    }
+
+    fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+        std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+    }
+
+    /// A server that asks every client for a certificate of the same CA.
+    pub fn server(&self) -> Result<ServerTlsConfig, TlsError> {
+        Ok(ServerTlsConfig::new()
+            .identity(Identity::from_pem(Self::read(&self.cert)?, Self::read(&self.key)?))
+            .client_ca_root(Certificate::from_pem(Self::read(&self.ca)?)))
+    }
+
+    /// A lazily connected channel to the engine of `node` at `address` (`ip:port`).
+    pub fn channel(&self, address: &str, node: &str) -> Result<Channel, TlsError> {
+        let setup = |source| TlsError::Setup { target: format!("{node} at {address}"), source };
+        let tls = ClientTlsConfig::new()
+            .domain_name(node_dns_name(node))
+            .identity(Identity::from_pem(Self::read(&self.cert)?, Self::read(&self.key)?))
+            .ca_certificate(Certificate::from_pem(Self::read(&self.ca)?));
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))
+            .map_err(setup)?
+            // A peer that vanished without closing (power, cable) must end streams, not hang them.
+            .http2_keep_alive_interval(std::time::Duration::from_secs(5))
+            .keep_alive_timeout(std::time::Duration::from_secs(5))
+            .keep_alive_while_idle(true)
+            .connect_timeout(std::time::Duration::from_secs(5))
+            .tls_config(tls)
+            .map_err(setup)?;
+        Ok(endpoint.connect_lazy())
+    }
+}
+
+/// The common name of the peer's certificate; `None` without TLS or without a certificate.
+pub fn peer_user<T>(request: &tonic::Request<T>) -> Option<String> {
+    let certificates = request.peer_certs()?;
+    let leaf = certificates.first()?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(leaf.as_ref()).ok()?;
+    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+    Some(name.to_owned())
+}
+
+/// A channel over a unix socket, for an agent and the engines of its own machine.
+pub fn unix_channel(socket: PathBuf) -> Channel {
+    // The address is never resolved: the connector below ignores it.
+    Endpoint::from_static("http://engine.local").connect_with_connector_lazy(tower::service_fn(
+        move |_| {
+            let socket = socket.clone();
+            async move {
+                let stream = tokio::net::UnixStream::connect(socket).await?;
+                Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
+            }
+        },
+    ))
+}
