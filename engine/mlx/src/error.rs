@@ -1,0 +1,77 @@
+//! MLX failures as values. The C interface's own handler prints and ends the process; `mlx-rs`
+//! installs one that keeps the message, but only lets its own calls read it. Ours keeps a copy for
+//! this crate and passes every message on, so both sides can report what went wrong.
+
+use std::{
+    cell::RefCell,
+    ffi::{CStr, c_char, c_int, c_void},
+    sync::Once,
+};
+
+use thiserror::Error;
+
+/// A failed MLX call.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Error {
+    /// MLX refused or failed.
+    #[error("MLX could not {operation}: {message}")]
+    Mlx {
+        /// What was asked.
+        operation: &'static str,
+        /// MLX's own words.
+        message: String,
+    },
+    /// Bytes that do not make the array asked for.
+    #[error("{bytes} bytes do not make an array of {shape:?} elements of {item} bytes")]
+    Size {
+        /// Bytes given.
+        bytes: usize,
+        /// Shape asked for.
+        shape: Vec<i32>,
+        /// Bytes per element.
+        item: usize,
+    },
+    /// A text with a zero byte inside.
+    #[error("{0:?} holds a zero byte")]
+    ZeroByte(String),
+}
+
+thread_local! {
+    static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+unsafe extern "C" {
+    /// The handler of `mlx-rs`, which exports it under this name.
+    fn default_mlx_error_handler(message: *const c_char, data: *mut c_void);
+}
+
+extern "C" fn keep(message: *const c_char, data: *mut c_void) {
+    if !message.is_null() {
+        // SAFETY: MLX passes a zero-terminated text that lives until the handler returns.
+        let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
+        LAST.with_borrow_mut(|last| *last = Some(text));
+    }
+    // SAFETY: same arguments, same contract; `mlx-rs` copies the text.
+    unsafe { default_mlx_error_handler(message, data) };
+}
+
+/// Makes every MLX error a value instead of the end of the process. Call it before anything else
+/// touches MLX; every function of this crate does.
+pub fn install_error_handler() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        // `mlx-rs` installs its handler at its first call, once; ours must come after it.
+        let _ = mlx_rs::memory::active_memory();
+        // SAFETY: the handler is a plain function, and it needs no data.
+        unsafe { mlx_sys::mlx_set_error_handler(Some(keep), std::ptr::null_mut(), None) };
+    });
+}
+
+/// The result of a call that returned `status`.
+pub(crate) fn check(operation: &'static str, status: c_int) -> Result<(), Error> {
+    if status == 0 {
+        return Ok(());
+    }
+    let message = LAST.with_borrow_mut(Option::take).unwrap_or_else(|| format!("status {status}"));
+    Err(Error::Mlx { operation, message })
+}
