@@ -1,1 +1,44 @@
-//! Stub: being written.
+//! Russet's kinds as Rust types: the one source of the CRD YAML, the chart templates and the API
+//! reference. Field names, defaults and validation live here; decisions do not.
+
+pub mod conditions;
+mod inference_node;
+mod model;
+mod model_copy;
+mod model_deployment;
+mod model_route;
+pub mod names;
+mod references;
+mod shard;
+mod shard_group;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+
+pub use inference_node::*;
+pub use model::*;
+pub use model_copy::*;
+pub use model_deployment::*;
+pub use model_route::*;
+pub use references::*;
+pub use shard::*;
+pub use shard_group::*;
+
+/// API group of every kind.
+pub const GROUP: &str = "russet.dev";
+/// The served and stored version.
+pub const VERSION: &str = "v1alpha1";
+
+/// Every kind Russet installs, in the order of the documentation. A new kind is one file and one
+/// line here.
+pub fn all() -> Vec<CustomResourceDefinition> {
+    vec![
+        InferenceNode::crd(),
+        Model::crd(),
+        ModelCopy::crd(),
+        ModelDeployment::crd(),
+        ShardGroup::crd(),
+        Shard::crd(),
+        ModelRoute::crd(),
+    ]
+}

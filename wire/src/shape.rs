@@ -1,10 +1,11 @@
 //! What a model weighs and how it is cut, read from its headers alone: `config.json` and the
 //! headers of its safetensors files. Agents read it, the planner adds it up, the engine checks it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Sizes of a model, in bytes unless said otherwise.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelShape {
     /// `model_type` of config.json, such as `llama`.

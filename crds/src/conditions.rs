@@ -1,0 +1,216 @@
+//! Every condition type and reason Russet writes, and the one way to set a condition. Reasons are
+//! stable: people alert on them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Condition types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Type {
+    /// Summary of every kind: the one to wait for.
+    Ready,
+    /// kstatus: the controller is still working towards the spec.
+    Reconciling,
+    /// kstatus: the spec cannot be reached without a person.
+    Stalled,
+    /// InferenceNode: the agent renews its Lease (operator).
+    Reachable,
+    /// InferenceNode: memory is short (agent).
+    MemoryPressure,
+    /// InferenceNode: disk is short (agent).
+    DiskPressure,
+    /// Model: revision, digest and shape are known.
+    Resolved,
+    /// Model: the engine knows the architecture.
+    Supported,
+    /// ModelCopy: every wanted byte is on the node.
+    Downloaded,
+    /// ModelCopy: every byte was hashed after the last write.
+    Verified,
+    /// ModelDeployment: nodes and split are chosen.
+    Placed,
+    /// ModelDeployment: the chosen nodes hold the files.
+    CopiesReady,
+    /// ModelDeployment: at least one replica answers.
+    Available,
+    /// ModelDeployment: a change is being carried out.
+    Progressing,
+    /// ShardGroup: every Shard was claimed by its agent.
+    Reserved,
+    /// ShardGroup: every rank joined at the current epoch.
+    Formed,
+    /// Shard: the agent granted the memory.
+    Claimed,
+    /// Shard: the weights are in memory.
+    Loaded,
+    /// Shard: the rank joined its group.
+    Joined,
+    /// Shard: the rank answers or follows.
+    Serving,
+    /// ModelRoute: every target exists.
+    ResolvedRefs,
+}
+
+/// Reasons, for every condition type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Reason {
+    /// Works.
+    Serving,
+    /// The object is as wanted.
+    Settled,
+    /// Scaled to zero or stopped on purpose; settled.
+    Stopped,
+    /// Work goes on; the message says which.
+    InProgress,
+    /// Waiting for an agent.
+    WaitingForAgent,
+    /// Waiting for the Model's headers.
+    WaitingForModel,
+    /// Waiting for files.
+    WaitingForCopies,
+    /// Waiting for ranks.
+    WaitingForRanks,
+    /// The node is alive.
+    LeaseRenewed,
+    /// The node did not renew its Lease.
+    LeaseExpired,
+    /// Cordoned or draining.
+    Unschedulable,
+    /// Enough is free.
+    Sufficient,
+    /// Too little is free.
+    Insufficient,
+    /// The planner chose nodes.
+    PlanFound,
+    /// No set of nodes can hold it; the message has the numbers.
+    NothingFits,
+    /// No node can take work.
+    NoNodes,
+    /// The named Model does not exist.
+    ModelNotFound,
+    /// A named target does not exist.
+    TargetNotFound,
+    /// The spec contradicts itself or asks for what this release cannot do.
+    InvalidSpec,
+    /// The engine does not know the architecture.
+    UnsupportedArchitecture,
+    /// The engine knows the architecture.
+    ArchitectureKnown,
+    /// Headers were read.
+    HeadersRead,
+    /// The source could not be reached; retried.
+    SourceUnreachable,
+    /// The source has no such model, revision or file.
+    SourceNotFound,
+    /// The source wants credentials, or refuses these.
+    SourceForbidden,
+    /// The agent may not read this path or scheme.
+    SourceNotAllowed,
+    /// A model file or header is not what it should be.
+    CorruptModel,
+    /// Bytes do not match their digest.
+    DigestMismatch,
+    /// Fewer bytes arrived than promised; resumed.
+    Truncated,
+    /// The disk has too little room.
+    DiskFull,
+    /// Files are being copied.
+    Downloading,
+    /// Files are being hashed.
+    Verifying,
+    /// Every byte matches.
+    Verified,
+    /// The agent granted the memory.
+    MemoryGranted,
+    /// The agent refused: less memory is free than the Shard needs.
+    MemoryRefused,
+    /// The engine reads its weights.
+    Loading,
+    /// The engine waits for its peers.
+    Joining,
+    /// The engine process ended.
+    EngineExited,
+    /// The engine reported that it is of no more use.
+    EngineFailed,
+    /// The engine could not be started.
+    EngineNotStarted,
+    /// A peer rank was lost; the group re-forms.
+    PeerLost,
+    /// The group failed too often in a short time.
+    TooManyRestarts,
+}
+
+/// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether
+/// anything changed, so that callers skip no-op writes.
+pub fn set(
+    conditions: &mut Vec<Condition>,
+    kind: Type,
+    status: bool,
+    reason: Reason,
+    message: impl Into<String>,
+    generation: Option<i64>,
+    now: jiff::Timestamp,
+) -> bool {
+    let status = if status { "True" } else { "False" };
+    let type_ = format!("{kind:?}");
+    let reason = format!("{reason:?}");
+    let message = message.into();
+    match conditions.iter_mut().find(|condition| condition.type_ == type_) {
+        Some(old) => {
+            let moved = old.status != status;
+            let changed = moved
+                || old.reason != reason
+                || old.message != message
+                || old.observed_generation != generation;
+            if moved {
+                old.last_transition_time = Time(now);
+            }
+            old.status = status.to_owned();
+            old.reason = reason;
+            old.message = message;
+            old.observed_generation = generation;
+            changed
+        }
+        None => {
+            conditions.push(Condition {
+                last_transition_time: Time(now),
+                message,
+                observed_generation: generation,
+                reason,
+                status: status.to_owned(),
+                type_,
+            });
+            true
+        }
+    }
+}
+
+/// The condition of that type.
+pub fn get(conditions: &[Condition], kind: Type) -> Option<&Condition> {
+    let type_ = format!("{kind:?}");
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// Whether the condition is there and `True`.
+pub fn is_true(conditions: &[Condition], kind: Type) -> bool {
+    get(conditions, kind).is_some_and(|condition| condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_transition_time_moves_only_with_the_status() {
+        let mut conditions = Vec::new();
+        let at = |second| jiff::Timestamp::from_second(second).unwrap();
+        assert!(set(&mut conditions, Type::Ready, false, Reason::InProgress, "a", Some(1), at(1)));
+        assert!(set(&mut conditions, Type::Ready, false, Reason::InProgress, "b", Some(1), at(2)));
+        assert_eq!(conditions[0].last_transition_time.0, at(1));
+        assert!(!set(&mut conditions, Type::Ready, false, Reason::InProgress, "b", Some(1), at(3)));
+        assert!(set(&mut conditions, Type::Ready, true, Reason::Serving, "", Some(1), at(4)));
+        assert_eq!(conditions[0].last_transition_time.0, at(4));
+        assert!(is_true(&conditions, Type::Ready) && conditions.len() == 1);
+    }
+}

@@ -1,0 +1,133 @@
+//! InferenceNode: one machine that runs ranks. The spec is the owner's wishes; the status is what
+//! the agent measured, plus the operator's verdict on whether it is reachable.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A machine that runs model ranks.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "InferenceNode",
+    status = "InferenceNodeStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "inode",
+    category = "russet",
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Chip", type_ = "string", json_path = ".status.chip"),
+    printcolumn(name = "Memory", type_ = "string", json_path = ".status.memory.servingLimit"),
+    printcolumn(name = "Granted", type_ = "string", json_path = ".status.memory.granted"),
+    printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceNodeSpec {
+    /// Whether the planner may place new work here.
+    #[serde(default)]
+    pub scheduling: Scheduling,
+    /// Bounds on the memory that models may take.
+    #[serde(default)]
+    pub memory: NodeMemoryLimits,
+}
+
+/// Whether a node takes new work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Scheduling {
+    /// New work may come.
+    #[default]
+    Enabled,
+    /// What runs stays, nothing new comes.
+    Cordoned,
+    /// What runs moves away.
+    Draining,
+}
+
+/// The owner's bounds; the agent's own limit holds as well, the smallest wins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMemoryLimits {
+    /// Most bytes all models together may take, such as `64Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
+    pub serving_limit: Option<String>,
+    /// Bytes kept for the machine's user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
+    pub user_reserve: Option<String>,
+}
+
+/// What the agent measured and the operator concluded.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceNodeStatus {
+    /// Name of the processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chip: Option<String>,
+    /// Logical cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// Operating system and its build.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os: Option<String>,
+    /// Boot id of the running system; the Lease's holder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
+    /// Memory, measured and granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<NodeMemory>,
+    /// Disk under the model store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<NodeDisk>,
+    /// Addresses other machines reach the node at, best first; no ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub addresses: Vec<String>,
+    /// Distributed backends the node's engine offers, such as `ring`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub backends: Vec<String>,
+    /// Version of the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_version: Option<String>,
+    /// Build of the engine; ranks of one group need equal ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_build: Option<String>,
+    /// Address of the agent's metrics, `ip:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics_address: Option<String>,
+    /// Ready and Reachable (operator), MemoryPressure and DiskPressure (agent).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Memory of a node. The byte counts are exact; the texts are for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMemory {
+    /// Bytes built in, or the size the agent was told to play.
+    pub total_bytes: u64,
+    /// Bytes models may take in all: total, less reserves and limits.
+    pub serving_limit_bytes: u64,
+    /// Bytes the agent has granted to Shards.
+    pub granted_bytes: u64,
+    /// `servingLimitBytes` as a quantity.
+    pub serving_limit: String,
+    /// `grantedBytes` as a quantity.
+    pub granted: String,
+}
+
+/// Disk of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeDisk {
+    /// Bytes of the file system that holds the model store.
+    pub total_bytes: u64,
+    /// Bytes free there.
+    pub free_bytes: u64,
+}

@@ -1,0 +1,100 @@
+//! Model: where weights come from. What they are is read from their headers by an agent and shown
+//! in the status; nothing in a Model says where it runs.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use russet_wire::shape::ModelShape;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::LocalReference;
+
+/// A model and its source.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "Model",
+    namespaced,
+    status = "ModelStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "mdl",
+    category = "russet",
+    printcolumn(name = "Source", type_ = "string", json_path = ".spec.source.uri"),
+    printcolumn(name = "Architecture", type_ = "string", json_path = ".status.shape.architecture"),
+    printcolumn(name = "Size", type_ = "string", json_path = ".status.size"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpec {
+    /// Where the files come from. Immutable: another source is another Model.
+    #[schemars(extend("x-kubernetes-validations" = [{
+        "rule": "self == oldSelf",
+        "message": "source is immutable; create another Model for another source"
+    }]))]
+    pub source: ModelSource,
+    /// How conversations become prompts.
+    #[serde(default)]
+    pub chat: ModelChat,
+}
+
+/// Where a model's files come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSource {
+    /// `hf://owner/name`, `https://host/folder` or `file:///folder`.
+    #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|file)://.+"))]
+    pub uri: String,
+    /// Branch, tag or commit of an `hf://` source; resolved to a commit once and kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 255))]
+    pub revision: Option<String>,
+    /// Secret of the Model's namespace whose key `token` opens the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<LocalReference>,
+    /// SHA-256 of the manifest (the sorted lines `<sha256>  <file>`), when the owner wants to pin bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
+    pub sha256: Option<String>,
+}
+
+/// How conversations become prompts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelChat {
+    /// A Jinja template that replaces the model's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 65536))]
+    pub template_override: Option<String>,
+}
+
+/// What the model is, as read from its headers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelStatus {
+    /// Generation this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Commit an `hf://` revision resolved to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Sizes and layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<ModelShape>,
+    /// Bytes of all files, as a quantity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<String>,
+    /// KV-cache bytes per token of context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_bytes_per_token: Option<u64>,
+    /// Nodes that hold every file, verified.
+    #[serde(default)]
+    pub copies: u32,
+    /// Resolved, Supported, Ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,94 @@
+//! ModelCopy: one model's headers or files on one node. The operator asks for it, the node's agent
+//! carries it out and reports.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use russet_wire::shape::ModelShape;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{ModelSource, NamespacedReference};
+
+/// A model on a node.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "ModelCopy",
+    plural = "modelcopies",
+    status = "ModelCopyStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "mcopy",
+    category = "russet",
+    selectable = ".spec.nodeName",
+    printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeName"),
+    printcolumn(name = "Want", type_ = "string", json_path = ".spec.want"),
+    printcolumn(name = "Done", type_ = "string", json_path = ".status.progress"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelCopySpec {
+    /// The Model this is a copy of.
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "modelRef is immutable"}]))]
+    pub model_ref: NamespacedReference,
+    /// Source, copied from the Model so that the agent needs no other object; its `secretRef` is of
+    /// the Model's namespace.
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "source is immutable"}]))]
+    pub source: ModelSource,
+    /// Commit all copies must come from, once one agent has resolved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The node.
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "nodeName is immutable"}]))]
+    pub node_name: String,
+    /// How much of the model is wanted there.
+    #[serde(default)]
+    pub want: Want,
+}
+
+/// How much of a model is wanted on a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum Want {
+    /// Configuration and tensor sizes only.
+    #[default]
+    Headers,
+    /// Every file.
+    Files,
+}
+
+/// What the agent has done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelCopyStatus {
+    /// Generation this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Commit an `hf://` revision resolved to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// SHA-256 of the manifest of all files, once verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// What the headers say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<ModelShape>,
+    /// Bytes on disk.
+    #[serde(default)]
+    pub bytes_done: u64,
+    /// Bytes wanted; 0 while unknown.
+    #[serde(default)]
+    pub bytes_total: u64,
+    /// Bytes per second over the last seconds.
+    #[serde(default)]
+    pub bytes_per_second: u64,
+    /// For people: `1.2Gi / 4.0Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<String>,
+    /// Resolved, Downloaded, Verified, Ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}

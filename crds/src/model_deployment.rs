@@ -1,0 +1,180 @@
+//! ModelDeployment: a model that should answer. People write it; the operator turns it into
+//! ShardGroups and explains the placement in the status.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::LocalReference;
+
+/// A model that should answer under this object's name.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "ModelDeployment",
+    namespaced,
+    status = "ModelDeploymentStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "mdeploy",
+    category = "russet",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Model", type_ = "string", json_path = ".spec.modelRef.name"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Replicas", type_ = "string", json_path = ".status.summary"),
+    printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelDeploymentSpec {
+    /// The Model, in the same namespace.
+    pub model_ref: LocalReference,
+    /// How each replica is split.
+    #[serde(default)]
+    pub sharding: Sharding,
+    /// Independent copies that answer side by side; 0 stops the deployment.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 64))]
+    pub replicas: i32,
+}
+
+fn one() -> i32 {
+    1
+}
+
+/// How a replica is split over nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "!has(self.layersPerRank) || !has(self.ranks) || size(self.layersPerRank) == self.ranks",
+     "message": "layersPerRank must name as many ranks as ranks says"},
+    {"rule": "self.mode != 'Single' || !has(self.ranks) || self.ranks == 1",
+     "message": "mode Single runs on one rank; leave ranks out or choose Pipeline"},
+]))]
+pub struct Sharding {
+    /// The kind of split; Auto takes one node when the model fits one.
+    #[serde(default)]
+    pub mode: ShardingMode,
+    /// Ranks, one a node; the planner chooses when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub ranks: Option<u32>,
+    /// Layers per rank of a pipeline, rank 0 (the last stage) first; the planner balances when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub layers_per_rank: Option<Vec<u32>>,
+    /// Room for conversations.
+    #[serde(default)]
+    pub kv: KvRoom,
+}
+
+/// The kinds of split.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ShardingMode {
+    /// One node when the model fits one, else a pipeline.
+    #[default]
+    Auto,
+    /// One rank on one node.
+    Single,
+    /// Consecutive layers on each rank.
+    Pipeline,
+    /// Every layer cut over all ranks.
+    Tensor,
+    /// A pipeline of tensor groups.
+    Hybrid,
+}
+
+/// Room reserved for conversations: `contextTokens × maxSequences` tokens of KV cache, plus headroom.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KvRoom {
+    /// Longest conversation, tokens; the model's own limit when that is smaller.
+    #[serde(default = "context_tokens")]
+    #[schemars(range(min = 16, max = 16777216))]
+    pub context_tokens: u32,
+    /// Conversations at once.
+    #[serde(default = "max_sequences")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub max_sequences: u32,
+    /// Reserved on top, percent of weights and KV cache.
+    #[serde(default = "headroom_percent")]
+    #[schemars(range(min = 0, max = 100))]
+    pub headroom_percent: u32,
+}
+
+fn context_tokens() -> u32 {
+    8192
+}
+
+fn max_sequences() -> u32 {
+    4
+}
+
+fn headroom_percent() -> u32 {
+    5
+}
+
+impl Default for KvRoom {
+    fn default() -> Self {
+        Self {
+            context_tokens: context_tokens(),
+            max_sequences: max_sequences(),
+            headroom_percent: headroom_percent(),
+        }
+    }
+}
+
+/// What runs, where and why.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelDeploymentStatus {
+    /// Generation this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Replicas that exist.
+    #[serde(default)]
+    pub replicas: i32,
+    /// Replicas that answer.
+    #[serde(default)]
+    pub ready_replicas: i32,
+    /// For people: `1/1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
+    /// Label selector of the Shards, for `/scale`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// Nodes in use, comma separated, rank order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<String>,
+    /// The planner's decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementReport>,
+    /// Placed, CopiesReady, Available, Progressing, Ready, Reconciling, Stalled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Why the replicas are where they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacementReport {
+    /// In one line: split and nodes.
+    pub decision: String,
+    /// Why this one.
+    pub reason: String,
+    /// Digest of the plan.
+    pub plan_hash: String,
+    /// What else was looked at, best first, with the numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub candidates: Vec<String>,
+}

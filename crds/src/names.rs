@@ -1,0 +1,95 @@
+//! Names of derived objects, labels and finalizers. Everything one process writes and another one
+//! looks for is spelled here once.
+
+/// Namespace of Russet's own objects: Leases, the CA.
+pub const SYSTEM_NAMESPACE: &str = "russet-system";
+/// Secret in [`SYSTEM_NAMESPACE`] that holds the data-plane CA (`tls.crt`, `tls.key`).
+pub const CA_SECRET: &str = "russet-ca";
+/// Signer of node and component certificates.
+pub const NODE_SIGNER: &str = "russet.dev/node";
+/// Category that lists every kind: `kubectl get russet`.
+pub const CATEGORY: &str = "russet";
+
+/// Label on objects that belong to a ModelDeployment; its name.
+pub const LABEL_DEPLOYMENT: &str = "russet.dev/deployment";
+/// Label on Shards; the ShardGroup's name.
+pub const LABEL_GROUP: &str = "russet.dev/group";
+/// Label on ModelCopies; the Model's namespace.
+pub const LABEL_MODEL_NAMESPACE: &str = "russet.dev/model-namespace";
+/// Label on ModelCopies; the Model's name (cut to 63 characters).
+pub const LABEL_MODEL: &str = "russet.dev/model";
+/// Label on Shards and ModelCopies; the node's name (cut to 63 characters).
+pub const LABEL_NODE: &str = "russet.dev/node";
+/// Label derived from an InferenceNode's chip.
+pub const LABEL_CHIP: &str = "russet.dev/chip";
+/// Label derived from an InferenceNode's memory, such as `512Gi`.
+pub const LABEL_MEMORY: &str = "russet.dev/memory";
+
+/// Finalizer on Models: their copies are removed first.
+pub const FINALIZER_COPIES: &str = "russet.dev/copies";
+
+/// Field manager of the operator.
+pub const OPERATOR_MANAGER: &str = "russet-operator";
+/// Field manager of agents.
+pub const AGENT_MANAGER: &str = "russet-agent";
+
+/// Name of the Lease in [`SYSTEM_NAMESPACE`] that shows an agent is alive.
+pub fn node_lease(node: &str) -> String {
+    format!("node-{node}")
+}
+
+/// Name of the ShardGroup of one replica of a deployment; a new plan is a new group.
+pub fn shard_group(deployment: &str, replica: i32, plan_hash: &str) -> String {
+    let hash = &plan_hash[..plan_hash.len().min(8)];
+    bounded(&format!("{deployment}-{replica}-{hash}"), 200)
+}
+
+/// Name of the Shard of one rank.
+pub fn shard(group: &str, rank: u32) -> String {
+    format!("{group}-{rank}")
+}
+
+/// Name of the copy of a model's files on a node. Models are namespaced and copies are not, so the
+/// namespace is part of the name; a dot separates what DNS labels cannot contain.
+pub fn model_copy(namespace: &str, model: &str, node: &str) -> String {
+    bounded(&format!("{namespace}.{model}.{node}"), 253)
+}
+
+/// The value of a label for a name of any length: labels hold 63 characters.
+pub fn label_value(name: &str) -> String {
+    bounded(name, 63)
+}
+
+/// `name` itself if it fits, else its beginning and a hash of the whole, so that two long names
+/// never meet.
+fn bounded(name: &str, limit: usize) -> String {
+    if name.len() <= limit {
+        return name.to_owned();
+    }
+    // FNV-1a: names need spreading, not secrecy.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let mut end = limit - 17;
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    let head = name[..end].trim_end_matches(['-', '.']);
+    format!("{head}-{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_stay_apart_and_fit() {
+        let long = "m".repeat(300);
+        let one = model_copy("default", &long, "node-a");
+        let other = model_copy("default", &long, "node-b");
+        assert_ne!(one, other);
+        assert!(one.len() <= 253 && label_value(&long).len() <= 63);
+        assert_eq!(model_copy("default", "smoke", "a"), "default.smoke.a");
+        assert_eq!(shard(&shard_group("chat", 0, "0123456789abcdef"), 1), "chat-0-01234567-1");
+    }
+}

@@ -1,0 +1,141 @@
+//! Shard: one rank on one node. The operator writes the spec, peers included; the node's agent
+//! claims it, runs one engine process for it and reports.
+//!
+//! ```text
+//! created (epoch 1) ─▶ agent: Claimed + rendezvous ─▶ operator: peers ─▶ agent: engine starts
+//!   ─▶ Loaded ─▶ Joined ─▶ Serving          any loss ─▶ operator: epoch + 1, peers cleared ─▶ Claimed again
+//! ```
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::LocalReference;
+
+/// One rank on one node.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "Shard",
+    namespaced,
+    status = "ShardStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    category = "russet",
+    selectable = ".spec.nodeName",
+    printcolumn(name = "Group", type_ = "string", json_path = ".spec.groupRef.name"),
+    printcolumn(name = "Rank", type_ = "integer", json_path = ".spec.rank"),
+    printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeName"),
+    printcolumn(name = "Layers", type_ = "string", json_path = ".status.layers"),
+    printcolumn(name = "Epoch", type_ = "integer", json_path = ".spec.epoch"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardSpec {
+    /// The ShardGroup.
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "groupRef is immutable"}]))]
+    pub group_ref: LocalReference,
+    /// UID of the ShardGroup; engines of one group agree on it.
+    pub group_uid: String,
+    /// Name clients call the model by.
+    pub served_model_name: String,
+    /// The Model, in the same namespace; its ModelCopy on the node holds the files.
+    pub model_ref: LocalReference,
+    /// The node. A Shard is bound before any agent sees it.
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "nodeName is immutable"}]))]
+    pub node_name: String,
+    /// Rank; 0 owns the last layers and samples.
+    pub rank: u32,
+    /// Layers of every rank of the group, in rank order; the length is the size of the group.
+    #[schemars(length(min = 1, max = 64))]
+    pub layers_per_rank: Vec<u32>,
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes reserved for KV cache.
+    pub kv_bytes: u64,
+    /// Bytes reserved on top.
+    pub overhead_bytes: u64,
+    /// Longest conversation, tokens.
+    pub context_tokens: u32,
+    /// Conversations at once.
+    pub max_sequences: u32,
+    /// Incarnation of the group; the agent stops engines of older ones.
+    #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
+    pub epoch: i64,
+    /// Every rank's rendezvous at this epoch, in rank order; empty until all have claimed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub peers: Vec<Peer>,
+}
+
+impl ShardSpec {
+    /// Everything the node must grant.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes + self.overhead_bytes
+    }
+}
+
+/// Where one rank meets the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Peer {
+    /// Rank.
+    pub rank: u32,
+    /// Node; its certificate's name.
+    pub node_name: String,
+    /// `ip:port` of the rank's gRPC service.
+    pub rpc: String,
+    /// `ip:port` of the rank's MLX ring socket.
+    pub ring: String,
+}
+
+/// What the agent reports of its rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardStatus {
+    /// Epoch this status speaks of; everything below belongs to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_epoch: Option<i64>,
+    /// Where this rank will meet the others at the observed epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rendezvous: Option<Rendezvous>,
+    /// Layers held, for people: `3-4 of 5`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<String>,
+    /// Process id of the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_pid: Option<i64>,
+    /// Bytes of weights read so far.
+    #[serde(default)]
+    pub loaded_bytes: u64,
+    /// Bytes of weights to read.
+    #[serde(default)]
+    pub total_bytes: u64,
+    /// Bytes the engine holds.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Address of the engine's metrics, `ip:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics_address: Option<String>,
+    /// Set when the rank is of no more use at the observed epoch; the operator answers with a higher epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// Claimed, Loaded, Joined, Serving, Ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Addresses a rank listens on, allocated by its agent for one epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Rendezvous {
+    /// `ip:port` of the gRPC service.
+    pub rpc: String,
+    /// `ip:port` of the MLX ring socket.
+    pub ring: String,
+}

@@ -1,0 +1,129 @@
+//! ShardGroup: one replica of a ModelDeployment as an immutable plan. Only its epoch moves: every
+//! loss of a rank starts the group anew under a higher one.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::LocalReference;
+
+/// One replica: ranks on nodes.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "russet.dev",
+    version = "v1alpha1",
+    kind = "ShardGroup",
+    namespaced,
+    status = "ShardGroupStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    shortname = "sgroup",
+    category = "russet",
+    printcolumn(name = "Deployment", type_ = "string", json_path = ".spec.deploymentRef.name"),
+    printcolumn(name = "Epoch", type_ = "integer", json_path = ".spec.epoch"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts"),
+    printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint.address"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardGroupSpec {
+    /// The ModelDeployment this is a replica of; its name is what clients call the model.
+    pub deployment_ref: LocalReference,
+    /// The Model.
+    pub model_ref: LocalReference,
+    /// Index of the replica.
+    pub replica: i32,
+    /// The plan. Immutable: another plan is another group.
+    #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "plan is immutable; another plan is another ShardGroup"}]))]
+    pub plan: GroupPlan,
+    /// Incarnation of the group; only grows. Agents stop ranks of older ones.
+    #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
+    pub epoch: i64,
+}
+
+/// A replica's split over nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupPlan {
+    /// Digest of everything below.
+    pub hash: String,
+    /// Distributed backend, such as `Ring`; `None` for one rank.
+    pub backend: Backend,
+    /// Ranks in order.
+    #[schemars(length(min = 1, max = 64))]
+    pub members: Vec<GroupMember>,
+    /// Longest conversation, tokens.
+    pub context_tokens: u32,
+    /// Conversations at once.
+    pub max_sequences: u32,
+}
+
+/// How ranks exchange activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Backend {
+    /// One rank, nothing to exchange.
+    #[default]
+    None,
+    /// MLX's TCP ring.
+    Ring,
+}
+
+/// One rank of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupMember {
+    /// Rank; 0 owns the last layers and samples.
+    pub rank: u32,
+    /// Node that runs it.
+    pub node_name: String,
+    /// Layers held.
+    pub layers: u32,
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes reserved for KV cache.
+    pub kv_bytes: u64,
+    /// Bytes reserved on top: activations, buffers, headroom.
+    pub overhead_bytes: u64,
+}
+
+impl GroupMember {
+    /// Everything the node must grant.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes + self.overhead_bytes
+    }
+}
+
+/// Where the replica stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardGroupStatus {
+    /// Generation this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Epoch at which every rank serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_epoch: Option<i64>,
+    /// Times the group was formed anew.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Where rank 0 answers; absent unless Ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<Endpoint>,
+    /// Reserved, Formed, Ready, Reconciling, Stalled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Where a gateway finds rank 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Endpoint {
+    /// `ip:port` of rank 0's gRPC service.
+    pub address: String,
+    /// Node of rank 0; its certificate's name.
+    pub node_name: String,
+}
