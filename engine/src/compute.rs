@@ -1,0 +1,86 @@
+//! What the serving half asks of the half that owns MLX. The real answer is the one MLX thread
+//! behind `runtime`; tests answer with a fake, so that everything above this line is tested
+//! without MLX. No tokens of text, no sockets, no clock here.
+//!
+//! ```text
+//! rank 0:      load ─▶ join ─▶ step(slot, offset, tokens, choice) ─▶ token
+//! other ranks: load ─▶ join ─▶ step(slot, offset, tokens)         ─▶ nothing to say
+//! ```
+
+use std::sync::Arc;
+
+use russet_wire::request::Sampling;
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+/// Tokens of one sequence to run through this rank's layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Which KV cache: a number below `--max-sequences`.
+    pub slot: u32,
+    /// Tokens of the sequence already in the cache.
+    pub offset: u32,
+    /// The tokens that follow them; never empty.
+    pub tokens: Vec<u32>,
+    /// How rank 0 chooses the next token; absent while a prompt is still being read and on every
+    /// other rank.
+    pub choice: Option<Choice>,
+}
+
+/// How the next token is chosen from the logits of a step's last token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Temperature and cut-offs; `sampling.seed` has already become `seed`.
+    pub sampling: Sampling,
+    /// Fixed for a request, so that the choice is a function of (logits, seed, index).
+    pub seed: u64,
+    /// How many tokens of the answer came before this one.
+    pub index: u32,
+    /// Tokens that must not be chosen.
+    pub banned: Arc<[u32]>,
+}
+
+/// Bytes of weights read so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// In memory.
+    pub loaded_bytes: u64,
+    /// What this rank holds in the end; 0 while unknown.
+    pub total_bytes: u64,
+}
+
+/// What MLX holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes now.
+    pub bytes: u64,
+    /// Most bytes so far.
+    pub peak_bytes: u64,
+}
+
+/// This rank cannot go on: the group must be re-formed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct ComputeError(pub String);
+
+/// An answer that arrives when the compute thread got there. A dropped sender means the thread is
+/// gone, which is a failure like any other.
+pub type Answer<T> = oneshot::Receiver<Result<T, ComputeError>>;
+
+/// One rank's share of the model. Calls return at once and are carried out **in the order of the
+/// calls**, whatever thread made them: with more than one rank that order is the protocol.
+pub trait Compute: Send + Sync + 'static {
+    /// Read this rank's weights into memory.
+    fn load(&self) -> Answer<()>;
+    /// How far `load` has come; cheap, asked twice a second.
+    fn progress(&self) -> Progress;
+    /// Join the ring of ranks; answers when every neighbour is connected. With one rank it answers
+    /// at once. May block for ever when a peer dies, so nobody waits for it alone.
+    fn join(&self) -> Answer<()>;
+    /// Run a step. `Some(token)` exactly when the step holds a [`Choice`].
+    fn step(&self, step: Step) -> Answer<Option<u32>>;
+    /// Forget a sequence: the slot's cache is empty afterwards.
+    fn reset(&self, slot: u32);
+    /// What MLX holds; cheap, asked twice a second.
+    fn memory(&self) -> Memory;
+}
