@@ -1,0 +1,51 @@
+//! The committed CRD YAML is what the Rust types say, and each schema is structural enough for a
+//! real API server. `RUSSET_UPDATE_GOLDENS=1` (or `cargo xtask codegen`) writes the files anew.
+
+use std::path::PathBuf;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../manifests/crds")
+}
+
+#[test]
+fn committed_yaml_is_what_the_types_say() {
+    let update = std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some();
+    let mut expected = Vec::new();
+    for crd in russet_crds::all() {
+        let name = format!("{}.yaml", crd.spec.names.plural);
+        let text = format!(
+            "# Generated from crds/src by `cargo xtask codegen`; edit the Rust type instead.\n{}",
+            serde_norway::to_string(&crd).unwrap()
+        );
+        let path = folder().join(&name);
+        if update {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(committed == text, "{name} differs from the types: run `cargo xtask codegen` and commit");
+        expected.push(name);
+    }
+    expected.push("kustomization.yaml".into());
+    let mut found: Vec<String> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected, "manifests/crds holds one file per kind and nothing else");
+}
+
+#[test]
+fn names_of_kinds_never_collide() {
+    let mut seen = std::collections::BTreeSet::new();
+    for crd in russet_crds::all() {
+        let names = &crd.spec.names;
+        let mut all = vec![names.plural.clone()];
+        all.extend(names.short_names.clone().unwrap_or_default());
+        for name in all {
+            assert!(seen.insert(name.clone()), "{name} is used twice");
+        }
+        assert_eq!(names.categories.as_deref(), Some(&["russet".to_owned()][..]), "{}", names.kind);
+    }
+    assert_eq!(seen.len(), 7 + 6, "seven kinds, six short names");
+}
