@@ -1,1 +1,6 @@
-//! Stub: being written.
+//! What every process of Russet shows about itself: its log on stderr and its admin endpoints
+//! (`/metrics`, `/healthz`, `/readyz`). What is measured belongs to each process's own `metrics`.
+
+pub mod admin;
+pub mod logs;
+mod process;

@@ -1,0 +1,108 @@
+//! The endpoints an operator of the cluster looks at: `/metrics` in Prometheus' text format,
+//! `/healthz` (the process turns its event loop) and `/readyz` (it can do its work). No secrets and
+//! no settings are shown here.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus::{Encoder as _, Registry, TextEncoder};
+
+use crate::process;
+
+/// `/metrics`, `/healthz` and `/readyz` as routes, for a process that has a listener of its own.
+/// Adds the metrics of the process itself to `registry`.
+pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
+    // Refused only when they are there already, from an earlier router over the same registry.
+    let _ = registry.register(Box::new(process::Metrics::new()));
+    Router::new()
+        .route("/metrics", get(metrics))
+        .with_state(registry)
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz).with_state(ready))
+}
+
+/// Serves [`router`] on `listener` until the future is dropped.
+pub fn serve(
+    listener: tokio::net::TcpListener,
+    registry: Registry,
+    ready: Arc<AtomicBool>,
+) -> impl Future<Output = std::io::Result<()>> + Send {
+    async move { axum::serve(listener, router(registry, ready)).await }
+}
+
+async fn metrics(State(registry): State<Registry>) -> Response {
+    let encoder = TextEncoder::new();
+    let mut text = Vec::new();
+    match encoder.encode(&registry.gather(), &mut text) {
+        Ok(()) => {
+            ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response()
+        }
+        Err(error) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("the metrics cannot be written as text: {error}\n"),
+        )
+            .into_response(),
+    }
+}
+
+async fn readyz(State(ready): State<Arc<AtomicBool>>) -> Response {
+    if ready.load(Ordering::Acquire) {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::Request;
+    use http_body_util::BodyExt as _;
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    async fn get_path(router: &Router, path: &str) -> (StatusCode, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn readiness_follows_the_flag_and_health_does_not() {
+        let ready = Arc::new(AtomicBool::new(false));
+        let router = router(Registry::new(), ready.clone());
+        assert_eq!(get_path(&router, "/healthz").await.0, StatusCode::OK);
+        assert_eq!(
+            get_path(&router, "/readyz").await,
+            (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into())
+        );
+        ready.store(true, Ordering::Release);
+        assert_eq!(get_path(&router, "/readyz").await, (StatusCode::OK, "ok\n".into()));
+    }
+
+    #[tokio::test]
+    async fn metrics_show_the_registry_and_the_process_however_many_routers_share_it() {
+        let registry = Registry::new();
+        let counter = prometheus::IntCounter::new("russet_test_total", "Things.").unwrap();
+        registry.register(Box::new(counter.clone())).unwrap();
+        counter.inc_by(3);
+        let ready = Arc::new(AtomicBool::new(true));
+        let _first = router(registry.clone(), ready.clone());
+        let second = router(registry, ready);
+        let (status, text) = get_path(&second, "/metrics").await;
+        assert_eq!(status, StatusCode::OK);
+        assert!(text.contains("\nrusset_test_total 3\n"), "{text}");
+        assert_eq!(text.matches("# TYPE process_start_time_seconds gauge").count(), 1, "{text}");
+        #[cfg(target_os = "linux")]
+        assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
+    }
+}
