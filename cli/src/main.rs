@@ -1,2 +1,94 @@
-//! Stub: being written.
-fn main() {}
+//! `russet`: one binary for the control plane, the node agent, the gateway and the people who use
+//! them. Each verb is one file; a new verb is one file, one variant and one line in `main`.
+
+mod agent;
+mod apply;
+mod client;
+mod describe;
+mod gateway;
+mod get;
+mod join;
+mod layout;
+mod logs;
+mod resources;
+mod serve;
+mod signals;
+mod token;
+mod up;
+mod wait;
+
+use clap::{Parser, Subcommand};
+
+/// A control plane for local LLM clusters.
+#[derive(Parser)]
+#[command(name = "russet", version, about, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run the control plane, the gateway and this machine's agent.
+    Up(up::Arguments),
+    /// Make this machine a node of a control plane.
+    Join(join::Arguments),
+    /// Make tokens with which machines join.
+    Token(token::Arguments),
+    /// List objects as the server's own tables.
+    Get(get::Arguments),
+    /// Create or change objects from YAML files, by server-side apply.
+    Apply(apply::Arguments),
+    /// Show one object with its conditions and events.
+    Describe(describe::Arguments),
+    /// Wait until objects have a condition.
+    Wait(wait::Arguments),
+    /// Show the logs of this machine's processes and engines.
+    Logs(logs::Arguments),
+    /// Run the API server and the operator (started by `up`).
+    #[command(hide = true)]
+    Serve(serve::Arguments),
+    /// Run the gateway (started by `up`).
+    #[command(hide = true)]
+    Gateway(gateway::Arguments),
+    /// Run the node agent (started by `up`).
+    #[command(hide = true)]
+    Agent(agent::Arguments),
+}
+
+fn main() -> std::process::ExitCode {
+    // Ring is the one provider; the call only fails when it has been made before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start the runtime: {error}");
+            return std::process::ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(async {
+        match arguments.verb {
+            Verb::Up(arguments) => up::run(arguments).await,
+            Verb::Join(arguments) => join::run(arguments).await,
+            Verb::Token(arguments) => token::run(arguments).await,
+            Verb::Get(arguments) => get::run(arguments).await,
+            Verb::Apply(arguments) => apply::run(arguments).await,
+            Verb::Describe(arguments) => describe::run(arguments).await,
+            Verb::Wait(arguments) => wait::run(arguments).await,
+            Verb::Logs(arguments) => logs::run(arguments),
+            Verb::Serve(arguments) => serve::run(arguments).await,
+            Verb::Gateway(arguments) => gateway::run(arguments).await,
+            Verb::Agent(arguments) => agent::run(arguments).await,
+        }
+    });
+    // Tasks that still wait on a peer must not keep a process that has said its last word.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `russet agent`: the node agent as a process; `up` and `join` start it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::layout::Layout;
+use crate::signals::{self, Ending};
+
+/// What `join` and `agent` have in common.
+#[derive(clap::Args, Clone, Debug)]
+pub struct NodeArguments {
+    /// Folder for models, engines and keys; default ~/.russet.
+    #[arg(long)]
+    pub data_dir: Option<PathBuf>,
+    /// Name of the node; default the host name.
+    #[arg(long)]
+    pub node_name: Option<String>,
+    /// Memory the node claims to have, such as 64Gi; lets a small machine play another size.
+    #[arg(long)]
+    pub memory: Option<String>,
+    /// Folder that `file://` models may come from; may be given several times.
+    #[arg(long = "allow-file-root")]
+    pub allow_file_roots: Vec<PathBuf>,
+    /// Address other machines reach this node at.
+    #[arg(long)]
+    pub address: Option<IpAddr>,
+    /// The engine; default `russet-engine` beside this program.
+    #[arg(long, env = "RUSSET_ENGINE")]
+    pub engine_binary: Option<PathBuf>,
+    /// Where the agent serves its metrics.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub metrics_listen: SocketAddr,
+    /// Log as JSON.
+    #[arg(long)]
+    pub json_logs: bool,
+    /// End when standard input closes.
+    #[arg(long, hide = true)]
+    pub exit_with_parent: bool,
+}
+
+/// Arguments of `russet agent`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    node: NodeArguments,
+}
+
+impl NodeArguments {
+    /// The node's name: given, or the host's, made a valid object name.
+    pub fn name(&self) -> String {
+        let raw = self.node_name.clone().unwrap_or_else(|| {
+            rustix::system::uname().nodename().to_string_lossy().into_owned()
+        });
+        let name: String = raw
+            .to_lowercase()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '-' })
+            .collect();
+        let name = name.trim_matches(['-', '.']).to_owned();
+        if name.is_empty() { "node".into() } else { name }
+    }
+
+    /// Memory in bytes, when given.
+    pub fn memory_bytes(&self) -> Result<Option<u64>> {
+        self.memory
+            .as_deref()
+            .map(|text| {
+                russet_plan::quantity::parse(text)
+                    .with_context(|| format!("--memory {text} is not a quantity; write for example 64Gi"))
+            })
+            .transpose()
+    }
+}
+
+/// Runs the agent until a signal. Engines go on when the agent alone is stopped; Ctrl-C ends them.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let node = arguments.node;
+    russet_telemetry::logs::init("agent", node.json_logs);
+    run_node(node).await
+}
+
+/// The agent of this machine, which has joined before.
+pub async fn run_node(node: NodeArguments) -> Result<()> {
+    let layout = Layout::open(node.data_dir.clone())?;
+    let config = russet_agent::AgentConfig {
+        data_dir: layout.root().to_owned(),
+        node_name: node.name(),
+        memory: node.memory_bytes()?,
+        allow_file_roots: node.allow_file_roots.clone(),
+        address: node.address,
+        engine_binary: node.engine_binary.clone(),
+        metrics_listen: node.metrics_listen,
+    };
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let with_parent = node.exit_with_parent;
+    tokio::spawn(async move {
+        let _ = sender.send(signals::ending(with_parent).await);
+    });
+    let interrupted = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = interrupted.clone();
+    let shutdown = async move {
+        let ending = receiver.await.unwrap_or(Ending::Terminated);
+        seen.store(ending == Ending::Interrupted, std::sync::atomic::Ordering::SeqCst);
+    };
+    russet_agent::run(config, shutdown).await?;
+    if interrupted.load(std::sync::atomic::Ordering::SeqCst) {
+        russet_agent::stop_engines(layout.root()).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Where things lie under a data directory. Nothing else in the binary spells these paths.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// A machine's Russet folder.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// The folder named on the command line, else `~/.russet`; made (0700) when missing.
+    pub fn open(root: Option<PathBuf>) -> Result<Self> {
+        let layout = Self::at(root)?;
+        make_private(&layout.root)?;
+        Ok(layout)
+    }
+
+    /// The same without touching the disk.
+    pub fn at(root: Option<PathBuf>) -> Result<Self> {
+        let root = match root {
+            Some(root) => std::path::absolute(&root).with_context(|| format!("{}", root.display()))?,
+            None => std::env::home_dir()
+                .context("cannot tell the home folder; name one with --data-dir")?
+                .join(".russet"),
+        };
+        Ok(Self { root })
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Store and keys of the API server.
+    pub fn serve(&self) -> PathBuf {
+        self.root.join("serve")
+    }
+
+    /// Kubeconfig of the cluster's administrator.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.root.join("kubeconfig")
+    }
+
+    /// Identity of the gateway.
+    pub fn gateway(&self) -> PathBuf {
+        self.root.join("gateway")
+    }
+
+    /// Identity, models and engines of the agent.
+    pub fn agent(&self) -> PathBuf {
+        self.root.join("agent")
+    }
+
+    /// Logs of the processes `up` supervises.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+}
+
+/// Makes a folder only its owner can enter.
+pub fn make_private(folder: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))
+}
+
+/// Writes a file only its owner can read, whole or not at all.
+pub fn write_private(path: &Path, contents: &[u8]) -> Result<()> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let aside = path.with_extension("tmp");
+    let write = || -> std::io::Result<()> {
+        let _ = std::fs::remove_file(&aside);
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        std::fs::rename(&aside, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,97 @@
+//! `russet logs`: what the processes and engines of this machine wrote. Logs of other machines stay
+//! there; the error says which machine to ask.
+
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::layout::Layout;
+
+/// Arguments of `russet logs`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// `serve`, `gateway`, `agent`, or `engine/UID` as listed; without a name the list is printed.
+    name: Option<String>,
+    /// Lines from the end.
+    #[arg(long, default_value_t = 100)]
+    tail: usize,
+    /// Go on printing what is added.
+    #[arg(short, long)]
+    follow: bool,
+    /// Folder of this machine's Russet.
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+}
+
+/// Prints a log, or the list of logs.
+pub fn run(arguments: Arguments) -> Result<()> {
+    let layout = Layout::at(arguments.data_dir)?;
+    let all = list(&layout);
+    let Some(name) = arguments.name else {
+        for (name, path) in all {
+            println!("{name:<48} {}", path.display());
+        }
+        return Ok(());
+    };
+    let matching: Vec<&(String, PathBuf)> =
+        all.iter().filter(|(known, _)| *known == name || known.starts_with(&format!("engine/{name}"))).collect();
+    let path = match matching.as_slice() {
+        [(_, path)] => path,
+        [] => bail!(
+            "no log \"{name}\" under {}; this machine has: {}. Engines of other machines keep their logs there: `russet get shards` names the node",
+            layout.root().display(),
+            all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+        ),
+        _ => bail!("\"{name}\" names several logs; write more of the name"),
+    };
+    print_tail(path, arguments.tail)?;
+    if arguments.follow {
+        follow(path)?;
+    }
+    Ok(())
+}
+
+fn list(layout: &Layout) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(layout.logs()).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) {
+            found.push((stem.to_owned(), path.clone()));
+        }
+    }
+    for entry in std::fs::read_dir(layout.agent().join("engines")).into_iter().flatten().flatten() {
+        let log = entry.path().join("engine.log");
+        if log.exists() {
+            found.push((format!("engine/{}", entry.file_name().to_string_lossy()), log));
+        }
+    }
+    found.sort();
+    found
+}
+
+fn print_tail(path: &Path, lines: usize) -> Result<()> {
+    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = String::from_utf8_lossy(&text);
+    let all: Vec<&str> = text.lines().collect();
+    let mut out = std::io::stdout().lock();
+    for line in &all[all.len().saturating_sub(lines)..] {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+fn follow(path: &Path) -> Result<()> {
+    let mut file = std::fs::File::open(path)?;
+    file.seek(std::io::SeekFrom::End(0))?;
+    let mut buffer = Vec::new();
+    loop {
+        buffer.clear();
+        file.read_to_end(&mut buffer)?;
+        if buffer.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            continue;
+        }
+        std::io::stdout().lock().write_all(&buffer)?;
+    }
+}

@@ -1,0 +1,301 @@
+//! `russet up`: supervises `serve`, `gateway` and `agent` as children and restarts each alone.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::process::{Child, Command};
+use tokio::time::Instant;
+
+use crate::client;
+use crate::layout::{self, Layout};
+use crate::signals::{self, Ending};
+
+/// Pause before the first restart; doubled up to [`LONGEST_PAUSE`] while a child keeps failing.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// A child that cannot start is tried this seldom at least: often enough to notice a freed port.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A child that ran this long had started well, so the pauses begin anew.
+const HEALTHY_AFTER: Duration = Duration::from_secs(30);
+/// How long children may take to end before they are killed: open streams get the gateway's ten seconds.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// Arguments of `russet up`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Folder for everything; default ~/.russet.
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+    /// Port of the API server.
+    #[arg(long, default_value_t = 6443)]
+    api_port: u16,
+    /// Port of the gateway.
+    #[arg(long, default_value_t = 52415)]
+    gateway_port: u16,
+    /// Run no node agent: this machine only controls.
+    #[arg(long)]
+    no_agent: bool,
+    /// Name of this machine's node; default the host name.
+    #[arg(long)]
+    node_name: Option<String>,
+    /// Memory this machine's node claims to have, such as 64Gi.
+    #[arg(long)]
+    memory: Option<String>,
+    /// Address other machines reach this machine's node at.
+    #[arg(long)]
+    address: Option<IpAddr>,
+    /// Log as JSON.
+    #[arg(long)]
+    json_logs: bool,
+    /// End when standard input closes.
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
+}
+
+/// Runs until Ctrl-C.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let layout = Layout::open(arguments.data_dir.clone())?;
+    layout::make_private(&layout.logs())?;
+    let _lock = lock(&layout)?;
+    let names = crate::agent::NodeArguments {
+        data_dir: None,
+        node_name: arguments.node_name.clone(),
+        memory: arguments.memory.clone(),
+        allow_file_roots: Vec::new(),
+        address: arguments.address,
+        engine_binary: None,
+        metrics_listen: ([127, 0, 0, 1], 0).into(),
+        json_logs: false,
+        exit_with_parent: false,
+    };
+    names.memory_bytes()?;
+    let node = names.name();
+
+    let mut common: Vec<String> = vec!["--data-dir".into(), layout.root().display().to_string(), "--exit-with-parent".into()];
+    if arguments.json_logs {
+        common.push("--json-logs".into());
+    }
+    let mut serve = Supervised::new("serve", &layout, &common);
+    serve.arguments.extend(["--api-port".into(), arguments.api_port.to_string()]);
+    if !arguments.no_agent {
+        serve.arguments.extend(["--local-node".into(), node.clone()]);
+    }
+    let mut gateway = Supervised::new("gateway", &layout, &common);
+    gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
+    let mut agent = Supervised::new("agent", &layout, &common);
+    // Whoever runs `up` owns this machine; its own agent may read what its user may read.
+    agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
+    for (flag, value) in [
+        ("--memory", arguments.memory.clone()),
+        ("--address", arguments.address.map(|address| address.to_string())),
+    ] {
+        if let Some(value) = value {
+            agent.arguments.extend([flag.into(), value]);
+        }
+    }
+
+    let ending = signals::ending(arguments.exit_with_parent);
+    tokio::pin!(ending);
+    serve.start()?;
+    tokio::select! {
+        result = ready(&mut serve, &layout) => result?,
+        _ = &mut ending => {
+            serve.stop(Ending::Interrupted).await;
+            return Ok(());
+        }
+    }
+    let mut children = vec![serve, gateway];
+    if !arguments.no_agent {
+        children.push(agent);
+    }
+    for child in children.iter_mut().skip(1) {
+        child.start()?;
+    }
+    announce(&layout, &arguments);
+
+    let ending = loop {
+        tokio::select! {
+            ending = &mut ending => break ending,
+            () = supervise(&mut children) => {}
+        }
+    };
+    eprintln!("stopping …");
+    // The agent ends first, so that it can still report; the store ends last.
+    for child in children.iter_mut().rev() {
+        child.stop(ending).await;
+    }
+    Ok(())
+}
+
+/// One control plane per folder: two would fight over the store.
+fn lock(layout: &Layout) -> Result<std::fs::File> {
+    let path = layout.root().join("up.lock");
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => bail!(
+            "another `russet up` runs on {}; stop it, or name another --data-dir",
+            layout.root().display()
+        ),
+        Err(std::fs::TryLockError::Error(error)) => Err(error).context(format!("cannot lock {}", path.display())),
+    }
+}
+
+/// Waits for the first start of the API server; a child that ends before that ends `up` with its
+/// last words, because a wrong port or folder is a person's to mend.
+async fn ready(serve: &mut Supervised, layout: &Layout) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = serve.exited() {
+            bail!("the control plane ended at once ({status}):\n{}", serve.last_words());
+        }
+        if layout.gateway().join("kubeconfig").exists() && layout.admin_kubeconfig().exists() {
+            if let Ok(client) = client::client_from(&layout.admin_kubeconfig()).await {
+                let request = http::Request::get("/apis/russet.dev/v1alpha1").body(Vec::new())?;
+                if client.request_text(request).await.is_ok() {
+                    return Ok(());
+                }
+            }
+        }
+        if Instant::now() >= deadline {
+            bail!("the control plane is not ready after 60 s; its log:\n{}", serve.last_words());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn announce(layout: &Layout, arguments: &Arguments) {
+    println!("Russet is up.");
+    println!("  API        https://127.0.0.1:{}   KUBECONFIG={}", arguments.api_port, layout.admin_kubeconfig().display());
+    println!("  Gateway    http://127.0.0.1:{}/v1   (OpenAI's API)", arguments.gateway_port);
+    println!("  Metrics    http://127.0.0.1:{}/metrics", arguments.gateway_port);
+    println!("  Logs       {}", layout.logs().display());
+    println!("  Add a machine: russet token create; stop with Ctrl-C.");
+}
+
+/// Waits until a child has ended and starts it anew after its pause.
+async fn supervise(children: &mut [Supervised]) {
+    loop {
+        for child in children.iter_mut() {
+            child.tend();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A child and how it has fared.
+struct Supervised {
+    name: &'static str,
+    arguments: Vec<String>,
+    log: PathBuf,
+    child: Option<Child>,
+    started: Instant,
+    pause: Duration,
+    restart_at: Option<Instant>,
+}
+
+impl Supervised {
+    fn new(name: &'static str, layout: &Layout, common: &[String]) -> Self {
+        let mut arguments = vec![name.to_owned()];
+        arguments.extend(common.iter().cloned());
+        Self {
+            name,
+            arguments,
+            log: layout.logs().join(format!("{name}.log")),
+            child: None,
+            started: Instant::now(),
+            pause: FIRST_PAUSE,
+            restart_at: None,
+        }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let program = std::env::current_exe().context("cannot tell where this program is")?;
+        let log = open_log(&self.log)?;
+        let child = Command::new(program)
+            .args(&self.arguments)
+            // Closing this pipe ends the child, also when `up` is killed.
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // A terminal's Ctrl-C is for `up`, which ends its children in order.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.name))?;
+        tracing::info!(name = self.name, pid = child.id(), "started");
+        self.child = Some(child);
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    fn exited(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.as_mut().and_then(|child| child.try_wait().ok().flatten())
+    }
+
+    fn tend(&mut self) {
+        if let Some(at) = self.restart_at {
+            if Instant::now() >= at {
+                self.restart_at = None;
+                if let Err(error) = self.start() {
+                    eprintln!("{}: {error:#}", self.name);
+                    self.restart_at = Some(Instant::now() + LONGEST_PAUSE);
+                }
+            }
+            return;
+        }
+        let Some(status) = self.exited() else { return };
+        self.child = None;
+        if self.started.elapsed() >= HEALTHY_AFTER {
+            self.pause = FIRST_PAUSE;
+        }
+        eprintln!(
+            "{} ended ({status}) and starts again in {} ms; its log: {}",
+            self.name,
+            self.pause.as_millis(),
+            self.log.display()
+        );
+        self.restart_at = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    fn last_words(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: VecDeque<&str> = text.lines().rev().take(10).collect();
+        lines.into_iter().rev().map(|line| format!("  {line}\n")).collect()
+    }
+
+    async fn stop(&mut self, ending: Ending) {
+        self.restart_at = None;
+        let Some(mut child) = self.child.take() else { return };
+        let signal = match ending {
+            Ending::Interrupted => rustix::process::Signal::INT,
+            Ending::Terminated => rustix::process::Signal::TERM,
+        };
+        if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+        if tokio::time::timeout(GRACE, child.wait()).await.is_err() {
+            eprintln!("{} did not end within {} s and is killed", self.name, GRACE.as_secs());
+            let _ = child.kill().await;
+        }
+    }
+}
+
+fn open_log(path: &Path) -> Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)
+        .with_context(|| format!("cannot open the log {}", path.display()))
+}
