@@ -1,0 +1,9 @@
+//! The pieces that architectures are made of. Each computes exactly what its mlx-lm counterpart
+//! does, operation by operation; none knows which rank it runs on.
+
+pub mod attention;
+pub mod embedding;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
+pub mod rope;

@@ -1,0 +1,27 @@
+//! Token embedding, and the same matrix as a tied head.
+
+use mlx_rs::{Array, error::Exception};
+
+use super::linear::Matrix;
+use crate::weights::{Weights, WeightsError};
+
+/// One row per token.
+#[derive(Debug)]
+pub struct Embedding(Matrix);
+
+impl Embedding {
+    /// Loads `path.weight`.
+    pub fn load(weights: &mut Weights<'_>, path: &str, vocabulary: usize, width: usize) -> Result<Self, WeightsError> {
+        Ok(Self(weights.matrix(path, vocabulary, width)?))
+    }
+
+    /// The rows of `tokens`.
+    pub fn forward(&self, tokens: &Array) -> Result<Array, Exception> {
+        self.0.rows(tokens)
+    }
+
+    /// Logits, when the head is tied to the embedding.
+    pub fn as_head(&self, x: &Array) -> Result<Array, Exception> {
+        self.0.apply(x)
+    }
+}

@@ -1,0 +1,86 @@
+//! A matrix product with optional bias, from plain or affine-quantised weights.
+
+use mlx_rs::{
+    Array,
+    error::Exception,
+    ops::{addmm, dequantize, quantized_matmul},
+};
+
+use crate::weights::{Weights, WeightsError};
+
+/// A matrix of `[outputs, inputs]`, as stored.
+#[derive(Debug)]
+pub enum Matrix {
+    /// One number per element.
+    Plain(Array),
+    /// Packed integers with a scale and a bias for each group of a row.
+    Quantised {
+        /// Packed values, 32 bits at a time.
+        packed: Array,
+        /// One per group.
+        scales: Array,
+        /// One per group.
+        biases: Array,
+        /// Elements per group.
+        group_size: i32,
+        /// Bits per element.
+        bits: i32,
+    },
+}
+
+impl Matrix {
+    /// `x` times the transposed matrix.
+    pub fn apply(&self, x: &Array) -> Result<Array, Exception> {
+        match self {
+            Self::Plain(weight) => x.matmul(weight.transpose()?),
+            Self::Quantised { packed, scales, biases, group_size, bits } => {
+                quantized_matmul(x, packed, scales, biases, true, *group_size, *bits)
+            }
+        }
+    }
+
+    /// The rows of the given indices, as numbers.
+    pub fn rows(&self, indices: &Array) -> Result<Array, Exception> {
+        match self {
+            Self::Plain(weight) => weight.take_axis(indices, 0),
+            Self::Quantised { packed, scales, biases, group_size, bits } => dequantize(
+                packed.take_axis(indices, 0)?,
+                scales.take_axis(indices, 0)?,
+                &biases.take_axis(indices, 0)?,
+                *group_size,
+                *bits,
+            ),
+        }
+    }
+}
+
+/// A linear layer.
+#[derive(Debug)]
+pub struct Linear {
+    matrix: Matrix,
+    bias: Option<Array>,
+}
+
+impl Linear {
+    /// Loads `path.weight` (and `path.bias` when the configuration says so).
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<Self, WeightsError> {
+        let matrix = weights.matrix(path, outputs, inputs)?;
+        let bias = if bias { Some(weights.tensor(&format!("{path}.bias"), &[outputs])?) } else { None };
+        Ok(Self { matrix, bias })
+    }
+
+    /// The layer's output for `x`.
+    pub fn forward(&self, x: &Array) -> Result<Array, Exception> {
+        match (&self.matrix, &self.bias) {
+            (matrix, None) => matrix.apply(x),
+            (Matrix::Plain(weight), Some(bias)) => addmm(bias, x, weight.transpose()?, None, None),
+            (matrix, Some(bias)) => matrix.apply(x)?.add(bias),
+        }
+    }
+}

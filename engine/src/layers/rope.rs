@@ -1,0 +1,156 @@
+//! Rotary position embedding, with the scalings the Llama family uses: none, linear, llama3.
+
+use mlx_rs::{Array, error::Exception, fast};
+use serde::Deserialize;
+use thiserror::Error;
+
+/// `rope_scaling` of config.json; the kind is called `type` in older files.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct RopeScaling {
+    rope_type: Option<String>,
+    r#type: Option<String>,
+    factor: Option<f32>,
+    low_freq_factor: Option<f32>,
+    high_freq_factor: Option<f32>,
+    original_max_position_embeddings: Option<f32>,
+}
+
+/// A rotary embedding that cannot be built.
+#[derive(Debug, Error)]
+pub enum RopeError {
+    /// A scaling this engine does not know.
+    #[error("rope scaling \"{0}\" is not supported; supported are default, linear and llama3")]
+    Unsupported(String),
+    /// A number is missing or makes no sense.
+    #[error("rope scaling \"{kind}\" has {field} = {value:?}; a positive number is needed")]
+    Number {
+        /// The kind of scaling.
+        kind: String,
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        value: Option<f32>,
+    },
+    /// MLX failed.
+    #[error(transparent)]
+    Mlx(#[from] Exception),
+}
+
+/// Rotates queries and keys by their position.
+#[derive(Debug)]
+pub struct Rope {
+    width: i32,
+    traditional: bool,
+    frequencies: Frequencies,
+}
+
+#[derive(Debug)]
+enum Frequencies {
+    /// Powers of one base, positions multiplied by a scale.
+    Base { base: f32, scale: f32 },
+    /// One wavelength per pair of elements.
+    Table(Array),
+}
+
+impl Rope {
+    /// For heads `width` wide.
+    pub fn new(width: usize, base: f32, traditional: bool, scaling: Option<&RopeScaling>) -> Result<Self, RopeError> {
+        let kind = scaling
+            .and_then(|scaling| scaling.r#type.as_deref().or(scaling.rope_type.as_deref()))
+            .unwrap_or("default");
+        let positive = |field, value: Option<f32>| match value {
+            Some(number) if number > 0.0 && number.is_finite() => Ok(number),
+            value => Err(RopeError::Number { kind: kind.to_owned(), field, value }),
+        };
+        let frequencies = match (kind, scaling) {
+            ("default", _) => Frequencies::Base { base, scale: 1.0 },
+            ("linear", Some(scaling)) => {
+                Frequencies::Base { base, scale: 1.0 / positive("factor", scaling.factor)? }
+            }
+            ("llama3", Some(scaling)) => {
+                let llama3 = Llama3 {
+                    factor: positive("factor", scaling.factor)?,
+                    low: positive("low_freq_factor", scaling.low_freq_factor.or(Some(1.0)))?,
+                    high: positive("high_freq_factor", scaling.high_freq_factor.or(Some(4.0)))?,
+                    original: positive(
+                        "original_max_position_embeddings",
+                        scaling.original_max_position_embeddings.or(Some(8192.0)),
+                    )?,
+                };
+                Frequencies::Table(llama3.table(width, base)?)
+            }
+            (other, _) => return Err(RopeError::Unsupported(other.to_owned())),
+        };
+        Ok(Self { width: width as i32, traditional, frequencies })
+    }
+
+    /// `x` of `[batch, heads, positions, width]`, its first position being `offset`.
+    pub fn forward(&self, x: &Array, offset: i32) -> Result<Array, Exception> {
+        match &self.frequencies {
+            Frequencies::Base { base, scale } => {
+                fast::rope(x, self.width, self.traditional, *base, *scale, offset, None)
+            }
+            Frequencies::Table(table) => fast::rope(x, self.width, self.traditional, None, 1.0, offset, table),
+        }
+    }
+}
+
+/// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between blended.
+struct Llama3 {
+    factor: f32,
+    low: f32,
+    high: f32,
+    original: f32,
+}
+
+impl Llama3 {
+    /// Computed with MLX's own float32 operations, so that the table equals the oracle's bit by bit.
+    fn table(&self, width: usize, base: f32) -> Result<Array, Exception> {
+        use mlx_rs::ops::{logical_and, select};
+        let number = Array::from_f32;
+        let steps: Vec<i32> = (0..width as i32).step_by(2).collect();
+        let exponents = Array::from_slice(&steps, &[steps.len() as i32]).divide(number(width as f32))?;
+        let plain = number(base).power(exponents)?;
+        let wavelengths = number(2.0 * std::f32::consts::PI).multiply(&plain)?;
+        let (long, short) = (self.original / self.low, self.original / self.high);
+        let stretched =
+            select(wavelengths.gt(number(long))?, plain.multiply(number(self.factor))?, &plain)?;
+        let between = logical_and(wavelengths.gt(number(short))?, wavelengths.lt(number(long))?)?;
+        let smooth = number(self.original)
+            .divide(&wavelengths)?
+            .subtract(number(self.low))?
+            .divide(number(self.high - self.low))?;
+        let blend = number(1.0).subtract(&smooth)?.divide(number(self.factor))?.add(&smooth)?;
+        let table = select(between, stretched.divide(blend)?, &stretched)?;
+        table.eval()?;
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scaling(json: &str) -> RopeScaling {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn llama3_keeps_short_wavelengths_and_stretches_long_ones() {
+        let llama3 = Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let table = llama3.table(128, 500_000.0).unwrap();
+        let table = table.as_slice::<f32>();
+        assert_eq!(table[0], 1.0);
+        let plain_last = 500_000f32.powf(126.0 / 128.0);
+        assert!((table[63] / plain_last - 8.0).abs() < 1e-4, "{} {plain_last}", table[63]);
+    }
+
+    #[test]
+    fn unknown_and_incomplete_scalings_are_named() {
+        let error = Rope::new(64, 1e4, false, Some(&scaling(r#"{"rope_type":"yarn","factor":4}"#))).unwrap_err();
+        assert!(error.to_string().contains("\"yarn\" is not supported"), "{error}");
+        let error = Rope::new(64, 1e4, false, Some(&scaling(r#"{"type":"linear"}"#))).unwrap_err();
+        assert!(error.to_string().contains("factor = None"), "{error}");
+        assert!(Rope::new(64, 1e4, false, Some(&scaling(r#"{"rope_type":"default"}"#))).is_ok());
+    }
+}

@@ -1,0 +1,193 @@
+//! The architectures this engine runs: one file each, and one line in [`ARCHITECTURES`]. A model here
+//! is the part of one rank; it knows its layers, not its neighbours.
+
+pub mod llama;
+
+use std::path::{Path, PathBuf};
+
+use mlx_rs::{Array, error::Exception};
+use russet_wire::partition::Part;
+use thiserror::Error;
+
+use crate::{
+    cache::KvCache,
+    layers::rope::RopeError,
+    weights::{Checkpoint, LoadDtype, Weights, WeightsError},
+};
+
+/// Every architecture, by the `model_type` of config.json.
+pub const ARCHITECTURES: &[Architecture] = &[llama::ARCH, llama::MISTRAL];
+
+/// How to read one architecture's configuration.
+#[derive(Debug)]
+pub struct Architecture {
+    /// `model_type` of config.json.
+    pub model_type: &'static str,
+    /// Reads the configuration, without touching weights.
+    pub configure: fn(&serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError>,
+}
+
+/// A configuration that was read and checked.
+pub trait Configuration: Send + std::fmt::Debug {
+    /// Layers of the whole model.
+    fn layers(&self) -> u32;
+    /// Width of the hidden state, which is what travels between ranks.
+    fn width(&self) -> usize;
+    /// Tokens of the vocabulary.
+    fn vocabulary(&self) -> usize;
+    /// Longest context, tokens.
+    fn context(&self) -> u32;
+    /// Whether the head is the embedding.
+    fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError>;
+    /// Loads one rank's part.
+    fn load(&self, part: &Part, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError>;
+}
+
+/// One rank's part of a model.
+pub trait Model {
+    /// An empty cache for each layer held.
+    fn new_cache(&self) -> Vec<KvCache>;
+    /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
+    fn embed(&self, tokens: &Array) -> Result<Array, ModelError>;
+    /// Runs the layers held.
+    fn forward(&self, hidden: Array, cache: &mut [KvCache]) -> Result<Array, Exception>;
+    /// Logits of hidden states; only on the rank with the head.
+    fn logits(&self, hidden: &Array) -> Result<Array, ModelError>;
+}
+
+/// A config.json that cannot be served.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// Not there.
+    #[error("cannot read {path}: {source}; a model folder needs config.json")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not JSON, or fields of other types.
+    #[error("config.json: {0}; copy the model again")]
+    Json(String),
+    /// Another architecture.
+    #[error("config.json: model_type \"{found}\" is not supported; supported are {}", supported())]
+    ModelType {
+        /// What it says.
+        found: String,
+    },
+    /// A field that makes no sense.
+    #[error("config.json: {field} is {value}, but {needed}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is needed.
+        needed: String,
+    },
+    /// A feature this engine does not have.
+    #[error("config.json: {0} is not supported")]
+    Unsupported(String),
+    /// The rotary embedding.
+    #[error("config.json: {0}")]
+    Rope(String),
+}
+
+/// A model that cannot be built or used.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// The weights.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The rotary embedding.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+    /// MLX.
+    #[error("MLX failed: {0}")]
+    Mlx(#[from] Exception),
+    /// A part asked for what another rank holds.
+    #[error("this rank holds no {0}; the step belongs to another rank")]
+    NotHere(&'static str),
+}
+
+fn supported() -> String {
+    ARCHITECTURES.iter().map(|architecture| architecture.model_type).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads `config.json` of a model folder.
+pub fn configure(dir: &Path) -> Result<Box<dyn Configuration>, ConfigError> {
+    let path = dir.join("config.json");
+    let text = std::fs::read(&path).map_err(|source| ConfigError::Io { path, source })?;
+    let json: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| ConfigError::Json(error.to_string()))?;
+    let found = json["model_type"].as_str().unwrap_or_default();
+    let architecture = ARCHITECTURES
+        .iter()
+        .find(|architecture| architecture.model_type == found)
+        .ok_or_else(|| ConfigError::ModelType { found: found.to_owned() })?;
+    check_quantisation(&json)?;
+    (architecture.configure)(&json)
+}
+
+/// Affine packing is read off the tensors; anything else is named here rather than misread there.
+fn check_quantisation(json: &serde_json::Value) -> Result<(), ConfigError> {
+    let quantisation = &json["quantization"];
+    if let Some(mode) = quantisation["mode"].as_str().filter(|mode| *mode != "affine") {
+        return Err(ConfigError::Unsupported(format!("quantization mode \"{mode}\" (only \"affine\")")));
+    }
+    match json["quantization_config"]["quant_method"].as_str() {
+        Some(method) if quantisation.is_null() => {
+            Err(ConfigError::Unsupported(format!("quantization method \"{method}\" (only MLX's affine weights)")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Loads one rank's part, telling `on_bytes` what was read.
+pub fn load(
+    configuration: &dyn Configuration,
+    checkpoint: &mut Checkpoint,
+    part: &Part,
+    dtype: LoadDtype,
+    on_bytes: &mut dyn FnMut(u64),
+) -> Result<Box<dyn Model>, ModelError> {
+    let tied = configuration.tied(checkpoint)?;
+    configuration.load(part, tied, &mut Weights::new(checkpoint, dtype, on_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(config: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        configure(dir.path()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn configurations_that_cannot_be_served_say_why() {
+        let llama = |extra: &str| {
+            format!(
+                r#"{{"model_type":"llama","hidden_size":64,"num_hidden_layers":2,"intermediate_size":128,
+                "num_attention_heads":4,"rms_norm_eps":1e-5,"vocab_size":100 {extra}}}"#
+            )
+        };
+        for (config, said) in [
+            ("{".to_owned(), "EOF"),
+            ("{}".to_owned(), "model_type \"\" is not supported; supported are llama, mistral"),
+            (r#"{"model_type":"gpt_oss"}"#.to_owned(), "\"gpt_oss\" is not supported"),
+            (r#"{"model_type":"llama"}"#.to_owned(), "missing field `hidden_size`"),
+            (llama(r#","num_key_value_heads":3"#), "num_key_value_heads is 3"),
+            (llama(r#","num_key_value_heads":0"#), "num_key_value_heads is 0"),
+            (llama(r#","head_dim":33"#), "head_dim is 33"),
+            (llama(r#","quantization":{"group_size":32,"bits":4,"mode":"mxfp4"}"#), "quantization mode \"mxfp4\""),
+            (llama(r#","quantization_config":{"quant_method":"gptq"}"#), "quantization method \"gptq\""),
+            (llama(r#","layer_types":["sliding_attention","full_attention"]"#), "sliding_attention"),
+            (llama(r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#), "rope scaling \"yarn\""),
+        ] {
+            let error = error_of(&config);
+            assert!(error.contains(said), "{config}: {error}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Llama 2 and 3 and their kin, Mistral among them: pre-norm blocks of grouped-query attention and a
+//! gated feed-forward.
+
+use mlx_rs::{Array, error::Exception};
+use russet_wire::partition::Part;
+use serde::Deserialize;
+
+use super::{Architecture, ConfigError, Configuration, Model, ModelError};
+use crate::{
+    cache::KvCache,
+    layers::{
+        attention::{Attention, AttentionShape},
+        embedding::Embedding,
+        linear::Linear,
+        mlp::GatedMlp,
+        norm::RmsNorm,
+        rope::{Rope, RopeScaling},
+    },
+    weights::{Checkpoint, Weights, WeightsError},
+};
+
+/// Meta's Llama and everything that calls itself one.
+pub const ARCH: Architecture = Architecture { model_type: "llama", configure };
+/// Mistral's dense models: the same graph.
+pub const MISTRAL: Architecture = Architecture { model_type: "mistral", configure };
+
+/// Tokens of context where config.json says nothing.
+const DEFAULT_CONTEXT: u32 = 4096;
+
+#[derive(Clone, Debug, Deserialize)]
+struct Config {
+    hidden_size: usize,
+    num_hidden_layers: u32,
+    intermediate_size: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    rms_norm_eps: f32,
+    vocab_size: usize,
+    max_position_embeddings: Option<u32>,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
+    rope_theta: Option<f32>,
+    #[serde(default)]
+    rope_traditional: bool,
+    rope_scaling: Option<RopeScaling>,
+    /// Where newer files keep `rope_theta` and the scaling.
+    rope_parameters: Option<RopeParameters>,
+    tie_word_embeddings: Option<bool>,
+    layer_types: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RopeParameters {
+    rope_theta: Option<f32>,
+    #[serde(flatten)]
+    scaling: RopeScaling,
+}
+
+impl Config {
+    fn attention(&self) -> AttentionShape {
+        AttentionShape {
+            width: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+            head_dim: self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1)),
+            bias: self.attention_bias,
+        }
+    }
+
+    fn rope(&self) -> Result<Rope, crate::layers::rope::RopeError> {
+        let parameters = self.rope_parameters.as_ref();
+        let theta = self.rope_theta.or(parameters.and_then(|rope| rope.rope_theta)).unwrap_or(10_000.0);
+        let scaling = self.rope_scaling.as_ref().or(parameters.map(|rope| &rope.scaling));
+        Rope::new(self.attention().head_dim, theta, self.rope_traditional, scaling)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let shape = self.attention();
+        let field = |field, value: usize, needed: String| {
+            Err(ConfigError::Field { field, value: value.to_string(), needed })
+        };
+        for (name, value) in [
+            ("hidden_size", self.hidden_size),
+            ("num_hidden_layers", self.num_hidden_layers as usize),
+            ("intermediate_size", self.intermediate_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", shape.kv_heads),
+            ("head_dim", shape.head_dim),
+            ("vocab_size", self.vocab_size),
+        ] {
+            // Sizes reach MLX as 32-bit numbers, and products of two of them as shapes.
+            if value == 0 || value > 1 << 24 {
+                return field(name, value, "a number from 1 to 16777216 is needed".to_owned());
+            }
+        }
+        if !shape.heads.is_multiple_of(shape.kv_heads) {
+            return field(
+                "num_key_value_heads",
+                shape.kv_heads,
+                format!("it has to divide num_attention_heads, {}", shape.heads),
+            );
+        }
+        if !shape.head_dim.is_multiple_of(2) {
+            return field("head_dim", shape.head_dim, "rotary positions need an even number".to_owned());
+        }
+        match self.layer_types.iter().flatten().find(|kind| *kind != "full_attention") {
+            Some(kind) => Err(ConfigError::Unsupported(format!("layer type \"{kind}\" (only full_attention)"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError> {
+    let config = Config::deserialize(json).map_err(|error| ConfigError::Json(error.to_string()))?;
+    config.check()?;
+    config.rope().map_err(|error| ConfigError::Rope(error.to_string()))?;
+    Ok(Box::new(config))
+}
+
+impl Configuration for Config {
+    fn layers(&self) -> u32 {
+        self.num_hidden_layers
+    }
+
+    fn width(&self) -> usize {
+        self.hidden_size
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn context(&self) -> u32 {
+        self.max_position_embeddings.unwrap_or(DEFAULT_CONTEXT)
+    }
+
+    /// Files that do not say are tied exactly if they bring no head.
+    fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError> {
+        match self.tie_word_embeddings {
+            Some(tied) => Ok(tied),
+            None => Ok(!checkpoint.contains("lm_head.weight")?),
+        }
+    }
+
+    fn load(&self, part: &Part, tied: bool, weights: &mut Weights<'_>) -> Result<Box<dyn Model>, ModelError> {
+        let embedding = if part.embedding || (tied && part.head) {
+            Some(Embedding::load(weights, "model.embed_tokens", self.vocab_size, self.hidden_size)?)
+        } else {
+            None
+        };
+        let blocks = part
+            .layers
+            .clone()
+            .map(|index| Block::load(weights, &format!("model.layers.{index}"), self))
+            .collect::<Result<Vec<_>, _>>()?;
+        let head = if part.head { Some(Head::load(weights, self, tied)?) } else { None };
+        Ok(Box::new(Llama { embedding, blocks, head, rope: self.rope()? }))
+    }
+}
+
+struct Llama {
+    embedding: Option<Embedding>,
+    blocks: Vec<Block>,
+    head: Option<Head>,
+    rope: Rope,
+}
+
+struct Head {
+    norm: RmsNorm,
+    /// `None` when the embedding serves as head.
+    projection: Option<Linear>,
+}
+
+impl Head {
+    fn load(weights: &mut Weights<'_>, config: &Config, tied: bool) -> Result<Self, WeightsError> {
+        let norm = RmsNorm::load(weights, "model.norm", config.hidden_size, config.rms_norm_eps)?;
+        let projection = if tied {
+            None
+        } else {
+            Some(Linear::load(weights, "lm_head", config.hidden_size, config.vocab_size, false)?)
+        };
+        Ok(Self { norm, projection })
+    }
+}
+
+struct Block {
+    input_norm: RmsNorm,
+    attention: Attention,
+    post_norm: RmsNorm,
+    mlp: GatedMlp,
+}
+
+impl Block {
+    fn load(weights: &mut Weights<'_>, path: &str, config: &Config) -> Result<Self, WeightsError> {
+        let (width, epsilon) = (config.hidden_size, config.rms_norm_eps);
+        Ok(Self {
+            input_norm: RmsNorm::load(weights, &format!("{path}.input_layernorm"), width, epsilon)?,
+            attention: Attention::load(weights, &format!("{path}.self_attn"), config.attention())?,
+            post_norm: RmsNorm::load(weights, &format!("{path}.post_attention_layernorm"), width, epsilon)?,
+            mlp: GatedMlp::load(weights, &format!("{path}.mlp"), width, config.intermediate_size, config.mlp_bias)?,
+        })
+    }
+
+    fn forward(&self, x: &Array, rope: &Rope, cache: &mut KvCache) -> Result<Array, Exception> {
+        let attended = self.attention.forward(&self.input_norm.forward(x)?, rope, cache)?;
+        let x = x.add(attended)?;
+        x.add(self.mlp.forward(&self.post_norm.forward(&x)?)?)
+    }
+}
+
+impl Model for Llama {
+    fn new_cache(&self) -> Vec<KvCache> {
+        self.blocks.iter().map(|_| KvCache::default()).collect()
+    }
+
+    fn embed(&self, tokens: &Array) -> Result<Array, ModelError> {
+        let embedding = self.embedding.as_ref().ok_or(ModelError::NotHere("embedding"))?;
+        Ok(embedding.forward(tokens)?)
+    }
+
+    fn forward(&self, hidden: Array, cache: &mut [KvCache]) -> Result<Array, Exception> {
+        self.blocks
+            .iter()
+            .zip(cache)
+            .try_fold(hidden, |hidden, (block, cache)| block.forward(&hidden, &self.rope, cache))
+    }
+
+    fn logits(&self, hidden: &Array) -> Result<Array, ModelError> {
+        let head = self.head.as_ref().ok_or(ModelError::NotHere("head"))?;
+        let hidden = head.norm.forward(hidden)?;
+        match (&head.projection, &self.embedding) {
+            (Some(projection), _) => Ok(projection.forward(&hidden)?),
+            (None, Some(embedding)) => Ok(embedding.as_head(&hidden)?),
+            (None, None) => Err(ModelError::NotHere("head")),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! The one thread that touches MLX, behind [`Compute`]: the rest of the engine is asynchronous and
+//! never sees an array.
+//!
+//! Commands run in the order in which they were given, on every rank alike: rank 0 decides the order
+//! and tells the others over gRPC; only activations travel through MLX. So an idle group waits on
+//! nothing.
+
+mod rank;
+pub mod ring;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+};
+
+use russet_wire::partition::{Part, Partition, PartitionError};
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::{
+    compute::{Answer, Compute, ComputeError, Memory, Progress, Step},
+    models::{ConfigError, ModelError},
+    sample::{SampleError, Sampled},
+    weights::{LoadDtype, WeightsError},
+};
+use rank::Rank;
+
+/// What one rank is.
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// A Hugging Face folder: config.json and safetensors.
+    pub model_dir: PathBuf,
+    /// Layers per rank, index = rank; `None` gives one rank everything.
+    pub layers_per_rank: Option<Vec<u32>>,
+    /// This process's rank.
+    pub rank: u32,
+    /// `ip:port` by rank, for MLX's ring; not read in a group of one. In a larger group the process
+    /// has to be prepared by [`ring::ensure_environment`].
+    pub hosts: Vec<String>,
+    /// The element type weights are kept in.
+    pub dtype: LoadDtype,
+    /// Threads for float32 products on a CPU.
+    pub blas_threads: usize,
+}
+
+/// A rank that cannot do what was asked.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// The configuration of the model.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The split over ranks.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// A rank outside the group.
+    #[error("rank {rank} is not in a group of {size}; ranks count from 0")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// Ranks in the group.
+        size: u32,
+    },
+    /// Loading weights or building the model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Joining the group.
+    #[error("rank {rank} cannot join its group at {hosts:?}: {reason}; the group has to be formed again")]
+    Join {
+        /// The rank.
+        rank: u32,
+        /// Addresses by rank.
+        hosts: Vec<String>,
+        /// Why.
+        reason: String,
+    },
+    /// Something before [`Compute::load`] or [`Compute::join`].
+    #[error("rank {rank} was asked to {asked} before it could; load, then join, then step")]
+    TooEarly {
+        /// The rank.
+        rank: u32,
+        /// What was asked.
+        asked: &'static str,
+    },
+    /// Ranks disagree about a sequence.
+    #[error("slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again")]
+    OutOfStep {
+        /// The sequence.
+        slot: u32,
+        /// Tokens in the cache.
+        have: u32,
+        /// Offset of the step.
+        wanted: u32,
+    },
+    /// A step without tokens, or with tokens the model does not have.
+    #[error("a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}")]
+    Tokens {
+        /// Tokens in the step.
+        tokens: usize,
+        /// Largest id.
+        largest: Option<u32>,
+        /// Tokens of the vocabulary.
+        vocabulary: u32,
+    },
+    /// The logits allow no choice.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// MLX failed in a step; in a group, mostly because a neighbour is lost.
+    #[error("MLX failed on rank {rank} of {size}: {reason}")]
+    Mlx {
+        /// The rank.
+        rank: u32,
+        /// Ranks in the group.
+        size: u32,
+        /// MLX's words.
+        reason: String,
+    },
+}
+
+impl From<WeightsError> for RuntimeError {
+    fn from(error: WeightsError) -> Self {
+        Self::Model(error.into())
+    }
+}
+
+impl From<RuntimeError> for ComputeError {
+    fn from(error: RuntimeError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// What came of a step on rank 0, for whoever looks closer than [`Compute`] does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stepped {
+    /// The token chosen.
+    pub sampled: Sampled,
+    /// Log-probabilities of the whole vocabulary, before any filter.
+    pub logprobs: Vec<f32>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
+
+enum Command {
+    Load(Reply<()>),
+    Join(Reply<()>),
+    Step(Step, Reply<Option<u32>>),
+    StepInDetail(Step, Reply<Option<Stepped>>),
+    Reset(u32),
+}
+
+/// Bytes of weights, written by the MLX thread and read by anyone.
+#[derive(Debug, Default)]
+struct Bytes {
+    loaded: AtomicU64,
+    total: AtomicU64,
+}
+
+/// The handle to the MLX thread, which ends when the handle is dropped.
+#[derive(Debug)]
+pub struct Runtime {
+    commands: mpsc::Sender<Command>,
+    bytes: Arc<Bytes>,
+}
+
+impl Runtime {
+    /// Starts the thread. It does nothing before [`Compute::load`].
+    pub fn start(config: RuntimeConfig) -> std::io::Result<Self> {
+        let (commands, inbox) = mpsc::channel();
+        let bytes = Arc::<Bytes>::default();
+        let seen = Arc::clone(&bytes);
+        // MLX's streams belong to the thread that made them, so one thread does everything.
+        std::thread::Builder::new().name("mlx".to_owned()).spawn(move || run(&config, &seen, &inbox))?;
+        Ok(Self { commands, bytes })
+    }
+
+    /// As [`Compute::step`], with the log-probabilities too.
+    pub fn step_in_detail(&self, step: Step) -> Answer<Option<Stepped>> {
+        self.ask(|reply| Command::StepInDetail(step, reply))
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Answer<T> {
+        let (reply, answer) = oneshot::channel();
+        // If the thread is gone, the reply is dropped with the command, and the answer says so.
+        let _ = self.commands.send(command(reply));
+        answer
+    }
+}
+
+impl Compute for Runtime {
+    fn load(&self) -> Answer<()> {
+        self.ask(Command::Load)
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            loaded_bytes: self.bytes.loaded.load(Ordering::Relaxed),
+            total_bytes: self.bytes.total.load(Ordering::Relaxed),
+        }
+    }
+
+    fn join(&self) -> Answer<()> {
+        self.ask(Command::Join)
+    }
+
+    fn step(&self, step: Step) -> Answer<Option<u32>> {
+        self.ask(|reply| Command::Step(step, reply))
+    }
+
+    fn reset(&self, slot: u32) {
+        let _ = self.commands.send(Command::Reset(slot));
+    }
+
+    fn memory(&self) -> Memory {
+        let bytes = |result: mlx_rs::error::Result<usize>| result.map_or(0, |bytes| bytes as u64);
+        Memory { bytes: bytes(mlx_rs::memory::active_memory()), peak_bytes: bytes(mlx_rs::memory::peak_memory()) }
+    }
+}
+
+/// The part of `config.rank`, once the number of layers is known.
+fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
+    let split = config.layers_per_rank.clone().unwrap_or_else(|| vec![layers]);
+    let partition = Partition::new(split, layers)?;
+    partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
+}
+
+/// The thread. A reply nobody waits for any more is not an error: its request went away.
+fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
+    let mut rank: Option<Rank> = None;
+    while let Ok(command) = inbox.recv() {
+        let too_early = |asked| RuntimeError::TooEarly { rank: config.rank, asked };
+        match command {
+            Command::Load(reply) => {
+                let loaded = Rank::load(config, |loaded, total| {
+                    bytes.loaded.store(loaded, Ordering::Relaxed);
+                    bytes.total.store(total, Ordering::Relaxed);
+                });
+                let _ = reply.send(loaded.map(|loaded| rank = Some(loaded)).map_err(ComputeError::from));
+            }
+            Command::Join(reply) => {
+                let joined = match &mut rank {
+                    Some(rank) => rank.join(&config.hosts),
+                    None => Err(too_early("join")),
+                };
+                let _ = reply.send(joined.map_err(ComputeError::from));
+            }
+            Command::Step(step, reply) => {
+                let stepped = step_on(rank.as_mut(), &step, too_early("step"));
+                let _ = reply.send(stepped.map(|stepped| stepped.map(|stepped| stepped.sampled.token)));
+            }
+            Command::StepInDetail(step, reply) => {
+                let _ = reply.send(step_on(rank.as_mut(), &step, too_early("step")));
+            }
+            Command::Reset(slot) => {
+                if let Some(rank) = &mut rank {
+                    rank.reset(slot);
+                }
+            }
+        }
+    }
+}
+
+fn step_on(rank: Option<&mut Rank>, step: &Step, too_early: RuntimeError) -> Result<Option<Stepped>, ComputeError> {
+    Ok(rank.ok_or(too_early)?.step(step)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(layers_per_rank: Option<Vec<u32>>, rank: u32) -> RuntimeConfig {
+        RuntimeConfig {
+            model_dir: PathBuf::from("/nowhere"),
+            layers_per_rank,
+            rank,
+            hosts: Vec::new(),
+            dtype: LoadDtype::AsStored,
+            blas_threads: 1,
+        }
+    }
+
+    #[test]
+    fn ranks_and_splits_that_cannot_be_are_errors() {
+        assert_eq!(part_of(&config(None, 0), 5).unwrap().layers, 0..5);
+        assert!(matches!(part_of(&config(None, 1), 5), Err(RuntimeError::Rank { rank: 1, size: 1 })));
+        assert!(matches!(part_of(&config(Some(vec![2, 2]), 1), 5), Err(RuntimeError::Partition(_))));
+    }
+
+    #[test]
+    fn a_missing_model_and_early_steps_are_answers_not_the_end() {
+        let runtime = Runtime::start(config(None, 0)).unwrap();
+        let early = runtime.step(Step { slot: 0, offset: 0, tokens: vec![1], choice: None });
+        assert!(early.blocking_recv().unwrap().unwrap_err().0.contains("before it could"));
+        let error = runtime.load().blocking_recv().unwrap().unwrap_err();
+        assert!(error.0.contains("/nowhere/config.json"), "{error}");
+    }
+}
