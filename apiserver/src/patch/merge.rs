@@ -1,4 +1,6 @@
 //! JSON Merge Patch (RFC 7386): maps merge, `null` removes, everything else replaces.
+//!
+//! Not here: merging lists; that takes keys, which only [`super::strategic`] and [`super::apply`] know.
 
 use serde_json::{Map, Value};
 
@@ -20,4 +22,27 @@ pub fn merge_patch(live: &Value, patch: &Value) -> Value {
         }
     }
     Value::Object(merged)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::merge_patch;
+
+    #[test]
+    fn maps_merge_nulls_remove_and_the_rest_replaces() {
+        for (live, patch, want) in [
+            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
+            (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
+            (json!({"a": ["b"]}), json!({"a": ["c"]}), json!({"a": ["c"]})),
+            (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
+            (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
+            (json!({"a": 1}), json!([1]), json!([1])),
+            (json!({"a": [{"b": 1}]}), json!({"a": [{"b": null}]}), json!({"a": [{"b": null}]})),
+        ] {
+            assert_eq!(merge_patch(&live, &patch), want, "{live} + {patch}");
+        }
+    }
 }

@@ -1,1 +1,95 @@
-//! Part of [`super::Schema`]: default.
+//! Defaults: what an absent field means is written into the object.
+//!
+//! Not here: defaults of the built-in kinds that depend on other fields; those are their kinds' own code.
+
+use serde_json::Value;
+
+use super::{Additional, Schema};
+
+/// Drops nulls that a schema does not allow and fills in its defaults, parents before children.
+pub fn fill(schema: &Schema, value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|name, child| {
+                let field = schema.field(name);
+                !child.is_null() || field.is_none_or(|field| field.nullable || field.default.is_some())
+            });
+            for (name, field) in &schema.properties {
+                let Some(default) = &field.default else { continue };
+                let missing = match map.get(name) {
+                    None => true,
+                    Some(child) => child.is_null() && !field.nullable,
+                };
+                if missing {
+                    map.insert(name.clone(), default.clone());
+                }
+            }
+            for (name, child) in map.iter_mut() {
+                if let Some(field) = schema.properties.get(name) {
+                    fill(field, child);
+                } else if let Additional::Typed(field) = &schema.additional {
+                    replace_null(field, child);
+                    fill(field, child);
+                }
+            }
+        }
+        Value::Array(items) => {
+            let Some(field) = &schema.items else { return };
+            for item in items {
+                replace_null(field, item);
+                fill(field, item);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn replace_null(schema: &Schema, value: &mut Value) {
+    if value.is_null()
+        && !schema.nullable
+        && let Some(default) = &schema.default
+    {
+        *value = default.clone();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::schema::Schema;
+
+    #[test]
+    fn defaults_fill_parents_before_children_and_replace_meaningless_nulls() {
+        let schema = Schema::from_openapi(&json!({
+            "type": "object",
+            "properties": {"spec": {"type": "object", "default": {}, "properties": {
+                "replicas": {"type": "integer", "default": 1},
+                "strategy": {"type": "object", "default": {}, "properties": {"mode": {"type": "string", "default": "Auto"}}},
+                "optional": {"type": "object", "properties": {"x": {"type": "integer", "default": 7}}},
+                "note": {"type": "string"},
+                "maybe": {"type": "string", "nullable": true, "default": "d"},
+                "list": {"type": "array", "items": {"type": "object", "properties": {"port": {"type": "integer", "default": 80}}}},
+            }}}
+        }))
+        .expect("structural");
+        for (name, before, after) in [
+            ("nothing", json!({}), json!({"spec": {"replicas": 1, "strategy": {"mode": "Auto"}, "maybe": "d"}})),
+            (
+                "nulls",
+                json!({"spec": {"replicas": null, "note": null, "maybe": null, "strategy": {"mode": "Off"}}}),
+                json!({"spec": {"replicas": 1, "maybe": null, "strategy": {"mode": "Off"}}}),
+            ),
+            (
+                "children of what is there",
+                json!({"spec": {"optional": {}, "list": [{}, {"port": 1}], "maybe": "m"}}),
+                json!({"spec": {"replicas": 1, "strategy": {"mode": "Auto"}, "maybe": "m", "optional": {"x": 7},
+                                "list": [{"port": 80}, {"port": 1}]}}),
+            ),
+        ] {
+            let mut object = before;
+            schema.default(&mut object);
+            assert_eq!(object, after, "{name}");
+        }
+    }
+}
