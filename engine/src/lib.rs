@@ -5,9 +5,26 @@
 //! The MLX half from the arrays upwards: [`weights`] reads a rank's own tensors, [`layers`] and
 //! [`models`] compute with them, [`cache`] remembers a sequence, [`sample`] chooses the next token,
 //! and [`runtime`] is the one thread on which all of that happens.
+//!
+//! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
+//! and the agent, [`schedule`] gives [`sequence`]s their steps, [`tokens`] turns text into tokens and
+//! back, [`follow`] keeps the ranks of a pipeline together and [`life`] says when it is over.
 
+pub mod args;
 pub mod compute;
+pub mod control;
+pub mod follow;
+pub mod life;
+pub mod metrics;
 pub mod sample;
+pub mod schedule;
+pub mod sequence;
+pub mod serve;
+pub mod server;
+pub mod tokens;
+
+#[cfg(test)]
+mod fixture;
 
 #[cfg(feature = "mlx")]
 pub mod cache;

@@ -1,2 +1,85 @@
-//! Stub: being written.
-fn main() {}
+//! The process of one rank. It reads its flags, gives them to the library and turns the outcome
+//! into an exit code; it decides nothing itself.
+
+#[cfg(not(feature = "mlx"))]
+fn main() -> anyhow::Result<()> {
+    anyhow::bail!("this russet-engine was built without MLX and cannot compute; build it with the feature `mlx`")
+}
+
+#[cfg(feature = "mlx")]
+fn main() -> anyhow::Result<()> {
+    engine::main()
+}
+
+#[cfg(feature = "mlx")]
+mod engine {
+    use std::sync::Arc;
+
+    use anyhow::Context as _;
+    use clap::Parser as _;
+    use russet_engine::args::{Args, Dtype, LogFormat};
+    use russet_engine::life::Life;
+    use russet_engine::runtime::{Runtime, RuntimeConfig, ring};
+    use russet_engine::serve::{Outcome, Rank};
+    use russet_engine::weights::LoadDtype;
+    use tokio::signal::unix::{SignalKind, signal};
+
+    pub fn main() -> anyhow::Result<()> {
+        let args = Args::parse();
+        if args.size() > 1 {
+            // Before any thread exists: this may replace the process by itself.
+            let hostfile = args.control_socket.with_extension("ring.json");
+            ring::ensure_environment(args.rank, &hostfile).context("cannot set MLX's environment")?;
+        }
+        russet_telemetry::logs::init(&format!("engine-{}", args.rank), args.log == LogFormat::Json);
+        // Installed already only if something else in this process did; all of it is the same provider.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let outcome = runtime.block_on(run(args));
+        let code = match outcome {
+            Ok(Outcome::Stopped) => 0,
+            Ok(Outcome::Failed(reason)) => {
+                tracing::error!(reason, "exiting");
+                1
+            }
+            Err(error) => {
+                tracing::error!("{error:#}");
+                2
+            }
+        };
+        // The MLX thread may be blocked in a collective for ever; only the end of the process ends it.
+        std::process::exit(code)
+    }
+
+    async fn run(args: Args) -> anyhow::Result<Outcome> {
+        let hosts = args.ring_hosts.iter().map(ToString::to_string).collect();
+        let compute = Runtime::start(RuntimeConfig {
+            model_dir: args.model_dir.clone(),
+            layers_per_rank: (!args.layers_per_rank.is_empty()).then(|| args.layers_per_rank.clone()),
+            rank: args.rank,
+            hosts,
+            dtype: match args.dtype {
+                Dtype::Auto => LoadDtype::AsStored,
+                Dtype::F32 => LoadDtype::Float32,
+            },
+            blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        })
+        .context("cannot start the MLX thread")?;
+        let rank = Rank::bind(args, Arc::new(compute)).await?;
+        tracing::info!(address = %rank.address()?, pid = std::process::id(), "listening");
+        watch_signals(rank.life())?;
+        Ok(rank.run().await?)
+    }
+
+    fn watch_signals(life: Life) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => life.drain("it got SIGTERM"),
+                _ = interrupt.recv() => life.drain("it got SIGINT"),
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! What an agent tells an engine on its command line, and the settings that come of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Parser, ValueEnum};
+use thiserror::Error;
+
+/// One rank of a group that serves a model. Agents start it; the flags say everything it knows.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "russet-engine", version)]
+pub struct Args {
+    /// Folder of the model: config.json, safetensors, tokenizer.json and a chat template.
+    #[arg(long)]
+    pub model_dir: PathBuf,
+    /// Name clients use for the model.
+    #[arg(long)]
+    pub served_model_name: String,
+    /// This process's rank; 0 samples and answers requests.
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    /// Layers each rank holds, in rank order; left out, one rank holds all of them.
+    #[arg(long, value_delimiter = ',')]
+    pub layers_per_rank: Vec<u32>,
+    /// Which formation of the group this is; a higher one replaces it.
+    #[arg(long, default_value_t = 0)]
+    pub epoch: u64,
+    /// Uid of the ShardGroup.
+    #[arg(long, default_value = "")]
+    pub group_uid: String,
+    /// Uid of the Shard.
+    #[arg(long, default_value = "")]
+    pub shard_uid: String,
+    /// Where gateways and rank 0 reach this rank.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Addresses of MLX's ring, in rank order; left out for one rank.
+    #[arg(long, value_delimiter = ',')]
+    pub ring_hosts: Vec<SocketAddr>,
+    /// Where the ranks listen and on which nodes: rank=ip:port@node.
+    #[arg(long, value_delimiter = ',')]
+    pub peers: Vec<Peer>,
+    /// Folder of this node's identity: tls.crt, tls.key, ca.crt.
+    #[arg(long)]
+    pub tls_dir: PathBuf,
+    /// Unix socket for the agent.
+    #[arg(long)]
+    pub control_socket: PathBuf,
+    /// Where /metrics, /healthz and /readyz are served.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub metrics_listen: SocketAddr,
+    /// Tokens of one sequence, prompt and answer together.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context_tokens: u32,
+    /// Sequences answered at the same time.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub max_sequences: u32,
+    /// Element type of the weights in memory.
+    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    pub dtype: Dtype,
+    /// How the log is written.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log: LogFormat,
+    /// Seconds after which an engine that no agent watches ends itself.
+    #[arg(long, default_value_t = 60)]
+    pub orphan_seconds: u64,
+    /// Seconds that running requests get when the engine is asked to stop.
+    #[arg(long, default_value_t = 30)]
+    pub drain_seconds: u64,
+}
+
+/// Element type of the weights in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// As the files hold them.
+    Auto,
+    /// 32-bit floats, faster than 16-bit ones on a CPU.
+    F32,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For collectors.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// One rank of the group, as the others reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its rank.
+    pub rank: u32,
+    /// Its gRPC address, `ip:port`.
+    pub address: String,
+    /// The node it runs on, whose certificate it shows.
+    pub node: String,
+}
+
+/// Flags that contradict each other.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ArgsError {
+    /// Not `rank=ip:port@node`.
+    #[error("{0:?} is no peer; write rank=ip:port@node, such as 1=192.0.2.7:4100@mac-2")]
+    Peer(String),
+    /// The rank is outside the group.
+    #[error("--rank {rank} is outside a group of {size}; ranks count from 0")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// Ranks of the group.
+        size: u32,
+    },
+    /// Every rank needs one address of each kind.
+    #[error("{flag} names {given} ranks, but --layers-per-rank has {size}; name each rank once")]
+    Count {
+        /// The flag.
+        flag: &'static str,
+        /// Ranks it names.
+        given: usize,
+        /// Ranks of the group.
+        size: u32,
+    },
+}
+
+impl FromStr for Peer {
+    type Err = ArgsError;
+
+    fn from_str(text: &str) -> Result<Self, ArgsError> {
+        let parse = || {
+            let (rank, rest) = text.split_once('=')?;
+            let (address, node) = rest.split_once('@')?;
+            let address: SocketAddr = address.parse().ok()?;
+            (!node.is_empty()).then_some(Self {
+                rank: rank.parse().ok()?,
+                address: address.to_string(),
+                node: node.to_owned(),
+            })
+        };
+        parse().ok_or_else(|| ArgsError::Peer(text.to_owned()))
+    }
+}
+
+impl Args {
+    /// Ranks of the group.
+    pub fn size(&self) -> u32 {
+        self.layers_per_rank.len().max(1) as u32
+    }
+
+    /// The ranks above this one, in order, after a check that the flags fit each other.
+    pub fn followers(&self) -> Result<Vec<Peer>, ArgsError> {
+        let size = self.size();
+        if self.rank >= size {
+            return Err(ArgsError::Rank { rank: self.rank, size });
+        }
+        if size == 1 {
+            return Ok(Vec::new());
+        }
+        if self.ring_hosts.len() != size as usize {
+            return Err(ArgsError::Count { flag: "--ring-hosts", given: self.ring_hosts.len(), size });
+        }
+        let mut followers: Vec<Peer> = self.peers.iter().filter(|peer| peer.rank > 0).cloned().collect();
+        followers.sort_by_key(|peer| peer.rank);
+        if self.rank == 0 && !followers.iter().map(|peer| peer.rank).eq(1..size) {
+            return Err(ArgsError::Count { flag: "--peers", given: self.peers.len(), size });
+        }
+        Ok(followers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(flags: &str) -> Args {
+        let base = "russet-engine --model-dir /m --served-model-name m --tls-dir /t --control-socket /s";
+        Args::try_parse_from(base.split(' ').chain(flags.split_whitespace())).unwrap()
+    }
+
+    #[test]
+    fn a_group_needs_every_rank_once() {
+        let ring = "--ring-hosts 127.0.0.1:1,127.0.0.1:2";
+        for (flags, expected) in [
+            (String::new(), Ok(0)),
+            (format!("--layers-per-rank 2,2 {ring} --peers 1=127.0.0.1:9@b,0=127.0.0.1:8@a"), Ok(1)),
+            (format!("--layers-per-rank 2,2 {ring} --rank 1"), Ok(0)),
+            ("--rank 1".into(), Err(ArgsError::Rank { rank: 1, size: 1 })),
+            ("--layers-per-rank 2,2".into(), Err(ArgsError::Count { flag: "--ring-hosts", given: 0, size: 2 })),
+            (
+                format!("--layers-per-rank 2,2 {ring} --peers 0=127.0.0.1:8@a"),
+                Err(ArgsError::Count { flag: "--peers", given: 1, size: 2 }),
+            ),
+            (
+                format!("--layers-per-rank 2,2 {ring} --peers 1=127.0.0.1:8@a,1=127.0.0.1:9@a"),
+                Err(ArgsError::Count { flag: "--peers", given: 2, size: 2 }),
+            ),
+        ] {
+            assert_eq!(parse(&flags).followers().map(|followers| followers.len()), expected, "{flags}");
+        }
+    }
+
+    #[test]
+    fn a_peer_names_rank_address_and_node() {
+        let peer = Peer { rank: 1, address: "10.0.0.2:4100".into(), node: "mac-2".into() };
+        assert_eq!("1=10.0.0.2:4100@mac-2".parse(), Ok(peer));
+        for wrong in ["", "1", "1=10.0.0.2", "1=10.0.0.2:4100", "1=10.0.0.2:4100@", "x=10.0.0.2:4100@m"] {
+            assert_eq!(wrong.parse::<Peer>(), Err(ArgsError::Peer(wrong.to_owned())));
+        }
+    }
+}

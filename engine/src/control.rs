@@ -1,0 +1,205 @@
+//! What the agent of this machine sees and says, over a unix socket only its user may open. The
+//! open `Watch` is the adoption: an engine that nobody watches has been forgotten and ends itself.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use parking_lot::Mutex;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_server::Control;
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::compute::Compute;
+use crate::life::{Life, Now, Phase};
+use crate::metrics::Metrics;
+
+/// At most twice a second between changes of phase.
+const BEAT: Duration = Duration::from_millis(500);
+/// The rate of tokens is taken over this many beats.
+const RATE_BEATS: usize = 6;
+
+/// The Control service; clones share it.
+#[derive(Clone)]
+pub struct Agent {
+    compute: Arc<dyn Compute>,
+    life: Life,
+    metrics: Metrics,
+    adoption: Arc<Mutex<Adoption>>,
+    identity: Identity,
+}
+
+/// What stays the same for the life of the process.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Which formation of the group.
+    pub epoch: u64,
+    /// Uid of the Shard.
+    pub shard_uid: String,
+    /// Where metrics are served.
+    pub metrics_address: String,
+}
+
+/// Who watches.
+struct Adoption {
+    watchers: usize,
+    /// When the last watcher left, or the process began.
+    since: Instant,
+    ever: bool,
+}
+
+/// One open watch.
+struct Watcher(Arc<Mutex<Adoption>>);
+
+impl Watcher {
+    fn new(adoption: &Arc<Mutex<Adoption>>) -> Self {
+        let mut now = adoption.lock();
+        now.watchers += 1;
+        now.ever = true;
+        Self(adoption.clone())
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let mut adoption = self.0.lock();
+        adoption.watchers -= 1;
+        adoption.since = Instant::now();
+    }
+}
+
+impl Agent {
+    /// A service over this rank.
+    pub fn new(compute: Arc<dyn Compute>, life: Life, metrics: Metrics, identity: Identity) -> Self {
+        let adoption = Adoption { watchers: 0, since: Instant::now(), ever: false };
+        Self { compute, life, metrics, adoption: Arc::new(Mutex::new(adoption)), identity }
+    }
+
+    /// Fails the rank once nobody watched it for `patience`.
+    pub async fn expect_adoption(&self, patience: Duration) {
+        loop {
+            let alone = {
+                let adoption = self.adoption.lock();
+                if adoption.watchers > 0 { Duration::ZERO } else { adoption.since.elapsed() }
+            };
+            if alone >= patience {
+                let seconds = patience.as_secs();
+                return self.life.fail(format!("no agent has watched this engine for {seconds} s"));
+            }
+            tokio::time::sleep((patience - alone).min(Duration::from_secs(1))).await;
+        }
+    }
+
+    /// Whether an agent ever watched: if not, it is about to, and wants to know what happened.
+    pub fn was_adopted(&self) -> bool {
+        self.adoption.lock().ever
+    }
+
+    fn state(&self, now: &Now, tokens_per_second: f64) -> pb::EngineState {
+        let progress = self.compute.progress();
+        let memory = self.compute.memory();
+        self.metrics.observe(memory, progress);
+        let phase = match now.phase {
+            Phase::Loading => pb::Phase::Loading,
+            Phase::Loaded => pb::Phase::Loaded,
+            Phase::Serving => pb::Phase::Serving,
+            Phase::Failed => pb::Phase::Failed,
+        };
+        let message = match (&now.draining, now.phase) {
+            (Some(reason), Phase::Loading | Phase::Loaded | Phase::Serving) => format!("stopping: {reason}"),
+            _ => now.message.clone(),
+        };
+        pb::EngineState {
+            phase: phase as i32,
+            loaded_bytes: progress.loaded_bytes,
+            total_bytes: progress.total_bytes,
+            memory_bytes: memory.bytes,
+            peak_memory_bytes: memory.peak_bytes,
+            running: u32::try_from(self.metrics.running.get()).unwrap_or(0),
+            waiting: u32::try_from(self.metrics.waiting.get()).unwrap_or(0),
+            tokens_per_second,
+            message,
+            build: russet_rpc::ENGINE_BUILD.to_owned(),
+            epoch: self.identity.epoch,
+            shard_uid: self.identity.shard_uid.clone(),
+            metrics_address: self.identity.metrics_address.clone(),
+        }
+    }
+
+    async fn tell(self, sender: mpsc::UnboundedSender<Result<pb::EngineState, Status>>) {
+        let _watcher = Watcher::new(&self.adoption);
+        let mut life = self.life.watch();
+        let mut counts = VecDeque::from([(Instant::now(), self.metrics.generated_tokens.get())]);
+        let mut told: Option<pb::EngineState> = None;
+        loop {
+            let now = life.borrow_and_update().clone();
+            let state = self.state(&now, rate(&counts));
+            let ended = now.phase == Phase::Failed || now.stopped;
+            if told.as_ref() != Some(&state) {
+                if sender.send(Ok(state.clone())).is_err() {
+                    return;
+                }
+                told = Some(state);
+            }
+            if ended {
+                return;
+            }
+            // A change of phase is told at once; the message alone can wait for the beat.
+            let beat = tokio::time::sleep(BEAT);
+            tokio::select! {
+                () = beat => {}
+                _ = life.wait_for(|next| next.phase != now.phase || next.stopped) => {}
+                () = sender.closed() => return,
+            }
+            counts.push_back((Instant::now(), self.metrics.generated_tokens.get()));
+            if counts.len() > RATE_BEATS {
+                counts.pop_front();
+            }
+        }
+    }
+}
+
+/// Tokens per second over the counts held.
+fn rate(counts: &VecDeque<(Instant, u64)>) -> f64 {
+    match (counts.front(), counts.back()) {
+        (Some((start, before)), Some((end, after))) if end > start => {
+            (after - before) as f64 / (*end - *start).as_secs_f64()
+        }
+        _ => 0.0,
+    }
+}
+
+#[tonic::async_trait]
+impl Control for Agent {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::EngineState, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(self.clone().tell(sender));
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
+    }
+
+    async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopReply>, Status> {
+        self.life.drain("its agent asked it to");
+        Ok(Response::new(pb::StopReply {}))
+    }
+}
+
+/// Binds the socket, readable by this user alone. One left by a process that died is replaced.
+pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
+    use std::os::unix::fs::PermissionsExt as _;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

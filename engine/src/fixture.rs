@@ -1,0 +1,215 @@
+//! A model folder and a compute half for tests: a tokenizer that knows single bytes and five
+//! marks, a template, and a [`Compute`] that answers with a script. Compiled for tests only.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Map, json};
+use tempfile::TempDir;
+use tokio::sync::{Notify, oneshot};
+
+use crate::compute::{Answer, Compute, ComputeError, Memory, Progress, Step};
+
+pub const BEGIN: u32 = 256;
+pub const USER: u32 = 257;
+pub const ASSISTANT: u32 = 258;
+pub const END: u32 = 259;
+
+/// The token of one byte, in the order of byte-level tokenizers' own alphabet.
+pub fn token_of_byte(byte: u8) -> u32 {
+    u32::from(byte)
+}
+
+/// The printable character that stands for a byte in byte-level vocabularies: printable ASCII and
+/// Latin-1 stand for themselves, the others are moved beyond.
+fn character_of_byte(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let moved = (0..byte).filter(|&other| !printable(other)).count() as u32;
+    char::from_u32(256 + moved).expect("at most 68 bytes are moved, all to Latin Extended-A")
+}
+
+/// A folder with everything the serving half reads.
+pub fn model_dir() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let vocabulary: Map<String, serde_json::Value> =
+        (0..=255u8).map(|byte| (character_of_byte(byte).to_string(), json!(token_of_byte(byte)))).collect();
+    let added: Vec<_> = [(BEGIN, "<|begin|>"), (USER, "<|user|>"), (ASSISTANT, "<|assistant|>"), (END, "<|end|>")]
+        .into_iter()
+        .map(|(id, content)| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+                   "rstrip": false, "normalized": false, "special": true})
+        })
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                  "vocab": vocabulary, "merges": []},
+    });
+    let template = "<|begin|>{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('only user and assistant speak here') }}{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>";
+    for (file, text) in [
+        ("tokenizer.json", tokenizer.to_string()),
+        ("tokenizer_config.json", json!({"bos_token": "<|begin|>", "eos_token": "<|end|>"}).to_string()),
+        ("config.json", json!({"model_type": "llama", "eos_token_id": END}).to_string()),
+        ("chat_template.jinja", template.to_owned()),
+    ] {
+        std::fs::write(dir.path().join(file), text).unwrap();
+    }
+    dir
+}
+
+/// What a fake does when asked to step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    /// Answers at once.
+    Fine,
+    /// Never answers, like a collective whose peer is gone.
+    Hung,
+    /// Answers with an error.
+    Broken,
+}
+
+/// A compute half that says back what the user said, byte by byte and over and over, then ends
+/// its turn unless that is banned. Every step is recorded.
+pub struct Fake {
+    state: Arc<Mutex<FakeState>>,
+    /// Released once per step when set: lets a test watch one step at a time.
+    pub gate: Option<Arc<Notify>>,
+    /// How long a step takes.
+    pub pace: Duration,
+}
+
+struct FakeState {
+    mood: Mood,
+    /// Tokens of each sequence.
+    sequences: HashMap<u32, Vec<u32>>,
+    steps: Vec<Step>,
+    resets: Vec<u32>,
+    loadable: bool,
+    repeats: u32,
+}
+
+impl Fake {
+    pub fn new() -> Arc<Self> {
+        Self::with(Duration::ZERO, None)
+    }
+
+    pub fn with(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
+        let state = FakeState {
+            mood: Mood::Fine,
+            sequences: HashMap::new(),
+            steps: Vec::new(),
+            resets: Vec::new(),
+            loadable: true,
+            repeats: 1,
+        };
+        Arc::new(Self { state: Arc::new(Mutex::new(state)), gate, pace })
+    }
+
+    pub fn set_mood(&self, mood: Mood) {
+        self.state.lock().mood = mood;
+    }
+
+    /// Makes loading fail.
+    pub fn break_weights(&self) {
+        self.state.lock().loadable = false;
+    }
+
+    /// How often the answer repeats the question.
+    pub fn repeat(&self, times: u32) {
+        self.state.lock().repeats = times;
+    }
+
+    pub fn steps(&self) -> Vec<Step> {
+        self.state.lock().steps.clone()
+    }
+
+    pub fn resets(&self) -> Vec<u32> {
+        self.state.lock().resets.clone()
+    }
+}
+
+impl FakeState {
+    fn run(&mut self, step: &Step) -> Option<u32> {
+        let sequence = self.sequences.entry(step.slot).or_default();
+        assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
+        sequence.extend(&step.tokens);
+        let choice = step.choice.as_ref()?;
+        let start = sequence.iter().rposition(|&token| token == USER).map_or(0, |at| at + 1);
+        let answer = sequence[start..].iter().position(|&token| token == ASSISTANT);
+        let end = answer.map_or(sequence.len(), |length| start + length);
+        let said: Vec<u32> = sequence[start..end].iter().copied().filter(|&token| token < 256).collect();
+        let length = said.len() as u32;
+        if length == 0 || (choice.index >= length * self.repeats && !choice.banned.contains(&END)) {
+            return Some(END);
+        }
+        Some(said[(choice.index % length) as usize])
+    }
+}
+
+impl Compute for Fake {
+    fn load(&self) -> Answer<()> {
+        let (sender, answer) = oneshot::channel();
+        let result = if self.state.lock().loadable {
+            Ok(())
+        } else {
+            Err(ComputeError("model.safetensors is broken: its header ends at byte 7".into()))
+        };
+        let _ = sender.send(result);
+        answer
+    }
+
+    fn progress(&self) -> Progress {
+        Progress { loaded_bytes: 10, total_bytes: 10 }
+    }
+
+    fn join(&self) -> Answer<()> {
+        let (sender, answer) = oneshot::channel();
+        let _ = sender.send(Ok(()));
+        answer
+    }
+
+    fn step(&self, step: Step) -> Answer<Option<u32>> {
+        let (sender, answer) = oneshot::channel();
+        let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.pace);
+        // The state is touched in the order of the calls; only the answer takes time.
+        let (mood, token) = {
+            let mut state = state.lock();
+            let token = state.run(&step);
+            state.steps.push(step);
+            (state.mood, token)
+        };
+        tokio::spawn(async move {
+            if let Some(gate) = gate {
+                gate.notified().await;
+            }
+            tokio::time::sleep(pace).await;
+            match mood {
+                Mood::Fine => drop(sender.send(Ok(token))),
+                Mood::Broken => drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into())))),
+                Mood::Hung => {
+                    std::future::pending::<()>().await;
+                    drop(sender);
+                }
+            }
+        });
+        answer
+    }
+
+    fn reset(&self, slot: u32) {
+        let mut state = self.state.lock();
+        state.sequences.remove(&slot);
+        state.resets.push(slot);
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { bytes: 10, peak_bytes: 20 }
+    }
+}

@@ -1,0 +1,48 @@
+//! The control path of a pipeline: rank 0 leads, the others follow. Activations travel between
+//! ranks through MLX, never here; but a lost rank is noticed here, because MLX may block for ever
+//! when a peer dies and a gRPC stream does not.
+//!
+//! ```text
+//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Step, Reset, Step, …
+//! ```
+
+pub mod lead;
+pub mod obey;
+
+use russet_rpc::engine as pb;
+use russet_rpc::engine::follow_command::Command;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::compute::Step;
+
+/// Senders to every higher rank.
+#[derive(Clone, Debug, Default)]
+pub struct Followers {
+    // Not bounded: at most one step a slot is on its way.
+    senders: Vec<UnboundedSender<pb::FollowCommand>>,
+}
+
+impl Followers {
+    /// Makes every follower run the step too.
+    pub fn step(&self, step: &Step) {
+        // The choice is rank 0's own business.
+        let Step { slot, offset, tokens, choice: _ } = step;
+        self.send(Command::Step(pb::Step { slot: *slot, offset: *offset, tokens: tokens.clone() }));
+    }
+
+    /// Makes every follower forget the slot.
+    pub fn reset(&self, slot: u32) {
+        self.send(Command::Reset(pb::Reset { slot }));
+    }
+
+    fn join(&self) {
+        self.send(Command::Join(pb::Join {}));
+    }
+
+    fn send(&self, command: Command) {
+        for sender in &self.senders {
+            // A closed stream is noticed by who watches its replies.
+            let _ = sender.send(pb::FollowCommand { command: Some(command.clone()) });
+        }
+    }
+}

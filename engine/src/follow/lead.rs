@@ -1,0 +1,162 @@
+//! Rank 0's side: find every higher rank, join the ring together, and watch them to the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{join_all, select_all};
+use futures::FutureExt as _;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::engine::follow_command::Command;
+use russet_rpc::engine::follow_reply::Reply;
+use russet_rpc::tls::Files;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::Followers;
+use crate::args::Peer;
+use crate::compute::Compute;
+use crate::life::{Life, Phase};
+
+/// Between two attempts to reach a rank that does not listen yet.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// One higher rank, as rank 0 sees it.
+struct Follower {
+    peer: Peer,
+    replies: Streaming<pb::FollowReply>,
+}
+
+/// Forms the group. On the way back every rank has joined; from then on a lost follower fails this
+/// rank. An error is the reason why the group cannot be.
+pub async fn gather(
+    peers: &[Peer],
+    tls: &Files,
+    hello: &pb::Hello,
+    compute: &Arc<dyn Compute>,
+    life: &Life,
+) -> Result<Followers, String> {
+    let mut followers = Followers::default();
+    let mut members = Vec::new();
+    for found in join_all(peers.iter().map(|peer| find(peer, tls, hello, life))).await {
+        let (sender, follower) = found?;
+        followers.senders.push(sender);
+        members.push(follower);
+    }
+    life.advance(Phase::Loaded, "joining the ring");
+    followers.join();
+    let mut joined = Box::pin(join_all(members.iter_mut().map(Follower::joined)));
+    let mut own = compute.join();
+    let (mut ring, mut others) = (false, None);
+    while !ring || others.is_none() {
+        tokio::select! {
+            result = &mut own, if !ring => {
+                result.map_err(|_| "the compute thread is gone".to_owned())?.map_err(|error| error.to_string())?;
+                ring = true;
+            }
+            results = &mut joined, if others.is_none() => {
+                others = Some(results.into_iter().collect::<Result<Vec<()>, String>>()?);
+            }
+        }
+    }
+    drop(joined);
+    tokio::spawn(watch(members, life.clone()));
+    Ok(followers)
+}
+
+/// Opens the stream to one rank, for as long as it takes: whether that is too long, the operator
+/// decides.
+async fn find(
+    peer: &Peer,
+    tls: &Files,
+    hello: &pb::Hello,
+    life: &Life,
+) -> Result<(mpsc::UnboundedSender<pb::FollowCommand>, Follower), String> {
+    let Peer { rank, address, node } = peer;
+    let channel = tls.channel(address, node).map_err(|error| error.to_string())?;
+    let mut client = EngineClient::new(channel);
+    loop {
+        let (sender, commands) = mpsc::unbounded_channel();
+        let _ = sender.send(pb::FollowCommand { command: Some(Command::Hello(hello.clone())) });
+        match client.follow(UnboundedReceiverStream::new(commands)).await {
+            Ok(replies) => {
+                tracing::info!(rank, node, "found and loaded");
+                return Ok((sender, Follower { peer: peer.clone(), replies: replies.into_inner() }));
+            }
+            Err(status) if is_final(&status) => {
+                return Err(format!("rank {rank} on {node} at {address} refused: {}", status.message()));
+            }
+            Err(status) => {
+                let reason = describe(&status);
+                life.advance(Phase::Loaded, &format!("waiting for rank {rank} on {node} at {address}: {reason}"));
+                tracing::debug!(rank, node, address, reason, "not there yet");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// A refusal that waiting does not heal.
+fn is_final(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::FailedPrecondition | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented | Code::InvalidArgument
+    )
+}
+
+/// A status with its causes: tonic's own message of a failed connection names none.
+fn describe(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+impl Follower {
+    fn name(&self) -> String {
+        let Peer { rank, address, node } = &self.peer;
+        format!("rank {rank} on {node} at {address}")
+    }
+
+    async fn joined(&mut self) -> Result<(), String> {
+        match self.replies.message().await {
+            Ok(Some(pb::FollowReply { reply: Some(Reply::Joined(pb::Joined { rank })) })) => {
+                if rank == self.peer.rank {
+                    return Ok(());
+                }
+                Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()))
+            }
+            other => Err(self.lost(other)),
+        }
+    }
+
+    /// Waits for the end of the stream; returns why the follower is of no more use.
+    async fn end(&mut self) -> String {
+        let message = self.replies.message().await;
+        self.lost(message)
+    }
+
+    fn lost(&self, message: Result<Option<pb::FollowReply>, Status>) -> String {
+        let name = self.name();
+        match message {
+            Ok(Some(pb::FollowReply { reply: Some(Reply::Failed(failed)) })) => {
+                format!("{name} failed: {}", failed.message)
+            }
+            Ok(Some(_)) => format!("{name} broke the protocol"),
+            Ok(None) => format!("{name} closed its stream"),
+            Err(status) => format!("{name} is gone: {}", describe(&status)),
+        }
+    }
+}
+
+async fn watch(mut members: Vec<Follower>, life: Life) {
+    if members.is_empty() {
+        return;
+    }
+    let (reason, ..) = select_all(members.iter_mut().map(|member| member.end().boxed())).await;
+    life.fail(reason);
+}

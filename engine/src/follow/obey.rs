@@ -1,0 +1,196 @@
+//! A higher rank's side: check who leads, join when told, and run every step in the order it came.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::follow_command::Command;
+use russet_rpc::engine::follow_reply::Reply;
+use tokio::sync::mpsc::UnboundedSender;
+use tonic::{Status, Streaming};
+
+use crate::compute::{Compute, Step};
+use crate::life::{Life, Phase};
+use crate::metrics::Metrics;
+
+/// Time for the first message; it is sent with the request.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a follower knows of itself and its group.
+pub struct Follower {
+    /// This rank.
+    pub rank: u32,
+    /// What rank 0 must say too.
+    pub hello: pb::Hello,
+    /// Slots of the KV cache.
+    pub max_sequences: u32,
+    /// Its share of the model.
+    pub compute: Arc<dyn Compute>,
+    /// Its life.
+    pub life: Life,
+    /// Its counters.
+    pub metrics: Metrics,
+    /// Whether somebody leads already.
+    pub led: AtomicBool,
+}
+
+/// The right to lead one follower, given back when the leader leaves before anything began.
+struct Leadership(Arc<Follower>);
+
+impl Drop for Leadership {
+    fn drop(&mut self) {
+        self.0.led.store(false, Ordering::Release);
+    }
+}
+
+/// Replies to rank 0.
+pub type Replies = UnboundedSender<Result<pb::FollowReply, Status>>;
+
+impl Follower {
+    /// Checks who asks, waits until the weights are there, and obeys from then on. The answer's
+    /// headers are what tells rank 0 that this rank is loaded.
+    pub async fn follow(self: Arc<Self>, mut commands: Streaming<pb::FollowCommand>, replies: Replies) -> Result<(), Status> {
+        let first = tokio::time::timeout(HELLO_DEADLINE, commands.message()).await;
+        let hello = match first {
+            Ok(Ok(Some(pb::FollowCommand { command: Some(Command::Hello(hello)) }))) => hello,
+            Ok(Err(status)) => return Err(status),
+            _ => return Err(Status::invalid_argument("the first message must be Hello")),
+        };
+        if let Some(difference) = difference(&self.hello, &hello) {
+            tracing::warn!(rank = self.rank, difference, "refused a leader");
+            return Err(Status::failed_precondition(format!("{difference}; ranks of one group must be equal in all of these")));
+        }
+        if self.led.swap(true, Ordering::AcqRel) {
+            return Err(Status::failed_precondition(format!(
+                "rank {} is led already; a new leader needs a new epoch",
+                self.rank
+            )));
+        }
+        let leadership = Leadership(self.clone());
+        let now = self.life.until(|now| now.phase >= Phase::Loaded || now.stopped).await;
+        if now.phase == Phase::Failed || now.draining.is_some() {
+            return Err(Status::failed_precondition(self.life.refusal().unwrap_or_default()));
+        }
+        tokio::spawn(async move {
+            let _leadership = leadership;
+            self.obey(commands, &replies).await;
+            // Whatever ended it, rank 0 hears why; when it is gone nobody does.
+            let now = self.life.now();
+            if now.phase == Phase::Failed {
+                let failed = pb::Failed { kind: pb::FailureKind::Unavailable as i32, message: now.message };
+                let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Failed(failed)) }));
+            }
+        });
+        Ok(())
+    }
+
+    async fn obey(&self, mut commands: Streaming<pb::FollowCommand>, replies: &Replies) {
+        let mut running = FuturesUnordered::new();
+        let mut joining = None;
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.life.failed() => return,
+                Some(result) = running.next() => {
+                    if let Some(reason) = trouble(result) {
+                        return self.life.fail(format!("rank {}: {reason}", self.rank));
+                    }
+                }
+                result = async { joining.as_mut().expect("polled only while joining").await }, if joining.is_some() => {
+                    joining = None;
+                    if let Some(reason) = trouble(result) {
+                        return self.life.fail(format!("rank {} cannot join the ring: {reason}", self.rank));
+                    }
+                    self.life.advance(Phase::Serving, "");
+                    let joined = pb::Joined { rank: self.rank };
+                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
+                }
+                message = commands.message() => match self.command(message) {
+                    Ok(Some(Command::Step(pb::Step { slot, offset, tokens }))) => {
+                        self.metrics.steps.inc();
+                        running.push(self.compute.step(Step { slot, offset, tokens, choice: None }));
+                    }
+                    Ok(Some(Command::Reset(pb::Reset { slot }))) => self.compute.reset(slot),
+                    Ok(Some(Command::Join(pb::Join {}))) if joining.is_none() => joining = Some(self.compute.join()),
+                    Ok(Some(Command::Join(_) | Command::Hello(_))) => {
+                        return self.life.fail("rank 0 broke the protocol: it joined or said Hello twice");
+                    }
+                    Ok(None) => return self.life.stop(),
+                    Err(reason) => return self.life.fail(reason),
+                },
+            }
+        }
+    }
+
+    /// A command that makes sense; `None` when rank 0 left and this rank was asked to stop anyway.
+    fn command(&self, message: Result<Option<pb::FollowCommand>, Status>) -> Result<Option<Command>, String> {
+        let left = |how: String| {
+            if self.life.now().draining.is_some() { Ok(None) } else { Err(how) }
+        };
+        match message {
+            Ok(Some(pb::FollowCommand { command: Some(command) })) => {
+                match &command {
+                    Command::Step(pb::Step { slot, tokens, .. }) if *slot >= self.max_sequences || tokens.is_empty() => {
+                        Err(format!(
+                            "rank 0 sent a step of {} tokens for slot {slot}, but there are {} slots; start all ranks with the same --max-sequences",
+                            tokens.len(),
+                            self.max_sequences,
+                        ))
+                    }
+                    _ => Ok(Some(command)),
+                }
+            }
+            Ok(Some(pb::FollowCommand { command: None })) => {
+                Err("rank 0 sent a command this build does not know; run equal builds on all ranks".into())
+            }
+            Ok(None) => left("rank 0 closed its stream".into()),
+            Err(status) => left(format!("rank 0 is gone: {}", status.message())),
+        }
+    }
+}
+
+fn trouble<T>(
+    result: Result<Result<T, crate::compute::ComputeError>, tokio::sync::oneshot::error::RecvError>,
+) -> Option<String> {
+    match result {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some("the compute thread is gone; see the engine's log".into()),
+    }
+}
+
+/// What two ranks disagree on, with both sides.
+fn difference(own: &pb::Hello, other: &pb::Hello) -> Option<String> {
+    let pb::Hello { build, group_uid, epoch, size } = own;
+    [
+        ("builds", build.clone(), other.build.clone()),
+        ("groups", group_uid.clone(), other.group_uid.clone()),
+        ("epochs", epoch.to_string(), other.epoch.to_string()),
+        ("sizes", size.to_string(), other.size.to_string()),
+    ]
+    .into_iter()
+    .find(|(_, own, other)| own != other)
+    .map(|(what, own, other)| format!("the {what} differ: this rank has {own}, rank 0 has {other}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_named_with_both_sides() {
+        let own = pb::Hello { build: "b1".into(), group_uid: "g".into(), epoch: 3, size: 2 };
+        assert_eq!(difference(&own, &own.clone()), None);
+        for (other, expected) in [
+            (pb::Hello { build: "b2".into(), ..own.clone() }, "the builds differ: this rank has b1, rank 0 has b2"),
+            (pb::Hello { group_uid: "h".into(), ..own.clone() }, "the groups differ: this rank has g, rank 0 has h"),
+            (pb::Hello { epoch: 4, ..own.clone() }, "the epochs differ: this rank has 3, rank 0 has 4"),
+            (pb::Hello { size: 3, ..own.clone() }, "the sizes differ: this rank has 2, rank 0 has 3"),
+        ] {
+            assert_eq!(difference(&own, &other).as_deref(), Some(expected));
+        }
+    }
+}

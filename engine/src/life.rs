@@ -1,0 +1,164 @@
+//! The life of one rank, and the only place that says it is over.
+//!
+//! ```text
+//! Loading ──▶ Loaded ──▶ Serving ──▶ stopped (drained, exit 0)
+//!    └───────────┴──────────┴──────▶ Failed  (flushed, exit 1)
+//! ```
+//!
+//! The first failure is the one that counts: what breaks afterwards is its consequence.
+
+use tokio::sync::watch;
+
+/// How far this rank has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Reading weights.
+    Loading,
+    /// Weights in memory, waiting for peers.
+    Loaded,
+    /// Joined; rank 0 takes requests.
+    Serving,
+    /// Of no more use.
+    Failed,
+}
+
+/// What is known of this rank now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// How far it has come.
+    pub phase: Phase,
+    /// What it waits for, or why it failed; empty when there is nothing to say.
+    pub message: String,
+    /// Why no new requests are taken, once somebody asked the rank to stop.
+    pub draining: Option<String>,
+    /// Everything is answered and the process may end.
+    pub stopped: bool,
+}
+
+/// Shared by everything that runs in this process.
+#[derive(Clone, Debug)]
+pub struct Life {
+    now: watch::Sender<Now>,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        let now = Now { phase: Phase::Loading, message: String::new(), draining: None, stopped: false };
+        Self { now: watch::Sender::new(now) }
+    }
+}
+
+impl Life {
+    /// What is known now.
+    pub fn now(&self) -> Now {
+        self.now.borrow().clone()
+    }
+
+    /// To be told of every change.
+    pub fn watch(&self) -> watch::Receiver<Now> {
+        self.now.subscribe()
+    }
+
+    /// One step further, with what it waits for next. Nothing leads back, and nothing out of `Failed`.
+    pub fn advance(&self, phase: Phase, message: &str) {
+        self.change(|now| {
+            if now.phase != Phase::Failed && now.phase <= phase {
+                now.phase = phase;
+                message.clone_into(&mut now.message);
+            }
+        });
+    }
+
+    /// This rank is of no more use. Only the first reason is kept.
+    pub fn fail(&self, reason: impl Into<String>) {
+        self.change(|now| {
+            if now.phase != Phase::Failed && !now.stopped {
+                now.phase = Phase::Failed;
+                now.message = reason.into();
+                tracing::error!(reason = now.message, "this rank failed");
+            }
+        });
+    }
+
+    /// Take no new requests, answer the running ones, then stop.
+    pub fn drain(&self, reason: &str) {
+        self.change(|now| {
+            if now.draining.is_none() {
+                tracing::info!(reason, "draining");
+                now.draining = Some(reason.to_owned());
+            }
+        });
+    }
+
+    /// Everything is answered.
+    pub fn stop(&self) {
+        self.change(|now| now.stopped |= now.phase != Phase::Failed);
+    }
+
+    /// Why this rank takes no requests; `None` while it does.
+    pub fn refusal(&self) -> Option<String> {
+        let now = self.now.borrow();
+        match (now.phase, &now.draining) {
+            (Phase::Failed, _) => Some(now.message.clone()),
+            (_, Some(reason)) => Some(format!("this engine is stopping: {reason}")),
+            (Phase::Serving, None) => None,
+            (Phase::Loading, None) => Some("this engine is still loading its weights".into()),
+            (Phase::Loaded, None) => Some("this engine is still waiting for its peers".into()),
+        }
+    }
+
+    /// Waits until `condition` holds.
+    pub async fn until(&self, condition: impl FnMut(&Now) -> bool) -> Now {
+        let mut watch = self.now.subscribe();
+        // The sender lives in `self`, so the channel cannot be closed while this waits.
+        let now = watch.wait_for(condition).await.map(|now| now.clone());
+        now.unwrap_or_else(|_| self.now())
+    }
+
+    /// Waits for the failure; returns its reason.
+    pub async fn failed(&self) -> String {
+        self.until(|now| now.phase == Phase::Failed).await.message
+    }
+
+    /// Waits until it is over, one way or the other.
+    pub async fn ended(&self) {
+        self.until(|now| now.phase == Phase::Failed || now.stopped).await;
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Now)) {
+        self.now.send_if_modified(|now| {
+            let before = now.clone();
+            change(now);
+            *now != before
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failure_is_the_one_that_counts() {
+        let life = Life::default();
+        life.advance(Phase::Loaded, "waiting for rank 1");
+        life.fail("rank 1 is gone");
+        life.fail("a consequence");
+        life.advance(Phase::Serving, "");
+        life.stop();
+        let now = life.now();
+        assert_eq!((now.phase, now.message.as_str(), now.stopped), (Phase::Failed, "rank 1 is gone", false));
+    }
+
+    #[test]
+    fn requests_are_refused_with_the_reason_until_serving_and_while_stopping() {
+        let life = Life::default();
+        assert_eq!(life.refusal().as_deref(), Some("this engine is still loading its weights"));
+        life.advance(Phase::Loaded, "");
+        assert_eq!(life.refusal().as_deref(), Some("this engine is still waiting for its peers"));
+        life.advance(Phase::Serving, "");
+        assert_eq!(life.refusal(), None);
+        life.drain("SIGTERM");
+        assert_eq!(life.refusal().as_deref(), Some("this engine is stopping: SIGTERM"));
+    }
+}

@@ -1,0 +1,198 @@
+//! What an engine measures. Rank 0 uses vLLM's names and buckets, so that dashboards and routers
+//! made for vLLM read it as it is; other ranks show only themselves, or totals would count double.
+
+use std::time::Duration;
+
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
+use russet_wire::event::{FinishReason, Usage};
+
+use crate::compute::{Memory, Progress};
+
+/// vLLM's buckets for the time to the first token.
+const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+/// vLLM's buckets for the time between tokens.
+const BETWEEN_TOKENS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// vLLM's buckets for everything that lasts as long as a request.
+const REQUEST: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+
+/// All metrics of one engine; clones share them.
+#[derive(Clone)]
+pub struct Metrics {
+    /// What `/metrics` shows.
+    pub registry: Registry,
+    /// Requests in a slot.
+    pub running: IntGauge,
+    /// Requests not yet in a slot.
+    pub waiting: IntGauge,
+    /// Share of the KV cache in use, 0 to 1.
+    pub kv_usage: Gauge,
+    /// Tokens of prompts read.
+    pub prompt_tokens: IntCounter,
+    /// Tokens chosen.
+    pub generated_tokens: IntCounter,
+    /// From arrival to the first token.
+    pub first_token: Histogram,
+    /// From one token to the next.
+    pub between_tokens: Histogram,
+    /// From arrival to the last event.
+    pub request: Histogram,
+    /// From arrival to a slot.
+    pub queue: Histogram,
+    /// From a slot to the first token.
+    pub prefill: Histogram,
+    /// From the first token to the last.
+    pub decode: Histogram,
+    /// Steps this rank ran.
+    pub steps: IntCounter,
+    success: IntCounterVec,
+    failures: IntCounterVec,
+    memory: IntGauge,
+    peak_memory: IntGauge,
+    loaded: IntGauge,
+}
+
+impl Metrics {
+    /// The metrics of rank `rank` of a group serving `model`, with room for `context_tokens` in
+    /// each of `max_sequences` slots.
+    pub fn new(model: &str, rank: u32, context_tokens: u32, max_sequences: u32) -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let labels = |opts: Opts| opts.const_label("model_name", model).const_label("engine", "0");
+        let request = |name: &str, help: &str| labels(Opts::new(format!("vllm:{name}"), help));
+        let time = |name: &str, help: &str, buckets: &[f64]| {
+            let mut opts = HistogramOpts::from(request(name, help));
+            opts.buckets = buckets.to_vec();
+            Histogram::with_opts(opts)
+        };
+        let own = |name: &str, help: &str| Opts::new(format!("russet_engine_{name}"), help).const_label("model_name", model);
+        let metrics = Self {
+            running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
+            waiting: IntGauge::with_opts(request("num_requests_waiting", "Requests waiting for a slot."))?,
+            kv_usage: Gauge::with_opts(request("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it."))?,
+            prompt_tokens: IntCounter::with_opts(request("prompt_tokens_total", "Prompt tokens read."))?,
+            generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
+            first_token: time("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN)?,
+            between_tokens: time("inter_token_latency_seconds", "From one token to the next.", BETWEEN_TOKENS)?,
+            request: time("e2e_request_latency_seconds", "From arrival to the end of the answer.", REQUEST)?,
+            queue: time("request_queue_time_seconds", "From arrival to a slot.", REQUEST)?,
+            prefill: time("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)?,
+            decode: time("request_decode_time_seconds", "From the first token to the last.", REQUEST)?,
+            success: IntCounterVec::new(
+                request("request_success_total", "Answers completed, by the reason they ended."),
+                &["finished_reason"],
+            )?,
+            failures: IntCounterVec::new(
+                own("request_failures_total", "Requests that ended with a typed failure."),
+                &["kind"],
+            )?,
+            steps: IntCounter::with_opts(own("steps_total", "Steps this rank ran."))?,
+            memory: IntGauge::with_opts(own("memory_bytes", "Bytes MLX holds."))?,
+            peak_memory: IntGauge::with_opts(own("peak_memory_bytes", "Most bytes MLX held."))?,
+            loaded: IntGauge::with_opts(own("loaded_bytes", "Bytes of weights in memory."))?,
+            registry,
+        };
+        metrics.register(rank, context_tokens, max_sequences, labels)?;
+        Ok(metrics)
+    }
+
+    fn register(
+        &self,
+        rank: u32,
+        context_tokens: u32,
+        max_sequences: u32,
+        labels: impl Fn(Opts) -> Opts,
+    ) -> Result<(), prometheus::Error> {
+        // Destructured, so that a metric cannot be made and then forgotten here.
+        let Self {
+            registry, running, waiting, kv_usage, prompt_tokens, generated_tokens, first_token, between_tokens,
+            request, queue, prefill, decode, steps, success, failures, memory, peak_memory, loaded,
+        } = self;
+        for own in [memory, peak_memory, loaded] {
+            registry.register(Box::new(own.clone()))?;
+        }
+        registry.register(Box::new(steps.clone()))?;
+        if rank > 0 {
+            return Ok(());
+        }
+        for gauge in [running, waiting] {
+            registry.register(Box::new(gauge.clone()))?;
+        }
+        registry.register(Box::new(kv_usage.clone()))?;
+        for counter in [prompt_tokens, generated_tokens] {
+            registry.register(Box::new(counter.clone()))?;
+        }
+        for histogram in [first_token, between_tokens, request, queue, prefill, decode] {
+            registry.register(Box::new(histogram.clone()))?;
+        }
+        for reason in [FinishReason::Stop, FinishReason::Length, FinishReason::Cancelled] {
+            success.with_label_values(&[reason.as_str()]);
+        }
+        registry.register(Box::new(success.clone()))?;
+        registry.register(Box::new(failures.clone()))?;
+        // A block is one sequence's room: this cache is not paged.
+        let geometry = GaugeVec::new(
+            labels(Opts::new("vllm:cache_config_info", "Tokens of a block of the KV cache, and blocks.")),
+            &["block_size", "num_gpu_blocks"],
+        )?;
+        geometry.with_label_values(&[&context_tokens.to_string(), &max_sequences.to_string()]).set(1.0);
+        registry.register(Box::new(geometry))
+    }
+
+    /// An answer is complete.
+    pub fn finished(&self, reason: FinishReason, usage: Usage, lasted: Duration) {
+        tracing::debug!(reason = reason.as_str(), ?usage, ?lasted, "answer complete");
+        self.success.with_label_values(&[reason.as_str()]).inc();
+        self.request.observe(lasted.as_secs_f64());
+    }
+
+    /// A request ended with a failure of this kind.
+    pub fn failed(&self, kind: &str) {
+        self.failures.with_label_values(&[kind]).inc();
+    }
+
+    /// Brings what is asked rather than counted up to date.
+    pub fn observe(&self, memory: Memory, progress: Progress) {
+        self.memory.set(memory.bytes as i64);
+        self.peak_memory.set(memory.peak_bytes as i64);
+        self.loaded.set(progress.loaded_bytes as i64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(rank: u32) -> Vec<String> {
+        let metrics = Metrics::new("m", rank, 4096, 4).unwrap();
+        metrics.finished(FinishReason::Stop, Usage::default(), Duration::from_secs(1));
+        metrics.failed("overloaded");
+        metrics.registry.gather().iter().map(|family| family.name().to_owned()).collect()
+    }
+
+    #[test]
+    fn rank_zero_shows_what_dashboards_for_vllm_read() {
+        let names = names(0);
+        for name in [
+            "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info",
+            "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
+            "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+            "prompt_tokens_total", "generation_tokens_total", "request_success_total",
+        ] {
+            assert!(names.contains(&format!("vllm:{name}")), "{name} is missing from {names:?}");
+        }
+    }
+
+    #[test]
+    fn other_ranks_show_no_requests_or_totals_would_double() {
+        assert!(names(1).iter().all(|name| name.starts_with("russet_engine_")), "{:?}", names(1));
+    }
+}

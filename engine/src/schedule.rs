@@ -1,0 +1,432 @@
+//! Requests to slots, slots to steps: one loop that gives every running sequence one step in turn.
+//! It is the only place that ends an answer, so every request gets exactly one `Finished` or
+//! `Failed` (invariant 10). How tokens become text is `sequence`'s business.
+//!
+//! ```text
+//! submit ─▶ tokenise ─▶ waiting ─▶ slot: step, step, … ─▶ Finished
+//!    └──────────┴──────────┴────────┴───────────────────▶ Failed
+//! ```
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Zoned;
+use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::request::GenerationRequest;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::Instant;
+
+use crate::compute::{Compute, Step};
+use crate::follow::Followers;
+use crate::life::Life;
+use crate::metrics::Metrics;
+use crate::sequence::{self, Accepted, Sequence};
+use crate::tokens::{Tokens, TokensError};
+
+/// Most requests that wait for a slot; beyond it another group, or later, is the better place.
+pub const MOST_WAITING: usize = 64;
+/// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
+/// machine we know of takes a fraction of it.
+const STEP_DEADLINE: Duration = Duration::from_secs(300);
+
+/// Takes requests for the loop.
+#[derive(Clone)]
+pub struct Entrance {
+    tickets: UnboundedSender<Ticket>,
+    tokens: Arc<Tokens>,
+    context_tokens: u32,
+    life: Life,
+    metrics: Metrics,
+}
+
+/// A request on its way to a slot.
+struct Ticket {
+    request: GenerationRequest,
+    prompt: Vec<u32>,
+    limit: u32,
+    caller: Caller,
+    place: Place,
+}
+
+/// Who waits for an answer. Dropped without an end, it says so: a stream never just ends.
+struct Caller {
+    id: String,
+    // Not bounded: a slow reader must not hold up the other sequences, and the context bounds an answer.
+    events: UnboundedSender<Event>,
+    arrived: Instant,
+    metrics: Metrics,
+    ended: bool,
+}
+
+impl Caller {
+    fn gone(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    fn tell(&self, event: Event) {
+        // A caller that is gone is noticed before the next step.
+        let _ = self.events.send(event);
+    }
+
+    fn fail(mut self, failure: Failure) {
+        self.end(failure);
+    }
+
+    fn end(&mut self, failure: Failure) {
+        self.ended = true;
+        tracing::info!(request = self.id, kind = ?failure.kind, message = failure.message, "request failed");
+        self.metrics.failed(kind_label(failure.kind));
+        self.tell(Event::Failed(failure));
+    }
+
+    fn finish(mut self, reason: FinishReason, usage: Usage) {
+        self.ended = true;
+        self.metrics.finished(reason, usage, self.arrived.elapsed());
+        tracing::info!(
+            request = self.id,
+            reason = reason.as_str(),
+            prompt_tokens = usage.prompt_tokens,
+            completion_tokens = usage.completion_tokens,
+            "request finished"
+        );
+        self.tell(Event::Finished { reason, usage });
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(Failure {
+                kind: FailureKind::Internal,
+                message: "the engine lost this request; report it with the engine's log".into(),
+            });
+        }
+    }
+}
+
+fn kind_label(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::InvalidRequest => "invalid_request",
+        FailureKind::Overloaded => "overloaded",
+        FailureKind::Unavailable => "unavailable",
+        FailureKind::Internal => "internal",
+    }
+}
+
+fn unavailable(message: String) -> Failure {
+    Failure { kind: FailureKind::Unavailable, message }
+}
+
+/// Takes one of the places to wait in, given back when dropped.
+struct Place(Metrics);
+
+impl Place {
+    fn take(metrics: &Metrics) -> Result<Self, Failure> {
+        metrics.waiting.inc();
+        let place = Self(metrics.clone());
+        let waiting = metrics.waiting.get();
+        if waiting > MOST_WAITING as i64 {
+            return Err(Failure {
+                kind: FailureKind::Overloaded,
+                message: format!(
+                    "{} requests are running and {MOST_WAITING} are waiting, which is the most; try again later",
+                    metrics.running.get(),
+                ),
+            });
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.waiting.dec();
+    }
+}
+
+impl Entrance {
+    /// Takes a request; whatever becomes of it comes as events. Dropping the receiver cancels it.
+    pub fn submit(&self, request: GenerationRequest) -> UnboundedReceiver<Event> {
+        let (events, receiver) = mpsc::unbounded_channel();
+        let caller = Caller {
+            id: request.id.clone(),
+            events,
+            arrived: Instant::now(),
+            metrics: self.metrics.clone(),
+            ended: false,
+        };
+        if let Err(failure) = sequence::validate(&request) {
+            caller.fail(failure);
+            return receiver;
+        }
+        if let Some(reason) = self.life.refusal() {
+            caller.fail(unavailable(reason));
+            return receiver;
+        }
+        let place = match Place::take(&self.metrics) {
+            Ok(place) => place,
+            Err(failure) => {
+                caller.fail(failure);
+                return receiver;
+            }
+        };
+        let entrance = self.clone();
+        tokio::task::spawn_blocking(move || entrance.prepare(request, caller, place));
+        receiver
+    }
+
+    fn prepare(&self, request: GenerationRequest, caller: Caller, place: Place) {
+        let prompt = match self.tokens.prompt(&request.messages, &Zoned::now()) {
+            Ok(prompt) => prompt,
+            Err(error) => return caller.fail(prompt_failure(&error)),
+        };
+        let limit = match sequence::room(prompt.len(), request.max_tokens, self.context_tokens) {
+            Ok(limit) => limit,
+            Err(failure) => return caller.fail(failure),
+        };
+        let ticket = Ticket { request, prompt, limit, caller, place };
+        if let Err(mpsc::error::SendError(ticket)) = self.tickets.send(ticket) {
+            let reason = self.life.refusal().unwrap_or_else(|| "this engine has stopped".into());
+            ticket.caller.fail(unavailable(reason));
+        }
+    }
+}
+
+/// What cannot be rendered is the request's fault; what the tokenizer cannot do is ours.
+fn prompt_failure(error: &TokensError) -> Failure {
+    let kind = match error {
+        TokensError::Template(_) => FailureKind::InvalidRequest,
+        _ => FailureKind::Internal,
+    };
+    Failure { kind, message: error.to_string() }
+}
+
+/// A sequence and who waits for it.
+struct Running {
+    sequence: Sequence,
+    caller: Caller,
+    started: Instant,
+    first: Option<Instant>,
+    last: Instant,
+}
+
+/// The loop over slots.
+pub struct Schedule {
+    compute: Arc<dyn Compute>,
+    followers: Followers,
+    tokens: Arc<Tokens>,
+    life: Life,
+    metrics: Metrics,
+    tickets: UnboundedReceiver<Ticket>,
+    waiting: VecDeque<Ticket>,
+    running: Vec<Running>,
+    free: BTreeSet<u32>,
+    capacity: f64,
+}
+
+impl Schedule {
+    /// A loop over `max_sequences` slots, and its entrance.
+    pub fn new(
+        compute: Arc<dyn Compute>,
+        followers: Followers,
+        tokens: Arc<Tokens>,
+        life: Life,
+        metrics: Metrics,
+        context_tokens: u32,
+        max_sequences: u32,
+    ) -> (Self, Entrance) {
+        let (sender, tickets) = mpsc::unbounded_channel();
+        let entrance = Entrance {
+            tickets: sender,
+            tokens: tokens.clone(),
+            context_tokens,
+            life: life.clone(),
+            metrics: metrics.clone(),
+        };
+        let schedule = Self {
+            compute,
+            followers,
+            tokens,
+            life,
+            metrics,
+            tickets,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            free: (0..max_sequences).collect(),
+            capacity: f64::from(context_tokens) * f64::from(max_sequences),
+        };
+        (schedule, entrance)
+    }
+
+    /// Runs until the rank failed, or until it was asked to stop and everything is answered.
+    pub async fn run(mut self) {
+        let life = self.life.clone();
+        loop {
+            self.admit();
+            if self.running.is_empty() && self.waiting.is_empty() {
+                tokio::select! {
+                    biased;
+                    reason = life.failed() => return self.fail(&reason),
+                    ticket = self.tickets.recv() => match ticket {
+                        Some(ticket) => self.waiting.push_back(ticket),
+                        None => return life.stop(),
+                    },
+                    // What was accepted is answered; what is still on its way here is refused.
+                    _ = life.until(|now| now.draining.is_some()), if !self.tickets.is_closed() => {
+                        self.tickets.close();
+                    }
+                }
+                continue;
+            }
+            let round = self.round();
+            tokio::select! {
+                biased;
+                reason = life.failed() => return self.fail(&reason),
+                result = round => if let Err(reason) = result {
+                    life.fail(reason);
+                },
+            }
+        }
+    }
+
+    /// Moves requests towards slots, dropping those whose caller left.
+    fn admit(&mut self) {
+        while let Ok(ticket) = self.tickets.try_recv() {
+            self.waiting.push_back(ticket);
+        }
+        let (gone, waiting): (VecDeque<_>, _) = self.waiting.drain(..).partition(|ticket| ticket.caller.gone());
+        self.waiting = waiting;
+        for Ticket { prompt, caller, .. } in gone {
+            let usage = Usage { prompt_tokens: prompt.len() as u32, completion_tokens: 0 };
+            caller.finish(FinishReason::Cancelled, usage);
+        }
+        while !self.waiting.is_empty() {
+            let Some(slot) = self.free.pop_first() else { break };
+            let Some(Ticket { request, prompt, limit, caller, place }) = self.waiting.pop_front() else { break };
+            drop(place);
+            self.metrics.running.inc();
+            let now = Instant::now();
+            self.metrics.queue.observe((now - caller.arrived).as_secs_f64());
+            caller.tell(Event::Started { prompt_tokens: prompt.len() as u32 });
+            let seed = request.sampling.seed.unwrap_or_else(rand::random);
+            let sequence = Sequence::new(
+                slot, &request, prompt, limit, seed, self.tokens.ends().clone(), self.tokens.stream(),
+            );
+            self.running.push(Running { sequence, caller, started: now, first: None, last: now });
+        }
+    }
+
+    /// One step for every running sequence. The steps of all are handed out before the first is
+    /// waited for, so that ranks of a pipeline work on different sequences at the same time.
+    async fn round(&mut self) -> Result<(), String> {
+        let (gone, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|one| one.caller.gone());
+        self.running = running;
+        for one in gone {
+            self.release(one, FinishReason::Cancelled);
+        }
+        let mut answers = Vec::with_capacity(self.running.len());
+        for one in &mut self.running {
+            let step = one.sequence.step();
+            self.followers.step(&step);
+            let Step { tokens, choice, .. } = &step;
+            if one.first.is_none() {
+                self.metrics.prompt_tokens.inc_by(tokens.len() as u64);
+            }
+            answers.push((choice.is_some(), self.compute.step(step)));
+        }
+        self.metrics.steps.inc_by(answers.len() as u64);
+        let mut finished = Vec::new();
+        for (index, (chooses, answer)) in answers.into_iter().enumerate() {
+            let token = match tokio::time::timeout(STEP_DEADLINE, answer).await {
+                Ok(Ok(Ok(token))) => token,
+                Ok(Ok(Err(error))) => return Err(error.to_string()),
+                Ok(Err(_)) => return Err("the compute thread is gone; see the engine's log".into()),
+                Err(_) => {
+                    return Err(format!("a step did not end within {} s; the group hangs", STEP_DEADLINE.as_secs()));
+                }
+            };
+            let one = &mut self.running[index];
+            match (chooses, token) {
+                (false, _) => {}
+                (true, None) => return Err("the compute half chose no token where it had to".into()),
+                (true, Some(token)) => {
+                    if let Some(end) = one.take(token, &self.metrics) {
+                        finished.push((index, end));
+                    }
+                }
+            }
+        }
+        // From the back, so that the indices in front stay true.
+        for (index, end) in finished.into_iter().rev() {
+            let one = self.running.swap_remove(index);
+            match end {
+                Ok(reason) => self.release(one, reason),
+                Err(error) => {
+                    let Running { sequence, caller, .. } = one;
+                    self.vacate(sequence.slot());
+                    caller.fail(Failure { kind: FailureKind::Internal, message: error.to_string() });
+                }
+            }
+        }
+        let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
+        self.metrics.kv_usage.set(f64::from(cached) / self.capacity);
+        Ok(())
+    }
+
+    fn release(&mut self, one: Running, reason: FinishReason) {
+        let Running { sequence, caller, first, last, .. } = one;
+        self.vacate(sequence.slot());
+        if let Some(first) = first {
+            self.metrics.decode.observe((last - first).as_secs_f64());
+        }
+        caller.finish(reason, sequence.usage());
+    }
+
+    fn vacate(&mut self, slot: u32) {
+        self.followers.reset(slot);
+        self.compute.reset(slot);
+        self.free.insert(slot);
+        self.metrics.running.dec();
+    }
+
+    /// Ends everything with the reason this rank failed.
+    fn fail(mut self, reason: &str) {
+        self.tickets.close();
+        while let Ok(ticket) = self.tickets.try_recv() {
+            self.waiting.push_back(ticket);
+        }
+        for ticket in self.waiting.drain(..) {
+            ticket.caller.fail(unavailable(reason.to_owned()));
+        }
+        for one in self.running.drain(..) {
+            self.metrics.running.dec();
+            one.caller.fail(unavailable(reason.to_owned()));
+        }
+    }
+}
+
+impl Running {
+    /// Takes a chosen token; says how the answer ended if it did.
+    fn take(&mut self, token: u32, metrics: &Metrics) -> Option<Result<FinishReason, TokensError>> {
+        let now = Instant::now();
+        let Accepted { event, finished } = match self.sequence.accept(token) {
+            Ok(accepted) => accepted,
+            Err(error) => return Some(Err(error)),
+        };
+        match self.first {
+            None => {
+                self.first = Some(now);
+                metrics.first_token.observe((now - self.caller.arrived).as_secs_f64());
+                metrics.prefill.observe((now - self.started).as_secs_f64());
+            }
+            Some(_) => metrics.between_tokens.observe((now - self.last).as_secs_f64()),
+        }
+        self.last = now;
+        metrics.generated_tokens.inc();
+        if let Some(event) = event {
+            self.caller.tell(event);
+        }
+        finished.map(Ok)
+    }
+}

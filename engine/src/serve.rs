@@ -1,0 +1,349 @@
+//! One rank from its first breath to its exit code: bind, load, join, serve, and end so that
+//! everybody who waits hears why.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_server::ControlServer;
+use russet_rpc::engine::engine_server::EngineServer;
+use russet_rpc::tls::{Files, TlsError};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::args::{Args, ArgsError, Peer};
+use crate::compute::Compute;
+use crate::control::{self, Agent, Identity};
+use crate::follow::obey::Follower;
+use crate::follow::{Followers, lead};
+use crate::life::{Life, Phase};
+use crate::metrics::Metrics;
+use crate::schedule::{Entrance, Schedule};
+use crate::server::{Role, Service};
+use crate::tokens::Tokens;
+
+/// A peer that froze or lost its power is given up after this long without an answer to a ping.
+const PING: Duration = Duration::from_secs(5);
+/// Time for the last events to reach those who wait for them, once everything has ended.
+const FLUSH: Duration = Duration::from_secs(3);
+/// An engine that failed at once waits this long for its agent to ask why.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Why a rank could not even begin.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The flags contradict each other.
+    #[error(transparent)]
+    Args(#[from] ArgsError),
+    /// The node's identity is unusable.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// TLS could not be set up.
+    #[error("cannot set up TLS from {dir}; join the node again with `russet join`")]
+    Transport {
+        /// The folder of the identity.
+        dir: String,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// An address is taken or not ours.
+    #[error("cannot listen on {address} ({flag}); free it, or let the agent choose another")]
+    Listen {
+        /// The flag that named it.
+        flag: &'static str,
+        /// The address.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A metric was defined twice.
+    #[error("cannot set up metrics")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was asked to, and everything was answered.
+    Stopped,
+    /// It was of no more use, for this reason.
+    Failed(String),
+}
+
+/// A rank whose sockets are bound; it does nothing yet.
+pub struct Rank {
+    args: Args,
+    followers: Vec<Peer>,
+    tls: Files,
+    compute: Arc<dyn Compute>,
+    life: Life,
+    metrics: Metrics,
+    engine: TcpListener,
+    control: tokio::net::UnixListener,
+    admin: TcpListener,
+}
+
+async fn listen(flag: &'static str, address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| ServeError::Listen { flag, address: address.to_string(), source })
+}
+
+impl Rank {
+    /// Checks the flags and binds every socket.
+    pub async fn bind(args: Args, compute: Arc<dyn Compute>) -> Result<Self, ServeError> {
+        let followers = args.followers()?;
+        let tls = Files::in_dir(&args.tls_dir);
+        let metrics = Metrics::new(&args.served_model_name, args.rank, args.context_tokens, args.max_sequences)?;
+        let control = control::bind(&args.control_socket).map_err(|source| ServeError::Listen {
+            flag: "--control-socket",
+            address: args.control_socket.display().to_string(),
+            source,
+        })?;
+        let engine = listen("--listen", args.listen).await?;
+        let admin = listen("--metrics-listen", args.metrics_listen).await?;
+        Ok(Self { args, followers, tls, compute, life: Life::default(), metrics, engine, control, admin })
+    }
+
+    /// Its life, for whoever has to end it.
+    pub fn life(&self) -> Life {
+        self.life.clone()
+    }
+
+    /// Where it listens, for whoever asked for any free port.
+    pub fn address(&self) -> std::io::Result<std::net::SocketAddr> {
+        self.engine.local_addr()
+    }
+
+    /// Serves until the end.
+    pub async fn run(self) -> Result<Outcome, ServeError> {
+        let Self { args, followers, tls, compute, life, metrics, engine, control, admin } = self;
+        let hello = pb::Hello {
+            build: russet_rpc::ENGINE_BUILD.to_owned(),
+            group_uid: args.group_uid.clone(),
+            epoch: args.epoch,
+            size: args.size(),
+        };
+        let entrance = Arc::new(OnceLock::new());
+        let role = if args.rank == 0 {
+            Role::Leader(entrance.clone())
+        } else {
+            Role::Follower(Arc::new(Follower {
+                rank: args.rank,
+                hello: hello.clone(),
+                max_sequences: args.max_sequences,
+                compute: compute.clone(),
+                life: life.clone(),
+                metrics: metrics.clone(),
+                led: AtomicBool::new(false),
+            }))
+        };
+        let admin_address = admin.local_addr().map(|address| address.to_string()).unwrap_or_default();
+        let ready = Arc::new(AtomicBool::new(false));
+        let admin = tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
+        let identity =
+            Identity { epoch: args.epoch, shard_uid: args.shard_uid.clone(), metrics_address: admin_address };
+        let agent = Agent::new(compute.clone(), life.clone(), metrics.clone(), identity);
+        let service = Service { description: describe(&args), role, life: life.clone() };
+        let engine = serve_engine(&args, &tls, engine, service, &life)?;
+        let control = serve_control(control, agent.clone(), &life);
+
+        let orphan = Duration::from_secs(args.orphan_seconds);
+        let orphan = tokio::spawn({
+            let agent = agent.clone();
+            async move { agent.expect_adoption(orphan).await }
+        });
+        let drain = tokio::spawn(bound_drain(life.clone(), Duration::from_secs(args.drain_seconds)));
+        let readiness = tokio::spawn(follow_readiness(life.clone(), ready));
+        let work = tokio::spawn(work(args, followers, tls, hello, compute, life.clone(), metrics, entrance));
+
+        life.ended().await;
+        let outcome = match life.now() {
+            now if now.phase == Phase::Failed => Outcome::Failed(now.message),
+            _ => Outcome::Stopped,
+        };
+        if matches!(outcome, Outcome::Failed(_)) {
+            farewell(&agent).await;
+        }
+        // The scheduler ends every stream, and the servers wait for the streams; a peer that reads
+        // no more must not keep this process.
+        let _ = tokio::time::timeout(FLUSH, async {
+            let _ = work.await;
+            let _ = engine.await;
+            let _ = control.await;
+        })
+        .await;
+        for task in [orphan, drain, readiness] {
+            task.abort();
+        }
+        admin.abort();
+        Ok(outcome)
+    }
+}
+
+fn describe(args: &Args) -> pb::EngineDescription {
+    pb::EngineDescription {
+        build: russet_rpc::ENGINE_BUILD.to_owned(),
+        group_uid: args.group_uid.clone(),
+        model: args.served_model_name.clone(),
+        rank: args.rank,
+        size: args.size(),
+        epoch: args.epoch,
+        context_tokens: args.context_tokens,
+        pid: u64::from(std::process::id()),
+    }
+}
+
+type Serving = JoinHandle<()>;
+
+fn serve_engine(
+    args: &Args,
+    tls: &Files,
+    listener: TcpListener,
+    service: Service,
+    life: &Life,
+) -> Result<Serving, ServeError> {
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(PING))
+        .http2_keepalive_timeout(Some(PING))
+        .tls_config(tls.server()?)
+        .map_err(|source| ServeError::Transport { dir: args.tls_dir.display().to_string(), source })?
+        .add_service(EngineServer::new(service))
+        .serve_with_incoming_shutdown(incoming, ended(life));
+    Ok(tokio::spawn(report("engine", life.clone(), server)))
+}
+
+fn serve_control(listener: tokio::net::UnixListener, agent: Agent, life: &Life) -> Serving {
+    let server = Server::builder()
+        .add_service(ControlServer::new(agent))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), ended(life));
+    tokio::spawn(report("control", life.clone(), server))
+}
+
+fn ended(life: &Life) -> impl Future<Output = ()> + Send + 'static {
+    let life = life.clone();
+    async move { life.ended().await }
+}
+
+/// A server that ends by itself leaves the rank deaf.
+async fn report(name: &str, life: Life, server: impl Future<Output = Result<(), tonic::transport::Error>>) {
+    if let Err(error) = server.await {
+        life.fail(format!("the {name} server ended: {error}"));
+    }
+}
+
+/// Loads, joins and then does what its rank has to do.
+#[allow(clippy::too_many_arguments, reason = "the parts of one rank, taken apart once")]
+async fn work(
+    args: Args,
+    followers: Vec<Peer>,
+    tls: Files,
+    hello: pb::Hello,
+    compute: Arc<dyn Compute>,
+    life: Life,
+    metrics: Metrics,
+    entrance: Arc<OnceLock<Entrance>>,
+) {
+    let loaded = load(&args, &compute, &life).await;
+    let tokens = match loaded {
+        Ok(tokens) => tokens,
+        Err(reason) => return life.fail(reason),
+    };
+    life.advance(Phase::Loaded, if args.rank == 0 { "" } else { "waiting for rank 0" });
+    let Some(tokens) = tokens else { return };
+    let gathered = tokio::select! {
+        biased;
+        () = life.ended() => return,
+        gathered = gather(&followers, &tls, &hello, &compute, &life) => gathered,
+    };
+    let followers = match gathered {
+        Ok(followers) => followers,
+        Err(reason) => return life.fail(reason),
+    };
+    let (schedule, door) = Schedule::new(
+        compute,
+        followers,
+        Arc::new(tokens),
+        life.clone(),
+        metrics,
+        args.context_tokens,
+        args.max_sequences,
+    );
+    // Set once, here; a second set cannot happen.
+    let _ = entrance.set(door);
+    life.advance(Phase::Serving, "");
+    tracing::info!(model = args.served_model_name, epoch = args.epoch, "serving");
+    schedule.run().await;
+}
+
+/// Weights for everyone, tokens for rank 0.
+async fn load(args: &Args, compute: &Arc<dyn Compute>, life: &Life) -> Result<Option<Tokens>, String> {
+    let weights = compute.load();
+    let tokens = if args.rank == 0 {
+        let dir = args.model_dir.clone();
+        let tokens = tokio::task::spawn_blocking(move || Tokens::load(&dir)).await;
+        Some(tokens.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?)
+    } else {
+        None
+    };
+    tokio::select! {
+        biased;
+        () = life.ended() => Err("stopped while loading".into()),
+        result = weights => match result {
+            Ok(Ok(())) => Ok(tokens),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("the compute thread ended while loading; see the engine's log".into()),
+        },
+    }
+}
+
+async fn gather(
+    followers: &[Peer],
+    tls: &Files,
+    hello: &pb::Hello,
+    compute: &Arc<dyn Compute>,
+    life: &Life,
+) -> Result<Followers, String> {
+    lead::gather(followers, tls, hello, compute, life).await
+}
+
+/// Ends a drain: at once where nothing can be running, after `patience` where it still does.
+async fn bound_drain(life: Life, patience: Duration) {
+    let now = life.until(|now| now.draining.is_some()).await;
+    if now.phase < Phase::Serving {
+        return life.stop();
+    }
+    tokio::time::sleep(patience).await;
+    life.fail(format!("{} after {} s of draining, requests were still running", now.draining.unwrap_or_default(), patience.as_secs()));
+}
+
+async fn follow_readiness(life: Life, ready: Arc<AtomicBool>) {
+    let mut watch = life.watch();
+    loop {
+        let serving = {
+            let now = watch.borrow_and_update();
+            now.phase == Phase::Serving && now.draining.is_none()
+        };
+        ready.store(serving, Ordering::Release);
+        if watch.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// An engine may fail before its agent has opened the watch; the reason should not be lost in a log.
+async fn farewell(agent: &Agent) {
+    let asked = async {
+        while !agent.was_adopted() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let _ = tokio::time::timeout(FAREWELL, asked).await;
+}

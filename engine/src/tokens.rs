@@ -1,0 +1,285 @@
+//! Between text and tokens, by what the model's folder says: tokenizer, chat template and the
+//! tokens that end an answer. All of it is data; nothing of a model runs as code. It knows no
+//! requests and no weights.
+
+pub mod stops;
+pub mod stream;
+pub mod template;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Zoned;
+use russet_wire::request::Message;
+use serde_json::Value;
+use thiserror::Error;
+use tokenizers::Tokenizer;
+
+use stream::TextStream;
+use template::{SpecialTokens, Template, TemplateError};
+
+/// Why text and tokens cannot be converted.
+#[derive(Debug, Error)]
+pub enum TokensError {
+    /// A file is missing or unreadable.
+    #[error("cannot read {path}: the model's copy is incomplete; delete its ModelCopy to fetch it again")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file holds something else than it should.
+    #[error("{path} is broken: {reason}; fix the model, or delete its ModelCopy to fetch it again")]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// There is no chat template.
+    #[error(
+        "{0} has no chat template (chat_template.jinja, chat_template.json or chat_template in tokenizer_config.json); use an instruction-tuned model or add a template"
+    )]
+    NoTemplate(PathBuf),
+    /// Nothing says how an answer ends.
+    #[error(
+        "{0} names no end-of-sequence token (eos_token_id in generation_config.json or config.json, eos_token in tokenizer_config.json); add one"
+    )]
+    NoEnd(PathBuf),
+    /// The conversation cannot be rendered.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The rendered prompt cannot be tokenised.
+    #[error("the tokenizer cannot encode the prompt: {0}")]
+    Encode(String),
+    /// The model chose a token the tokenizer does not know how to write.
+    #[error("the tokenizer cannot decode the answer: {0}")]
+    Decode(String),
+}
+
+/// A model's tokenizer and template.
+pub struct Tokens {
+    tokenizer: Arc<Tokenizer>,
+    template: Template,
+    ends: Arc<[u32]>,
+}
+
+impl Tokens {
+    /// Reads what `dir` holds. Takes some hundred milliseconds for a large vocabulary.
+    pub fn load(dir: &Path) -> Result<Self, TokensError> {
+        let tokenizer = tokenizer(&dir.join("tokenizer.json"))?;
+        let config = json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let special = |name: &str| special_token(&config[name]);
+        let special = SpecialTokens {
+            bos: special("bos_token"),
+            eos: special("eos_token"),
+            pad: special("pad_token"),
+            unk: special("unk_token"),
+        };
+        let mut ends = BTreeSet::new();
+        for file in ["generation_config.json", "config.json"] {
+            let path = dir.join(file);
+            ends.extend(end_ids(&path, &json(&path)?.unwrap_or_default()["eos_token_id"])?);
+        }
+        ends.extend(special.eos.as_deref().and_then(|token| tokenizer.token_to_id(token)));
+        if ends.is_empty() {
+            return Err(TokensError::NoEnd(dir.to_owned()));
+        }
+        let (path, source) = template_source(dir, &config)?;
+        let template = Template::new(&source, special)
+            .map_err(|error| TokensError::Broken { path, reason: error.to_string() })?;
+        Ok(Self { tokenizer: Arc::new(tokenizer), template, ends: ends.into_iter().collect() })
+    }
+
+    /// The tokens of a conversation, ending where the model's turn begins. Busy for a while with a
+    /// long one: keep it off the threads that serve.
+    pub fn prompt(&self, messages: &[Message], now: &Zoned) -> Result<Vec<u32>, TokensError> {
+        let text = self.template.render(messages, now)?;
+        // The template writes the special tokens itself.
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, false)
+            .map_err(|error| TokensError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Decodes one answer.
+    pub fn stream(&self) -> TextStream {
+        TextStream::new(self.tokenizer.clone())
+    }
+
+    /// Tokens that end an answer.
+    pub fn ends(&self) -> &Arc<[u32]> {
+        &self.ends
+    }
+}
+
+fn tokenizer(path: &Path) -> Result<Tokenizer, TokensError> {
+    let bytes = read(path)?;
+    let broken = |reason: String| TokensError::Broken { path: path.to_owned(), reason };
+    let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| broken(error.to_string()))?;
+    // Both are for training; a prompt is neither cut nor filled.
+    tokenizer.with_truncation(None).map_err(|error| broken(error.to_string()))?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
+}
+
+fn template_source(dir: &Path, tokenizer_config: &Value) -> Result<(PathBuf, String), TokensError> {
+    let path = dir.join("chat_template.jinja");
+    if path.exists() {
+        let source = String::from_utf8(read(&path)?)
+            .map_err(|error| TokensError::Broken { path: path.clone(), reason: error.to_string() })?;
+        return Ok((path, source));
+    }
+    let path = dir.join("chat_template.json");
+    if let Some(source) = json(&path)?.as_ref().and_then(|file| default_template(&file["chat_template"])) {
+        return Ok((path, source));
+    }
+    default_template(&tokenizer_config["chat_template"])
+        .map(|source| (dir.join("tokenizer_config.json"), source))
+        .ok_or_else(|| TokensError::NoTemplate(dir.to_owned()))
+}
+
+/// A template, or the one named `default` of several.
+fn default_template(value: &Value) -> Option<String> {
+    let text = match value {
+        Value::Array(named) => named.iter().find(|one| one["name"] == "default")?["template"].as_str(),
+        value => value.as_str(),
+    };
+    text.map(str::to_owned)
+}
+
+/// A token written as its text, or as an object with its text and its flags.
+fn special_token(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
+}
+
+/// One id or several.
+fn end_ids(path: &Path, value: &Value) -> Result<Vec<u32>, TokensError> {
+    let ids = match value {
+        Value::Null => Vec::new(),
+        Value::Array(ids) => ids.iter().collect(),
+        id => vec![id],
+    };
+    ids.into_iter()
+        .map(|id| {
+            id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| TokensError::Broken {
+                path: path.to_owned(),
+                reason: format!("eos_token_id is {value}, not a token id or a list of them"),
+            })
+        })
+        .collect()
+}
+
+/// A JSON file, `None` when it does not exist.
+fn json(path: &Path) -> Result<Option<Value>, TokensError> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| TokensError::Broken { path: path.to_owned(), reason: error.to_string() }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TokensError::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokensError> {
+    std::fs::read(path).map_err(|source| TokensError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn say(content: &str) -> Vec<Message> {
+        vec![Message { role: "user".into(), content: content.into() }]
+    }
+
+    #[test]
+    fn text_survives_the_way_through_tokens_and_no_character_is_split() {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let mut stream = tokens.stream();
+        let mut told = String::new();
+        // The tokenizer knows single bytes only, so é takes two tokens, 日 three, 🙂 four.
+        for (byte, expected) in "aé日🙂".bytes().zip(["a", "", "é", "", "", "日", "", "", "", "🙂"]) {
+            let text = stream.push(fixture::token_of_byte(byte)).unwrap();
+            assert_eq!(text, expected);
+            told.push_str(&text);
+        }
+        assert_eq!(stream.flush().unwrap(), "");
+        assert_eq!(told, "aé日🙂");
+    }
+
+    #[test]
+    fn bytes_that_never_become_a_character_neither_hang_nor_vanish() {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let mut stream = tokens.stream();
+        let mut told = String::new();
+        for _ in 0..100 {
+            told.push_str(&stream.push(fixture::token_of_byte(0xE6)).unwrap());
+            assert!(stream.clone().flush().unwrap().chars().count() <= 16);
+        }
+        told.push_str(&stream.push(fixture::token_of_byte(b'a')).unwrap());
+        told.push_str(&stream.flush().unwrap());
+        assert!(told.ends_with('a'), "{told}");
+        assert!(told.contains('\u{FFFD}'));
+    }
+
+    #[test]
+    fn a_prompt_is_the_rendered_template_in_tokens() {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let ids = tokens.prompt(&say("hi"), &Zoned::now()).unwrap();
+        let mut expected = vec![fixture::BEGIN, fixture::USER];
+        expected.extend("hi".bytes().map(fixture::token_of_byte));
+        expected.extend([fixture::END, fixture::ASSISTANT]);
+        assert_eq!(ids, expected);
+        assert_eq!(tokens.ends().as_ref(), [fixture::END]);
+    }
+
+    #[test]
+    fn the_ends_of_all_files_count() {
+        for (config, generation, tokenizer_config, expected) in [
+            (r#"{"eos_token_id": 2}"#, r#"{"eos_token_id": [5, 7]}"#, r#"{}"#, &[2, 5, 7][..]),
+            (r#"{"eos_token_id": null}"#, r#"{}"#, r#"{"eos_token": {"content": "<|end|>"}}"#, &[fixture::END]),
+            (r#"{}"#, r#"{"eos_token_id": 9}"#, r#"{"eos_token": "not a token"}"#, &[9]),
+        ] {
+            let dir = fixture::model_dir();
+            for (file, text) in
+                [("config.json", config), ("generation_config.json", generation), ("tokenizer_config.json", tokenizer_config)]
+            {
+                std::fs::write(dir.path().join(file), text).unwrap();
+            }
+            assert_eq!(Tokens::load(dir.path()).unwrap().ends().as_ref(), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_broken_is_named() {
+        for (file, content, expected) in [
+            ("tokenizer.json", "{\"version\": \"1.0\"", "tokenizer.json is broken"),
+            ("tokenizer.json", "{}", "tokenizer.json is broken"),
+            ("config.json", "[", "config.json is broken"),
+            ("config.json", r#"{"eos_token_id": "two"}"#, "config.json is broken: eos_token_id is \"two\""),
+            ("chat_template.jinja", "{% if %}", "chat_template.jinja is broken"),
+        ] {
+            let dir = fixture::model_dir();
+            std::fs::write(dir.path().join(file), content).unwrap();
+            let error = Tokens::load(dir.path()).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        for (file, expected) in [
+            ("tokenizer.json", "tokenizer.json: the model's copy is incomplete"),
+            ("chat_template.jinja", "has no chat template"),
+        ] {
+            let dir = fixture::model_dir();
+            std::fs::remove_file(dir.path().join(file)).unwrap();
+            let error = Tokens::load(dir.path()).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
