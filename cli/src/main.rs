@@ -4,6 +4,7 @@
 mod agent;
 mod apply;
 mod client;
+mod delete;
 mod describe;
 mod gateway;
 mod get;
@@ -39,6 +40,8 @@ enum Verb {
     Get(get::Arguments),
     /// Create or change objects from YAML files, by server-side apply.
     Apply(apply::Arguments),
+    /// Delete one object.
+    Delete(delete::Arguments),
     /// Show one object with its conditions and events.
     Describe(describe::Arguments),
     /// Wait until objects have a condition.
@@ -74,6 +77,7 @@ fn main() -> std::process::ExitCode {
             Verb::Token(arguments) => token::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,
+            Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Describe(arguments) => describe::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),

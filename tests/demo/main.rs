@@ -1,0 +1,179 @@
+//! What `cargo xtask demo` runs once everything is built: two machines, the quickstart samples, one
+//! question, and the tables a person would look at. It does nothing a person could not do by hand.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use russet_tests::ask::{self, End};
+use russet_tests::cluster::{Cluster, condition, repository};
+use serde_json::json;
+
+/// Two machines on this computer answer a question with one model.
+#[derive(Parser)]
+struct Arguments {
+    /// End after the answer.
+    #[arg(long)]
+    once: bool,
+    /// The question.
+    #[arg(long, default_value = "What is 17 + 25?")]
+    question: String,
+}
+
+#[tokio::main]
+async fn main() -> std::process::ExitCode {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match run(Arguments::parse()).await {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nThe demo failed: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<()> {
+    let started = std::time::Instant::now();
+    let model = repository().join("engine/smoke/model");
+    let mut say = |text: &str| println!("▸ {text}");
+    let mut cluster = Cluster::start(&[("russet/smoke", &model)], &mut say).await?;
+    let outcome = tokio::select! {
+        outcome = show(&mut cluster, &arguments, started) => outcome,
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    };
+    println!("▸ stopping");
+    let stopped = cluster.stop().await;
+    outcome.and(stopped)
+}
+
+async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::Instant) -> Result<()> {
+    let samples = repository().join("manifests/samples/quickstart");
+    println!("▸ russet apply -f manifests/samples/quickstart");
+    print!("{}", cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?);
+    wait_with_bars(cluster).await?;
+
+    println!("▸ the tables");
+    for what in ["inferencenodes", "models", "modelcopies", "modeldeployments", "shardgroups", "shards"] {
+        println!("{}", cluster.russet(&["get", what]).await?);
+    }
+
+    println!("▸ POST {}/chat/completions", cluster.base_url());
+    println!("  you    {}", arguments.question);
+    print!("  smoke  ");
+    let body = ask::question("smoke", &arguments.question, json!({"max_tokens": 200}));
+    let mut answer = ask::ask(&cluster.base_url(), &body).await.context("the question was not taken")?;
+    let end = loop {
+        match answer.piece().await {
+            Ok(Some(text)) => {
+                print!("{text}");
+                std::io::stdout().flush()?;
+            }
+            Ok(None) => {}
+            Err(end) => break end,
+        }
+    };
+    println!();
+    match &end {
+        End::Finished(reason) => println!("  ({} pieces, finish reason {reason})", answer.pieces),
+        other => bail!("the answer ended with {other:?} after \"{}\"", answer.text),
+    }
+
+    println!("\n▸ ready {:.1} s after the start", started.elapsed().as_secs_f64());
+    println!("  API      https://127.0.0.1:{}", cluster.api_port);
+    println!("           export KUBECONFIG={}", cluster.kubeconfig().display());
+    println!("  Gateway  {}   (OpenAI's API, any key)", cluster.base_url());
+    println!("  Metrics  http://127.0.0.1:{}/metrics (gateway)", cluster.gateway_port);
+    for line in metrics_addresses(cluster).await? {
+        println!("           {line}");
+    }
+    if arguments.once {
+        return Ok(());
+    }
+    println!("  Ctrl-C stops everything.");
+    std::future::pending::<()>().await;
+    Ok(())
+}
+
+/// Bars for the copies and the loading, until the deployment is Ready.
+async fn wait_with_bars(cluster: &mut Cluster) -> Result<()> {
+    let bars = MultiProgress::new();
+    let mut known: std::collections::BTreeMap<String, ProgressBar> = std::collections::BTreeMap::new();
+    let style = ProgressStyle::with_template("  {prefix:34} [{bar:28}] {bytes:>10}/{total_bytes:<10} {msg}")?
+        .progress_chars("━━ ");
+    let mut last = String::new();
+    let result = cluster
+        .until("the ModelDeployment smoke is Ready", async |cluster| {
+            let copies = cluster.get("modelcopies").await?;
+            for copy in copies["items"].as_array().into_iter().flatten() {
+                if copy["spec"]["want"] == "Files" {
+                    let node = copy["spec"]["nodeName"].as_str().unwrap_or("?");
+                    advance(&bars, &mut known, &style, &format!("copy to {node}"), &copy["status"]["bytesDone"], &copy["status"]["bytesTotal"], reason(copy));
+                }
+            }
+            let shards = cluster.get("shards").await?;
+            for shard in shards["items"].as_array().into_iter().flatten() {
+                let name = format!("load rank {} on {}", shard["spec"]["rank"], shard["spec"]["nodeName"].as_str().unwrap_or("?"));
+                advance(&bars, &mut known, &style, &name, &shard["status"]["loadedBytes"], &shard["status"]["totalBytes"], reason(shard));
+            }
+            let deployment = cluster.get("modeldeployments smoke").await?;
+            let ready = condition(&deployment, "Ready");
+            let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or("").to_owned();
+            if message != last && !message.is_empty() {
+                bars.println(format!("  · {message}"))?;
+                last = message;
+            }
+            if condition(&deployment, "Stalled").is_some_and(|stalled| stalled["status"] == "True") {
+                bail!("the deployment cannot become Ready: {last}");
+            }
+            Ok(ready.is_some_and(|ready| ready["status"] == "True"))
+        })
+        .await;
+    for bar in known.values() {
+        bar.tick();
+        bar.abandon();
+    }
+    result
+}
+
+fn reason(object: &serde_json::Value) -> &str {
+    condition(object, "Ready").and_then(|ready| ready["reason"].as_str()).unwrap_or("")
+}
+
+fn advance(
+    bars: &MultiProgress,
+    known: &mut std::collections::BTreeMap<String, ProgressBar>,
+    style: &ProgressStyle,
+    name: &str,
+    done: &serde_json::Value,
+    total: &serde_json::Value,
+    message: &str,
+) {
+    let total = total.as_u64().unwrap_or(0);
+    if total == 0 {
+        return;
+    }
+    let bar = known.entry(name.to_owned()).or_insert_with(|| {
+        let bar = bars.add(ProgressBar::new(total).with_style(style.clone()).with_prefix(name.to_owned()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        bar
+    });
+    bar.set_length(total);
+    bar.set_position(done.as_u64().unwrap_or(0));
+    bar.set_message(message.to_owned());
+}
+
+async fn metrics_addresses(cluster: &Cluster) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for (what, name) in [("inferencenodes", "agent"), ("shards", "engine")] {
+        let list = cluster.get(what).await?;
+        for object in list["items"].as_array().into_iter().flatten() {
+            if let Some(address) = object["status"]["metricsAddress"].as_str() {
+                let node = object["spec"]["nodeName"].as_str().or(object["metadata"]["name"].as_str()).unwrap_or("?");
+                lines.push(format!("http://{address}/metrics ({name} on {node})"));
+            }
+        }
+    }
+    Ok(lines)
+}

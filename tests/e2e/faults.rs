@@ -1,0 +1,129 @@
+//! Kill -9 of each process in the middle of a streaming answer with end-of-sequence banned. Times
+//! are printed; `cargo xtask bench faults` judges them.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::ask::{self, Answer, End};
+use russet_tests::cluster::{Cluster, kill};
+
+use crate::path;
+
+/// Tokens of a stream that is to be disturbed: one is read, more than 100 are still due.
+const TOKENS: u32 = 700;
+
+/// Reads on after the fault and demands that at least 100 tokens were due when it struck.
+async fn finish_undisturbed(answer: &mut Answer) -> Result<()> {
+    let before = answer.pieces;
+    let end = answer.finish().await;
+    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?} after {} pieces", answer.pieces);
+    ensure!(answer.pieces >= before + 100, "only {} pieces came after the fault", answer.pieces - before);
+    Ok(())
+}
+
+/// The text of an undisturbed stream is the same every time: greedy, one model.
+async fn expected(cluster: &Cluster) -> Result<String> {
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    answer.finish().await;
+    Ok(answer.text)
+}
+
+/// The API server and operator die: no stream notices.
+pub async fn serve(cluster: &mut Cluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let pid = cluster.child_of_up("serve")?;
+    kill(pid);
+    let struck = Instant::now();
+    finish_undisturbed(&mut answer).await?;
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+    cluster
+        .until("serve is back", async |cluster| {
+            Ok(cluster.child_of_up("serve").is_ok_and(|new| new != pid) && cluster.get("modeldeployments smoke").await.is_ok())
+        })
+        .await?;
+    println!("  serve: back after {:.1} s", struck.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    still_right(cluster).await
+}
+
+/// Each agent dies: its engine goes on and is adopted again.
+pub async fn agents(cluster: &mut Cluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    for near in [true, false] {
+        let engines = cluster.engines().await?;
+        let mut answer = path::endless(cluster, TOKENS).await?;
+        let pid = if near { cluster.child_of_up("agent")? } else { cluster.far_agent()? };
+        kill(pid);
+        let struck = Instant::now();
+        finish_undisturbed(&mut answer).await?;
+        ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+        if near {
+            cluster.until("the near agent is back", async |cluster| Ok(cluster.child_of_up("agent").is_ok_and(|new| new != pid))).await?;
+        } else {
+            cluster.restart_far_agent().await?;
+        }
+        println!("  agent ({}): back after {:.1} s", if near { "node-a" } else { "node-b" }, struck.elapsed().as_secs_f64());
+        path::ready(cluster).await?;
+        ensure!(cluster.engines().await? == engines, "the engines were not adopted: {engines:?} became {:?}", cluster.engines().await?);
+        still_right(cluster).await?;
+    }
+    Ok(())
+}
+
+/// The gateway dies: its connections break, engines and group stay.
+pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
+    let engines = cluster.engines().await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let pid = cluster.child_of_up("gateway")?;
+    kill(pid);
+    let struck = Instant::now();
+    let end = answer.finish().await;
+    ensure!(end == End::Broken, "the gateway is dead, yet its stream ended with {end:?}");
+    answers_again(cluster).await?;
+    println!("  gateway: answers again after {:.1} s", struck.elapsed().as_secs_f64());
+    ensure!(cluster.engines().await? == engines, "engines changed");
+    still_right(cluster).await
+}
+
+/// A rank dies: the stream ends typed or goes on correctly, and the group forms anew by itself.
+pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let (_, pid) = *engines.iter().find(|(known, _)| *known == rank).with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    kill(pid);
+    let struck = Instant::now();
+    let end = answer.finish().await;
+    let ended = struck.elapsed();
+    match &end {
+        End::Failed(code) => ensure!(!code.is_empty(), "an error without a code"),
+        End::Finished(_) => ensure!(answer.text == undisturbed, "the text changed:\n{}", answer.text),
+        End::Broken => anyhow::bail!("the stream just ended"),
+    }
+    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}\n{undisturbed}", answer.text);
+    answers_again(cluster).await?;
+    println!(
+        "  rank {rank}: stream ended with {end:?} after {:.2} s, the group answers again after {:.1} s",
+        ended.as_secs_f64(),
+        struck.elapsed().as_secs_f64()
+    );
+    path::ready(cluster).await?;
+    ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the dead engine is still named");
+    still_right(cluster).await
+}
+
+/// Asks until an answer comes; a refused question is asked again, because a person would.
+async fn answers_again(cluster: &mut Cluster) -> Result<()> {
+    cluster
+        .until("a question is answered", async |cluster| {
+            Ok(ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await.is_ok())
+        })
+        .await
+}
+
+async fn still_right(cluster: &Cluster) -> Result<()> {
+    let answer = ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The path end to end, and what happens when parts of it are killed: real processes on two
+//! machines, one cluster for all scenarios, which run one after the other.
+
+mod faults;
+mod mistakes;
+mod path;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+use russet_tests::cluster::{Cluster, repository};
+
+/// One scenario on the shared cluster.
+type Scenario = for<'a> fn(&'a mut Cluster) -> futures::future::LocalBoxFuture<'a, Result<()>>;
+
+/// Every scenario, in order: those that only look come first, those that kill last.
+fn scenarios() -> Vec<(&'static str, Scenario)> {
+    vec![
+        ("quickstart_becomes_ready_with_two_shards_on_two_nodes", |c| Box::pin(path::quickstart(c))),
+        ("every_smoke_prompt_is_answered_right", |c| Box::pin(path::smoke_prompts(c))),
+        ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
+        ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
+        ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
+        ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),
+        ("an_unknown_field_or_type_is_named", |c| Box::pin(mistakes::unknown_field(c))),
+        ("a_model_that_fits_nowhere_says_the_numbers", |c| Box::pin(mistakes::fits_nowhere(c))),
+        ("a_corrupt_header_is_named", |c| Box::pin(mistakes::corrupt_header(c))),
+        ("a_cut_download_is_resumed", |c| Box::pin(mistakes::cut_download(c))),
+        ("a_port_in_use_is_named", |c| Box::pin(mistakes::port_in_use(c))),
+        ("losing_serve_disturbs_no_stream", |c| Box::pin(faults::serve(c))),
+        ("losing_an_agent_disturbs_no_stream", |c| Box::pin(faults::agents(c))),
+        ("losing_the_gateway_breaks_its_streams_and_no_more", |c| Box::pin(faults::gateway(c))),
+        ("losing_rank_0_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 0))),
+        ("losing_rank_1_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 1))),
+        ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
+    ]
+}
+
+fn main() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut arguments = Arguments::from_args();
+    // One cluster, one scenario at a time: they kill what others would use.
+    arguments.test_threads = Some(1);
+    let runtime = Arc::new(tokio::runtime::Runtime::new().expect("a runtime can be made"));
+    let smoke = repository().join("engine/smoke/model");
+    let broken = mistakes::broken_model().expect("a broken model can be written");
+    let models = [("russet/smoke", smoke.as_path()), ("russet/broken", broken.path())];
+    let listing = arguments.list;
+    let cluster = Arc::new(std::sync::Mutex::new(None));
+    let mut trials = Vec::new();
+    if !listing {
+        let started = runtime.block_on(Cluster::start(&models, &mut |step| println!("▸ {step}")));
+        match started {
+            Ok(started) => *cluster.lock().expect("nobody else holds it yet") = Some(started),
+            Err(error) => {
+                println!("the cluster did not start: {error:#}");
+                println!("\ntest result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
+                std::process::exit(1);
+            }
+        }
+    }
+    for (name, scenario) in scenarios() {
+        let (runtime, cluster) = (runtime.clone(), cluster.clone());
+        trials.push(Trial::test(name, move || {
+            let mut cluster = cluster.lock().map_err(|_| Failed::from("an earlier scenario panicked"))?;
+            let cluster = cluster.as_mut().ok_or("no cluster")?;
+            let started = std::time::Instant::now();
+            let result = runtime.block_on(async {
+                let bound = std::time::Duration::from_secs(300);
+                match tokio::time::timeout(bound, scenario(cluster)).await {
+                    Ok(result) => result,
+                    Err(_) => Err(anyhow::anyhow!("hung for 300 s\n{}", cluster.diagnosis().await)),
+                }
+            });
+            println!("  {name}: {:.1} s", started.elapsed().as_secs_f64());
+            result.map_err(|error| Failed::from(format!("{error:#}")))
+        }));
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let stopped = cluster.lock().ok().and_then(|mut cluster| cluster.take());
+    if let Some(cluster) = stopped {
+        if let Err(error) = runtime.block_on(cluster.stop()) {
+            println!("the cluster did not end cleanly: {error:#}");
+            std::process::exit(1);
+        }
+    }
+    conclusion.exit();
+}

@@ -1,0 +1,164 @@
+//! The path itself: apply, Ready, ask, look, delete.
+
+use anyhow::{Context, Result, bail, ensure};
+use russet_tests::ask::{self, End};
+use russet_tests::cluster::{Cluster, condition, repository};
+use serde_json::{Value, json};
+
+/// Applies the quickstart and waits for Ready, two ranks on two nodes.
+pub async fn quickstart(cluster: &mut Cluster) -> Result<()> {
+    let samples = repository().join("manifests/samples/quickstart");
+    cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
+    ready(cluster).await?;
+    let shards = cluster.get("shards").await?;
+    let mut nodes: Vec<&str> = Vec::new();
+    for shard in shards["items"].as_array().into_iter().flatten() {
+        nodes.push(shard["spec"]["nodeName"].as_str().unwrap_or(""));
+    }
+    nodes.sort_unstable();
+    ensure!(nodes == ["node-a", "node-b"], "two shards on two nodes are wanted, got {nodes:?}");
+    let deployment = cluster.get("modeldeployments smoke").await?;
+    let placement = &deployment["status"]["placement"];
+    ensure!(
+        placement["decision"].as_str().is_some_and(|text| text.contains("node-a") && text.contains("node-b")),
+        "the placement does not name its nodes: {placement}"
+    );
+    Ok(())
+}
+
+/// Waits until the smoke deployment is Ready.
+pub async fn ready(cluster: &mut Cluster) -> Result<()> {
+    cluster
+        .until("smoke is Ready", async |cluster| {
+            let Ok(deployment) = cluster.get("modeldeployments smoke").await else { return Ok(false) };
+            Ok(condition(&deployment, "Ready").is_some_and(|ready| ready["status"] == "True"))
+        })
+        .await
+}
+
+/// Prompts of the smoke model's own list, each with the one right answer.
+pub fn prompts() -> Result<Vec<(String, String)>> {
+    let path = repository().join("engine/smoke/prompts.jsonl");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| {
+            let entry: Value = serde_json::from_str(line)?;
+            let question = entry["messages"][0]["content"].as_str().context("a prompt without content")?;
+            let expect = entry["expect"].as_str().context("a prompt without expect")?;
+            Ok((question.to_owned(), expect.to_owned()))
+        })
+        .collect()
+}
+
+/// Every prompt a smoke test uses is answered right, through both ranks.
+pub async fn smoke_prompts(cluster: &mut Cluster) -> Result<()> {
+    let prompts = prompts()?;
+    ensure!(prompts.len() >= 5, "only {} prompts", prompts.len());
+    for (question, expect) in prompts {
+        let answer = ask::answer(&cluster.base_url(), "smoke", &question).await?;
+        ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
+    }
+    Ok(())
+}
+
+/// Health and metrics of every process.
+pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
+    let client = ask::client()?;
+    let gateway = format!("http://127.0.0.1:{}", cluster.gateway_port);
+    let mut wanted: Vec<(String, &str)> = vec![(gateway, "russet_gateway_request_total")];
+    let nodes = cluster.get("inferencenodes node-a").await?;
+    let agent = nodes["status"]["metricsAddress"].as_str().context("node-a reports no metricsAddress")?;
+    wanted.push((format!("http://{agent}"), "russet_node_memory"));
+    let shards = cluster.get("shards").await?;
+    for shard in shards["items"].as_array().into_iter().flatten() {
+        // Engine metrics are on the node's loopback; only the near machine's can be asked from here.
+        if shard["spec"]["nodeName"] == "node-a" {
+            let address = shard["status"]["metricsAddress"].as_str().context("a shard reports no metricsAddress")?;
+            let name = if shard["spec"]["rank"] == 0 { "vllm:generation_tokens_total" } else { "process_" };
+            wanted.push((format!("http://{address}"), name));
+        }
+    }
+    for (base, metric) in wanted {
+        for path in ["/healthz", "/readyz"] {
+            let status = client.get(format!("{base}{path}")).send().await?.status();
+            ensure!(status.is_success(), "{base}{path} says {status}");
+        }
+        let text = client.get(format!("{base}/metrics")).send().await?.text().await?;
+        ensure!(text.contains(metric), "{base}/metrics lacks {metric}:\n{text}");
+    }
+    Ok(())
+}
+
+/// The real OpenAI SDK against the gateway.
+pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
+    let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
+        ensure!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
+        println!("  RUSSET_PYTHON is not set: the SDK was not run; `cargo xtask test` sets it");
+        return Ok(());
+    };
+    let script = repository().join("gateway/tests/openai_sdk.py");
+    let output = tokio::process::Command::new(python)
+        .arg(script)
+        .env("BASE_URL", cluster.base_url())
+        .env("MODEL", "smoke")
+        .env("PROMPTS", repository().join("engine/smoke/prompts.jsonl"))
+        .output()
+        .await?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{}", text.lines().map(|line| format!("    {line}\n")).collect::<String>());
+    ensure!(output.status.success(), "the SDK checks failed: {text}{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// More clients than slots connect and leave; afterwards a question is answered at once.
+pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
+    let base = cluster.base_url();
+    for _ in 0..3 {
+        let mut streams = Vec::new();
+        for _ in 0..4 {
+            let body = ask::question("smoke", "What is 1 + 2?", json!({"max_tokens": 900, "ignore_eos": true}));
+            let mut answer = ask::ask(&base, &body).await?;
+            match answer.piece().await {
+                Ok(_) => streams.push(answer),
+                Err(end) => bail!("a long stream ended at once: {end:?}"),
+            }
+        }
+        // Dropping the answers closes the connections.
+        drop(streams);
+    }
+    let answer = ask::answer(&base, "smoke", "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "after the disconnects the answer was \"{answer}\"");
+    Ok(())
+}
+
+/// Deleting the deployment ends its engines and removes what it owned.
+pub async fn delete(cluster: &mut Cluster) -> Result<()> {
+    let engines = cluster.engines().await?;
+    ensure!(engines.len() == 2, "two engines are wanted, got {engines:?}");
+    delete_object(cluster, "modeldeployments/smoke").await?;
+    cluster
+        .until("groups, shards and engines are gone", async |cluster| {
+            let none = |list: &Value| list["items"].as_array().is_some_and(Vec::is_empty);
+            Ok(none(&cluster.get("shardgroups").await?)
+                && none(&cluster.get("shards").await?)
+                && engines.iter().all(|(_, pid)| !std::path::Path::new(&format!("/proc/{pid}")).exists()))
+        })
+        .await
+}
+
+/// Deletes one object.
+pub async fn delete_object(cluster: &Cluster, name: &str) -> Result<()> {
+    cluster.russet(&["delete", name]).await.map(|_| ())
+}
+
+/// Starts an answer that will not end by itself: end-of-sequence banned, and reads its first piece.
+pub async fn endless(cluster: &Cluster, tokens: u32) -> Result<ask::Answer> {
+    let body = ask::question("smoke", "What is Russet?", json!({"max_tokens": tokens, "ignore_eos": true}));
+    let mut answer = ask::ask(&cluster.base_url(), &body).await?;
+    match answer.piece().await {
+        Ok(_) => Ok(answer),
+        Err(End::Failed(code)) => bail!("the stream failed before its first token: {code}"),
+        Err(end) => bail!("the stream ended before its first token: {end:?}"),
+    }
+}

@@ -1,0 +1,114 @@
+//! Two machines on one computer: this one, and a network namespace with its own address, linked by
+//! a virtual cable. Where namespaces are not allowed the second machine falls back to loopback, and
+//! says so; CI does not accept that.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// One machine of the lab.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Node name.
+    pub name: String,
+    /// Address the other machine reaches it at.
+    pub address: IpAddr,
+    namespace: Option<String>,
+}
+
+impl Machine {
+    /// A command that runs on this machine.
+    pub fn command(&self, program: &std::path::Path) -> tokio::process::Command {
+        match &self.namespace {
+            None => tokio::process::Command::new(program),
+            Some(namespace) => {
+                let mut command = tokio::process::Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(program);
+                command
+            }
+        }
+    }
+}
+
+/// The two machines; dropped, the cable and the namespace go.
+pub struct Lab {
+    /// This computer.
+    pub near: Machine,
+    /// The other machine.
+    pub far: Machine,
+    /// Why both are on loopback, when they are.
+    pub fallback: Option<String>,
+    namespace: Option<String>,
+}
+
+impl Lab {
+    /// Makes the second machine.
+    pub fn new() -> Result<Self> {
+        match Self::with_namespace() {
+            Ok(lab) => Ok(lab),
+            Err(error) if std::env::var_os("CI").is_some() => {
+                Err(error.context("CI wants two machines with their own networks"))
+            }
+            Err(error) => {
+                let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+                Ok(Self {
+                    near: Machine { name: "node-a".into(), address: loopback, namespace: None },
+                    far: Machine { name: "node-b".into(), address: loopback, namespace: None },
+                    fallback: Some(format!("{error:#}")),
+                    namespace: None,
+                })
+            }
+        }
+    }
+
+    fn with_namespace() -> Result<Self> {
+        let id = std::process::id();
+        let namespace = format!("russet-{id}");
+        let (here, there) = (format!("rs{}a", id % 1_000_000), format!("rs{}b", id % 1_000_000));
+        // A /30 of a range nobody routes, spread by process id so that two labs do not meet.
+        let [third, fourth] = [(id >> 6) as u8, ((id & 0x3f) << 2) as u8];
+        let near = Ipv4Addr::new(10, 213, third, fourth + 1);
+        let far = Ipv4Addr::new(10, 213, third, fourth + 2);
+        ip(&["netns", "add", &namespace])?;
+        // From here on a failure takes the namespace down again.
+        let lab = Self {
+            near: Machine { name: "node-a".into(), address: near.into(), namespace: None },
+            far: Machine { name: "node-b".into(), address: far.into(), namespace: Some(namespace.clone()) },
+            fallback: None,
+            namespace: Some(namespace.clone()),
+        };
+        ip(&["link", "add", &here, "type", "veth", "peer", "name", &there])?;
+        ip(&["link", "set", &there, "netns", &namespace])?;
+        ip(&["addr", "add", &format!("{near}/30"), "dev", &here])?;
+        ip(&["link", "set", &here, "up"])?;
+        ip(&["-n", &namespace, "addr", "add", &format!("{far}/30"), "dev", &there])?;
+        ip(&["-n", &namespace, "link", "set", &there, "up"])?;
+        ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
+        Ok(lab)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Some(namespace) = &self.namespace {
+            // Taking the namespace away takes its end of the cable, and so the cable.
+            let _ = ip(&["netns", "del", namespace]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ip")
+        .args(arguments)
+        .output()
+        .context("cannot run `ip`; install iproute2")?;
+    if !output.status.success() {
+        bail!(
+            "`ip {}` failed: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}
