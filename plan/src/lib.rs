@@ -1,1 +1,20 @@
-//! Stub: being written.
+//! The planner: which nodes run which layers, and why. Pure: no clock, no chance, no client. The
+//! operator, `russet plan` and the tests call the same functions.
+//!
+//! ```text
+//! Snapshot + spec ──validate──▶ ValidDeployment ──place──▶ Placement + notes      (check judges every one)
+//! ```
+
+pub mod check;
+pub mod fit;
+pub mod note;
+pub mod place;
+pub mod quantity;
+pub mod shard;
+pub mod snapshot;
+pub mod validate;
+
+pub use note::Note;
+pub use place::{Placement, place};
+pub use snapshot::Snapshot;
+pub use validate::{ValidDeployment, validate};

@@ -1,0 +1,220 @@
+//! Why: everything a decision has to say to a person. Every note names the object and the numbers,
+//! and the last one of a refusal names the remedy. Not a log; notes are shown in conditions, in the
+//! placement report and by `russet plan`.
+
+use std::fmt;
+
+use russet_crds::conditions::Reason;
+
+use crate::quantity::show;
+use crate::snapshot::Availability;
+
+/// One remark of the planner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The named Model does not exist, or its headers are not read yet.
+    ModelUnknown {
+        /// The Model.
+        model: String,
+    },
+    /// The engine does not know the architecture.
+    Architecture {
+        /// The Model.
+        model: String,
+        /// Its architecture.
+        architecture: String,
+    },
+    /// The headers contradict themselves.
+    Headers {
+        /// The Model.
+        model: String,
+        /// How.
+        why: String,
+    },
+    /// The spec contradicts itself or the model.
+    Invalid {
+        /// The field, as a path.
+        field: &'static str,
+        /// What is wrong and what to do.
+        why: String,
+    },
+    /// A node cannot take new work.
+    Closed {
+        /// The node.
+        node: String,
+        /// Why.
+        availability: Availability,
+    },
+    /// A node lacks the backend a pipeline needs.
+    NoRing {
+        /// The node.
+        node: String,
+    },
+    /// A node has too little memory for one rank of the kind that was tried.
+    TooSmall {
+        /// The node.
+        node: String,
+        /// What was to be put there.
+        what: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes models may take there in all.
+        limit: u64,
+    },
+    /// Several nodes together have too little memory.
+    Together {
+        /// The nodes.
+        nodes: Vec<String>,
+        /// Bytes all ranks need together.
+        needed: u64,
+        /// Bytes free on all of them.
+        free: u64,
+    },
+    /// More ranks are wanted than nodes can take work.
+    TooFewNodes {
+        /// Ranks wanted.
+        ranks: u32,
+        /// Nodes with equal engines that can take work.
+        nodes: usize,
+    },
+    /// No node at all can take work.
+    NoNodes,
+    /// The last word of a refusal.
+    NothingFits {
+        /// Index of the replica.
+        replica: i32,
+        /// Bytes the whole model needs on one node.
+        needed: u64,
+    },
+    /// A running replica stays although the spec changed, because its successor fits nowhere.
+    KeptOutdated {
+        /// The ShardGroup.
+        group: String,
+    },
+    /// A replica must go before its successor can come.
+    DrainFirst {
+        /// The ShardGroup.
+        group: String,
+    },
+    /// A replica will fit once agents release what deleted groups held.
+    WaitingForRelease {
+        /// Index of the replica.
+        replica: i32,
+        /// What still holds memory, with the bytes.
+        holders: Vec<String>,
+    },
+    /// A replica was placed.
+    Placed {
+        /// Index of the replica.
+        replica: i32,
+        /// Split and nodes.
+        decision: String,
+    },
+}
+
+impl Note {
+    /// The condition reason this note stands for.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Note::ModelUnknown { .. } => Reason::ModelNotFound,
+            Note::Architecture { .. } => Reason::UnsupportedArchitecture,
+            Note::Headers { .. } => Reason::CorruptModel,
+            Note::Invalid { .. } => Reason::InvalidSpec,
+            Note::Closed { .. } => Reason::Unschedulable,
+            Note::NoNodes => Reason::NoNodes,
+            Note::NoRing { .. }
+            | Note::TooSmall { .. }
+            | Note::Together { .. }
+            | Note::TooFewNodes { .. }
+            | Note::NothingFits { .. }
+            | Note::KeptOutdated { .. } => Reason::NothingFits,
+            Note::DrainFirst { .. } => Reason::InProgress,
+            Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
+            Note::Placed { .. } => Reason::PlanFound,
+        }
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Note::ModelUnknown { model } => {
+                write!(out, "Model {model:?} does not exist or its headers are not read yet; create it in the same namespace")
+            }
+            Note::Architecture { model, architecture } => write!(
+                out,
+                "Model {model:?} has the architecture {architecture:?}, which this engine does not know; it knows {}",
+                crate::validate::ARCHITECTURES.join(", ")
+            ),
+            Note::Headers { model, why } => {
+                write!(out, "the headers of Model {model:?} contradict themselves: {why}; fetch the files again")
+            }
+            Note::Invalid { field, why } => write!(out, "{field}: {why}"),
+            Note::Closed { node, availability } => match availability {
+                Availability::Open => write!(out, "node {node}: open"),
+                Availability::Cordoned => write!(out, "node {node}: cordoned; set spec.scheduling to Enabled to use it"),
+                Availability::Draining => write!(out, "node {node}: draining; set spec.scheduling to Enabled to use it"),
+                Availability::Unreachable => write!(out, "node {node}: unreachable; start its agent or its network"),
+                Availability::Lost => write!(out, "node {node}: unreachable for so long that its work moves away; start its agent or its network"),
+                Availability::Unmeasured => write!(out, "node {node}: its agent has not reported its memory yet"),
+            },
+            Note::NoRing { node } => write!(out, "node {node}: its engine does not offer the ring backend, which pipelines need"),
+            Note::TooSmall { node, what, needed, free, limit } => write!(
+                out,
+                "node {node}: {what} needs {}, {} free of {}",
+                show(*needed),
+                show(*free),
+                show(*limit)
+            ),
+            Note::Together { nodes, needed, free } => write!(
+                out,
+                "{} ranks on {}: {} needed in all, {} free in all, and no split keeps every rank within its node",
+                nodes.len(),
+                nodes.join(", "),
+                show(*needed),
+                show(*free)
+            ),
+            Note::TooFewNodes { ranks, nodes } => write!(
+                out,
+                "{ranks} ranks need {ranks} nodes with the same engine build, one each, and {nodes} can take work; join more nodes or ask for fewer ranks"
+            ),
+            Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
+            Note::NothingFits { replica, needed } => write!(
+                out,
+                "replica {replica} fits nowhere ({} on one node); free memory by deleting or scaling down other deployments, lower spec.sharding.kv.contextTokens or maxSequences, choose a smaller or quantised model, or join another node",
+                show(*needed)
+            ),
+            Note::KeptOutdated { group } => {
+                write!(out, "ShardGroup {group} keeps running as it was, because what the spec now asks for fits nowhere")
+            }
+            Note::DrainFirst { group } => {
+                write!(out, "ShardGroup {group} makes room first: memory does not allow old and new side by side")
+            }
+            Note::WaitingForRelease { replica, holders } => {
+                write!(out, "replica {replica} waits until agents release memory: {}", holders.join(", "))
+            }
+            Note::Placed { replica, decision } => write!(out, "replica {replica}: {decision}"),
+        }
+    }
+}
+
+/// Notes as one text for a condition, bounded because conditions are.
+pub fn join(notes: &[Note]) -> String {
+    // The Kubernetes limit for a condition's message is 32768; a screenful serves people better.
+    const LIMIT: usize = 2000;
+    let mut text = String::new();
+    for (index, note) in notes.iter().enumerate() {
+        let next = note.to_string();
+        if text.len() + next.len() > LIMIT {
+            text.push_str(&format!("; and {} more", notes.len() - index));
+            break;
+        }
+        if index > 0 {
+            text.push_str("; ");
+        }
+        text.push_str(&next);
+    }
+    text
+}

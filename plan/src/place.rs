@@ -1,0 +1,434 @@
+//! From a valid deployment to what must exist: which replicas stay, come and go. Sticky: a replica
+//! whose plan still serves the spec stays where it is, so that replanning an applied plan changes
+//! nothing. It never deletes anything it could not replace.
+//!
+//! ```text
+//! for each replica:  a current group? ─yes─▶ keep; once it is ready, its predecessors go
+//!                         │ no
+//!                         ├─ fits beside what runs ──────────────▶ create, predecessor goes when ready
+//!                         ├─ fits once deleted groups let go ────▶ wait
+//!                         ├─ fits once its predecessor is gone ──▶ delete the predecessor, wait
+//!                         └─ fits nowhere ───────────────────────▶ keep what runs, say the numbers
+//! ```
+
+use std::collections::BTreeMap;
+
+use russet_crds::{GroupPlan, PlacementReport, names};
+use russet_wire::partition::Partition;
+use sha2::{Digest as _, Sha256};
+
+use crate::fit::Fit;
+use crate::note::Note;
+use crate::quantity::show;
+use crate::shard::{Candidate, Seat, pipeline, single};
+use crate::snapshot::{Availability, Group, Key, Snapshot};
+use crate::validate::{MAX_RANKS, Split, ValidDeployment};
+
+/// Candidates shown in a report; the schema says the same.
+const SHOWN: usize = 5;
+
+/// What must change for one deployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Groups that stay.
+    pub keep: Vec<Key>,
+    /// Groups to create, at epoch 1.
+    pub create: Vec<NewGroup>,
+    /// Groups to delete.
+    pub delete: Vec<OldGroup>,
+    /// Replicas that have no current group and get none yet.
+    pub waiting: Vec<i32>,
+    /// The decision for people; only when something was placed.
+    pub report: Option<PlacementReport>,
+}
+
+/// A group to create.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewGroup {
+    /// Its name; the namespace is the deployment's.
+    pub name: String,
+    /// Index of the replica.
+    pub replica: i32,
+    /// The split.
+    pub plan: GroupPlan,
+}
+
+/// A group to delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OldGroup {
+    /// Its name.
+    pub name: String,
+    /// Why it goes.
+    pub why: Removal,
+}
+
+/// Why a group goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// The deployment wants fewer replicas.
+    ScaledDown,
+    /// Another group of the same replica serves the spec.
+    Replaced,
+    /// Its successor needs its memory.
+    Drained,
+}
+
+impl Placement {
+    /// Whether nothing has to be done.
+    pub fn is_empty(&self) -> bool {
+        self.create.is_empty() && self.delete.is_empty()
+    }
+
+    /// The view after everything was carried out and every agent released what it had to.
+    pub fn apply(&self, view: &Snapshot, want: &ValidDeployment) -> Snapshot {
+        let mut after = view.clone();
+        for old in &self.delete {
+            after.groups.remove(&(want.namespace.clone(), old.name.clone()));
+        }
+        for new in &self.create {
+            after.groups.insert((want.namespace.clone(), new.name.clone()), group(want, new));
+        }
+        after
+    }
+}
+
+/// Decides what must exist for `want`.
+pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) {
+    let mut view = view.clone();
+    let mut placement = Placement::default();
+    let mut notes = Vec::new();
+    let mut found = Vec::new();
+    let fit = Fit::new(&want.shape, want.room);
+
+    let own: Vec<(Key, i32)> = view
+        .groups_of(&want.namespace, &want.name)
+        .filter(|(_, group)| !group.deleting)
+        .map(|(key, group)| (key.clone(), group.replica))
+        .collect();
+    for (key, replica) in own {
+        if replica < 0 || replica >= want.replicas {
+            remove(&mut view, &mut placement, &key, Removal::ScaledDown);
+        }
+    }
+    for replica in 0..want.replicas {
+        let (current, outdated) = split_groups(&view, want, &fit, replica);
+        if let Some(((kept, ready), surplus)) = current.split_first() {
+            placement.keep.push(kept.clone());
+            for (key, _) in surplus {
+                remove(&mut view, &mut placement, key, Removal::Replaced);
+            }
+            for (key, old_ready) in outdated {
+                if *ready || !old_ready {
+                    remove(&mut view, &mut placement, &key, Removal::Replaced);
+                } else {
+                    placement.keep.push(key);
+                }
+            }
+            continue;
+        }
+        let nothing_less = |_: &Key| false;
+        match find(&view, want, &fit, replica, true, nothing_less) {
+            Ok(choice) => {
+                let new = new_group(want, &fit, replica, &choice.candidate);
+                if view.groups.contains_key(&(want.namespace.clone(), new.name.clone())) {
+                    // The same plan, being deleted: its name is free once its agents let go.
+                    notes.push(Note::WaitingForRelease { replica, holders: vec![format!("ShardGroup {}", new.name)] });
+                    placement.waiting.push(replica);
+                    continue;
+                }
+                notes.push(Note::Placed { replica, decision: choice.candidate.show() });
+                for (key, old_ready) in outdated {
+                    if old_ready {
+                        placement.keep.push(key);
+                    } else {
+                        remove(&mut view, &mut placement, &key, Removal::Replaced);
+                    }
+                }
+                view.groups.insert((want.namespace.clone(), new.name.clone()), group(want, &new));
+                placement.create.push(new);
+                found.push((replica, choice));
+            }
+            Err(refusal) => {
+                placement.waiting.push(replica);
+                let deleting: BTreeMap<Key, bool> =
+                    view.groups.iter().map(|(key, group)| (key.clone(), group.deleting)).collect();
+                let gone = |key: &Key| deleting.get(key).copied().unwrap_or(false);
+                if find(&view, want, &fit, replica, false, gone).is_ok() {
+                    notes.push(Note::WaitingForRelease { replica, holders: holders(&view) });
+                    placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+                    continue;
+                }
+                let drained = |key: &Key| gone(key) || outdated.iter().any(|(old, _)| old == key);
+                if !outdated.is_empty() && find(&view, want, &fit, replica, false, drained).is_ok() {
+                    for (key, _) in &outdated {
+                        notes.push(Note::DrainFirst { group: key.1.clone() });
+                        remove(&mut view, &mut placement, key, Removal::Drained);
+                    }
+                    continue;
+                }
+                notes.extend(refusal);
+                notes.push(Note::NothingFits { replica, needed: fit.whole().total() });
+                for (key, _) in outdated {
+                    notes.push(Note::KeptOutdated { group: key.1.clone() });
+                    placement.keep.push(key);
+                }
+            }
+        }
+    }
+    placement.report = report(&placement, &found);
+    (placement, notes)
+}
+
+/// Digest of everything that makes a plan what it is; another digest is another group.
+pub fn plan_hash(model: &str, plan: &GroupPlan) -> String {
+    let bare = GroupPlan { hash: String::new(), ..plan.clone() };
+    // Struct fields serialise in the order of their declaration, so equal plans are equal bytes.
+    let canonical = serde_json::to_vec(&(model, bare)).unwrap_or_default();
+    hex::encode(Sha256::digest(canonical))
+}
+
+/// The hash a deployment shows for all its replicas.
+pub fn deployment_hash<'a>(hashes: impl Iterator<Item = &'a str>) -> String {
+    let hashes: Vec<&str> = hashes.collect();
+    match hashes.as_slice() {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        many => hex::encode(Sha256::digest(many.join(","))),
+    }
+}
+
+/// Whether a running plan is what the deployment asks for, on nodes it may stay on.
+pub fn is_current(view: &Snapshot, want: &ValidDeployment, group: &Group) -> bool {
+    serves(want, &Fit::new(&want.shape, want.room), group) && may_stay(view, group)
+}
+
+/// A choice and what it was chosen from.
+struct Choice {
+    candidate: Candidate,
+    why: String,
+    others: Vec<String>,
+}
+
+type Named = (Key, bool);
+
+/// The groups of a replica: those that serve the spec, ready ones first, and those that do not; each
+/// with whether it is ready.
+fn split_groups(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32) -> (Vec<Named>, Vec<Named>) {
+    let (mut current, mut outdated) = (Vec::new(), Vec::new());
+    for (key, group) in view.groups_of(&want.namespace, &want.name) {
+        if group.replica != replica || group.deleting {
+            continue;
+        }
+        let list = if serves(want, fit, group) && may_stay(view, group) { &mut current } else { &mut outdated };
+        list.push((key.clone(), group.ready));
+    }
+    current.sort_by_key(|(key, ready)| (!ready, key.clone()));
+    (current, outdated)
+}
+
+fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
+    let plan = &group.plan;
+    let layers: Vec<u32> = plan.members.iter().map(|member| member.layers).collect();
+    let split = match &want.split {
+        Split::Auto => true,
+        Split::Single => layers.len() == 1,
+        Split::Pipeline => layers.len() > 1,
+        Split::Ranks(ranks) => layers.len() == *ranks as usize,
+        Split::Layers(wanted) => layers == *wanted,
+    };
+    let Ok(partition) = Partition::new(layers, want.shape.layers) else { return false };
+    let sizes = plan.members.iter().all(|member| {
+        partition.part(member.rank).is_some_and(|part| {
+            let need = fit.part(&part);
+            (member.weight_bytes, member.kv_bytes, member.overhead_bytes) == (need.weights, need.kv, need.overhead)
+        })
+    });
+    split
+        && sizes
+        && group.model == want.model
+        && plan.context_tokens == want.room.context_tokens
+        && plan.max_sequences == want.room.max_sequences
+}
+
+fn may_stay(view: &Snapshot, group: &Group) -> bool {
+    group.plan.members.iter().all(|member| {
+        view.nodes.get(&member.node_name).is_some_and(|node| match node.availability {
+            Availability::Open | Availability::Cordoned | Availability::Unreachable | Availability::Unmeasured => true,
+            Availability::Draining | Availability::Lost => false,
+        })
+    })
+}
+
+/// Looks for room for one replica, as if the groups for which `without` is true were gone, and with
+/// or without what agents have not released.
+fn find(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    fit: &Fit<'_>,
+    replica: i32,
+    count_unreleased: bool,
+    without: impl Fn(&Key) -> bool + Copy,
+) -> Result<Choice, Vec<Note>> {
+    let mut notes = Vec::new();
+    // Ranks of one group need equal engines, so pipelines look at one build at a time.
+    let mut seats = Vec::new();
+    let mut builds: BTreeMap<Option<&str>, Vec<Seat<'_>>> = BTreeMap::new();
+    for (name, node) in &view.nodes {
+        if node.availability != Availability::Open {
+            notes.push(Note::Closed { node: name.clone(), availability: node.availability });
+            continue;
+        }
+        let unreleased = if count_unreleased { 0 } else { node.unreleased };
+        let committed = view.committed(name, without).saturating_sub(unreleased);
+        let siblings = view
+            .groups_of(&want.namespace, &want.name)
+            .filter(|(key, group)| group.replica != replica && !without(key))
+            .filter(|(_, group)| group.plan.members.iter().any(|member| member.node_name == *name))
+            .count();
+        let seat =
+            Seat { node: name, free: node.serving_limit.saturating_sub(committed), limit: node.serving_limit, siblings };
+        if node.backends.is_empty() || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("ring")) {
+            builds.entry(node.engine_build.as_deref()).or_default().push(seat.clone());
+        } else if !matches!(want.split, Split::Single) {
+            notes.push(Note::NoRing { node: name.clone() });
+        }
+        seats.push(seat);
+    }
+    if seats.is_empty() {
+        notes.push(Note::NoNodes);
+        return Err(notes);
+    }
+    if let Split::Auto | Split::Single = want.split {
+        let (candidates, too_small) = single::candidates(fit, &seats);
+        let shown = candidates.iter().skip(1).map(|other| format!("{}, {} left", other.show(), show(other.left())));
+        let refused = too_small.iter().map(ToString::to_string);
+        let others = shown.chain(refused).take(SHOWN).collect();
+        if let Some(candidate) = candidates.first() {
+            let why = format!(
+                "one node holds the model's {} with {} to spare; the tightest fit keeps larger nodes free",
+                show(fit.whole().total()),
+                show(candidate.left())
+            );
+            return Ok(Choice { candidate: candidate.clone(), why, others });
+        }
+        notes.extend(too_small);
+    }
+    pipeline_choice(want, fit, &builds, notes)
+}
+
+fn pipeline_choice(
+    want: &ValidDeployment,
+    fit: &Fit<'_>,
+    builds: &BTreeMap<Option<&str>, Vec<Seat<'_>>>,
+    mut notes: Vec<Note>,
+) -> Result<Choice, Vec<Note>> {
+    let most = builds.values().map(Vec::len).max().unwrap_or(0);
+    let sizes = match &want.split {
+        Split::Single => 1..=0,
+        // Trying all sizes up to the number of nodes is cheap: a size that cannot hold it fails fast.
+        Split::Auto | Split::Pipeline => 2..=(most as u32).min(fit.layers()).min(MAX_RANKS).max(2),
+        Split::Ranks(ranks) => *ranks..=*ranks,
+        Split::Layers(layers) => layers.len() as u32..=layers.len() as u32,
+    };
+    let why = match &want.split {
+        Split::Auto | Split::Single => {
+            format!("no single node holds the model's {}; these are the fewest that do", show(fit.whole().total()))
+        }
+        Split::Pipeline => "spec.sharding.mode asks for a pipeline; these are the fewest nodes that hold it".to_owned(),
+        Split::Ranks(ranks) => {
+            format!("spec.sharding.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token")
+        }
+        Split::Layers(_) => "spec.sharding.layersPerRank asks for exactly this split".to_owned(),
+    };
+    let mut refusals = Vec::new();
+    for ranks in sizes {
+        let mut found = Vec::new();
+        refusals.clear();
+        for seats in builds.values() {
+            let result = match &want.split {
+                Split::Layers(layers) => pipeline::explicit(fit, seats, layers),
+                _ => pipeline::balanced(fit, seats, ranks),
+            };
+            match result {
+                Ok(candidate) => found.push(candidate),
+                Err(note) => refusals.push(note),
+            }
+        }
+        found.sort_by_key(|candidate| {
+            (candidate.siblings, std::cmp::Reverse(candidate.left()), candidate.show())
+        });
+        if let Some(candidate) = found.first() {
+            let others = found.iter().skip(1).map(Candidate::show);
+            let refused = notes.iter().map(ToString::to_string);
+            let others = others.chain(refused).take(SHOWN).collect();
+            return Ok(Choice { candidate: candidate.clone(), why, others });
+        }
+        if builds.is_empty() {
+            refusals.push(Note::TooFewNodes { ranks, nodes: 0 });
+        }
+    }
+    // Only Auto tries sizes it was not asked for; that one node is not two is then no news.
+    if !(matches!(want.split, Split::Auto) && refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. }))) {
+        notes.extend(refusals);
+    }
+    Err(notes)
+}
+
+fn new_group(want: &ValidDeployment, fit: &Fit<'_>, replica: i32, candidate: &Candidate) -> NewGroup {
+    let mut plan = candidate.plan(fit);
+    plan.hash = plan_hash(&want.model, &plan);
+    NewGroup { name: names::shard_group(&want.name, replica, &plan.hash), replica, plan }
+}
+
+fn group(want: &ValidDeployment, new: &NewGroup) -> Group {
+    Group {
+        deployment: want.name.clone(),
+        model: want.model.clone(),
+        replica: new.replica,
+        plan: new.plan.clone(),
+        ready: false,
+        deleting: false,
+    }
+}
+
+fn remove(view: &mut Snapshot, placement: &mut Placement, key: &Key, why: Removal) {
+    if let Some(group) = view.groups.get_mut(key) {
+        // It keeps its memory until its agents say otherwise; only a later view shows that free.
+        group.deleting = true;
+    }
+    placement.delete.push(OldGroup { name: key.1.clone(), why });
+}
+
+fn holders(view: &Snapshot) -> Vec<String> {
+    let groups = view.groups.iter().filter(|(_, group)| group.deleting).map(|(key, group)| {
+        let bytes = group.plan.members.iter().fold(0_u64, |sum, member| sum.saturating_add(member.reserved_bytes()));
+        format!("ShardGroup {} {}", key.1, show(bytes))
+    });
+    let nodes = view
+        .nodes
+        .iter()
+        .filter(|(_, node)| node.unreleased > 0)
+        .map(|(name, node)| format!("node {name} {}", show(node.unreleased)));
+    groups.chain(nodes).collect()
+}
+
+fn report(placement: &Placement, found: &[(i32, Choice)]) -> Option<PlacementReport> {
+    let (_, first) = found.first()?;
+    let decision = match found {
+        [(_, choice)] => choice.candidate.show(),
+        many => {
+            let all: Vec<String> =
+                many.iter().map(|(replica, choice)| format!("replica {replica}: {}", choice.candidate.show())).collect();
+            all.join("; ")
+        }
+    };
+    Some(PlacementReport {
+        decision,
+        reason: first.why.clone(),
+        plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
+        candidates: first.others.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,398 @@
+//! Tables of placements a person can follow, and thousands of random clusters for the checker.
+
+use russet_crds::{GroupMember, KvRoom, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode};
+use russet_wire::shape::ModelShape;
+
+use super::*;
+use crate::check::check;
+use crate::snapshot::Node;
+use crate::validate::validate;
+
+const GIB: u64 = 1 << 30;
+
+fn node(gib: u64) -> Node {
+    Node {
+        serving_limit: gib * GIB,
+        engine_build: Some("1".to_owned()),
+        backends: vec!["ring".to_owned()],
+        ..Node::default()
+    }
+}
+
+fn view(nodes: &[(&str, u64)], layers: u32) -> Snapshot {
+    let shape = ModelShape {
+        architecture: "llama".to_owned(),
+        layers,
+        layer_bytes: vec![GIB; layers as usize],
+        context_length: 1024,
+        ..ModelShape::default()
+    };
+    Snapshot {
+        nodes: nodes.iter().map(|(name, gib)| ((*name).to_owned(), node(*gib))).collect(),
+        models: [(("ns".to_owned(), "m".to_owned()), shape)].into(),
+        groups: BTreeMap::new(),
+    }
+}
+
+fn spec(mode: ShardingMode, ranks: Option<u32>, replicas: i32) -> ModelDeploymentSpec {
+    ModelDeploymentSpec {
+        model_ref: LocalReference::new("m"),
+        sharding: Sharding {
+            mode,
+            ranks,
+            layers_per_rank: None,
+            kv: KvRoom { context_tokens: 1024, max_sequences: 1, headroom_percent: 0 },
+        },
+        replicas,
+    }
+}
+
+fn want(view: &Snapshot, spec: &ModelDeploymentSpec) -> ValidDeployment {
+    validate(view, "ns", "chat", spec).unwrap()
+}
+
+/// Plans, has the result judged, and returns it with the notes as one text.
+#[track_caller]
+fn checked(view: &Snapshot, want: &ValidDeployment) -> (Placement, String) {
+    let (placement, notes) = place(view, want);
+    assert_eq!(check(view, want, &placement), vec![], "{placement:#?}\n{notes:#?}");
+    (placement, crate::note::join(&notes))
+}
+
+fn shown(placement: &Placement) -> String {
+    let groups = placement.create.iter().map(|new| {
+        let members = new.plan.members.iter().map(|member| format!("{}{}", member.node_name, member.layers));
+        members.collect::<Vec<_>>().join(" ")
+    });
+    groups.collect::<Vec<_>>().join(" | ")
+}
+
+fn ready(mut view: Snapshot) -> Snapshot {
+    view.groups.values_mut().for_each(|group| group.ready = true);
+    view
+}
+
+#[test]
+fn deployments_go_where_they_fit_and_spread_where_they_can() {
+    use ShardingMode::*;
+    for (nodes, layers, mode, ranks, replicas, want_shown) in [
+        (vec![("a", 16), ("b", 16)], 4, Auto, None, 1, "a4"),
+        (vec![("a", 64), ("b", 8)], 4, Auto, None, 1, "b4"), // the tightest fit
+        (vec![("a", 16), ("b", 16)], 4, Auto, None, 2, "a4 | b4"), // replicas spread
+        (vec![("a", 16)], 4, Auto, None, 2, "a4 | a4"),      // and share a node when they must
+        (vec![("a", 16)], 4, Auto, None, 4, "a4 | a4 | a4"), // and no more than fit
+        (vec![("a", 3), ("b", 3), ("c", 3)], 4, Auto, None, 1, "a2 b2"), // the fewest that hold it
+        (vec![("a", 16), ("b", 16)], 4, Pipeline, None, 1, "a2 b2"),
+        (vec![("a", 16), ("b", 16)], 4, Auto, Some(2), 1, "a2 b2"),
+        (vec![("a", 16), ("b", 16), ("c", 16)], 5, Pipeline, Some(3), 1, "a1 b2 c2"),
+        (vec![("a", 16), ("b", 16)], 4, Pipeline, Some(3), 1, ""),
+        (vec![("a", 3), ("b", 3)], 4, Single, None, 1, ""),
+        (vec![("a", 16)], 4, Auto, None, 0, ""),
+        (vec![], 4, Auto, None, 1, ""),
+    ] {
+        let view = view(&nodes, layers);
+        let want = want(&view, &spec(mode, ranks, replicas));
+        let (placement, notes) = checked(&view, &want);
+        assert_eq!(shown(&placement), want_shown, "{nodes:?} {mode:?} {ranks:?}: {notes}");
+        assert_eq!(placement.report.is_some(), !want_shown.is_empty());
+    }
+}
+
+#[test]
+fn a_refusal_names_every_node_with_its_numbers_and_the_remedy() {
+    let mut view = view(&[("a", 3), ("b", 2), ("c", 64), ("d", 64), ("e", 0)], 8);
+    view.nodes.get_mut("c").unwrap().availability = Availability::Cordoned;
+    view.nodes.get_mut("d").unwrap().availability = Availability::Unreachable;
+    view.nodes.get_mut("e").unwrap().availability = Availability::Unmeasured;
+    let want = want(&view, &spec(ShardingMode::Auto, None, 1));
+    let (placement, notes) = checked(&view, &want);
+    assert_eq!(placement.waiting, [0]);
+    for text in [
+        "node a: the whole model needs 8.2 GiB, 3.0 GiB free of 3.0 GiB",
+        "node b: the whole model needs 8.2 GiB, 2.0 GiB free of 2.0 GiB",
+        "node c: cordoned",
+        "node d: unreachable",
+        "node e: its agent has not reported its memory yet",
+        "2 ranks on a, b: 8.4 GiB needed in all, 5.0 GiB free in all",
+        "replica 0 fits nowhere (8.2 GiB on one node); free memory by deleting",
+    ] {
+        assert!(notes.contains(text), "{notes}\nlacks {text:?}");
+    }
+}
+
+#[test]
+fn ranks_of_one_group_have_equal_engines_and_a_ring() {
+    let mut view = view(&[("a", 5), ("b", 5), ("c", 5), ("d", 5)], 8);
+    view.nodes.get_mut("a").unwrap().engine_build = Some("2".to_owned());
+    view.nodes.get_mut("b").unwrap().backends = vec!["jaccl".to_owned()];
+    let want = want(&view, &spec(ShardingMode::Auto, None, 1));
+    assert_eq!(shown(&checked(&view, &want).0), "c4 d4");
+    view.nodes.get_mut("c").unwrap().engine_build = None;
+    let (placement, notes) = checked(&view, &want);
+    assert!(placement.create.is_empty() && notes.contains("node b: its engine does not offer the ring"), "{notes}");
+}
+
+#[test]
+fn a_running_group_stays_whatever_better_place_appears() {
+    let view = view(&[("b", 16)], 4);
+    let want = want(&view, &spec(ShardingMode::Auto, None, 1));
+    let mut after = checked(&view, &want).0.apply(&view, &want);
+    after.nodes.insert("a".to_owned(), node(5));
+    for availability in [Availability::Cordoned, Availability::Unreachable, Availability::Unmeasured] {
+        after.nodes.get_mut("b").unwrap().availability = availability;
+        let (placement, _) = checked(&after, &want);
+        assert!(placement.is_empty() && placement.keep.len() == 1 && placement.report.is_none());
+    }
+}
+
+#[test]
+fn work_moves_off_draining_and_lost_nodes_and_the_old_goes_once_the_new_is_ready() {
+    for availability in [Availability::Draining, Availability::Lost] {
+        let before = view(&[("a", 5), ("b", 16)], 4);
+        let want = want(&before, &spec(ShardingMode::Auto, None, 1));
+        let mut now = ready(checked(&before, &want).0.apply(&before, &want));
+        now.nodes.get_mut("a").unwrap().availability = availability;
+        let (moved, _) = checked(&now, &want);
+        assert_eq!((shown(&moved).as_str(), moved.delete.len()), ("b4", 0), "the old one answers meanwhile");
+        let after = ready(moved.apply(&now, &want));
+        let (gone, _) = checked(&after, &want);
+        assert_eq!((gone.create.len(), gone.delete.len()), (0, 1));
+        assert_eq!(gone.delete[0].why, Removal::Replaced);
+        assert!(checked(&gone.apply(&after, &want), &want).0.is_empty());
+    }
+}
+
+#[test]
+fn an_edit_surges_when_memory_allows_and_drains_first_when_not() {
+    for (gib, surges) in [(16, true), (5, false)] {
+        let before = view(&[("a", gib), ("b", gib)], 4);
+        let two = want(&before, &spec(ShardingMode::Auto, Some(2), 1));
+        let now = ready(checked(&before, &two).0.apply(&before, &two));
+        let one = want(&before, &spec(ShardingMode::Auto, Some(1), 1));
+        let (step, notes) = checked(&now, &one);
+        if surges {
+            assert_eq!((shown(&step).as_str(), step.delete.len()), ("a4", 0));
+            continue;
+        }
+        assert!(step.create.is_empty() && notes.contains("makes room first"), "{notes}");
+        assert_eq!(step.delete[0].why, Removal::Drained);
+        // While the agents still hold the memory, the replica waits and says for whom.
+        let mut draining = now.clone();
+        draining.groups.values_mut().for_each(|group| group.deleting = true);
+        let (waits, notes) = checked(&draining, &one);
+        assert!(waits.is_empty() && notes.contains("waits until agents release memory"), "{notes}");
+        let mut held = step.apply(&now, &one);
+        held.nodes.values_mut().for_each(|node| node.unreleased = 3 * GIB);
+        let (waits, notes) = checked(&held, &one);
+        assert!(waits.is_empty() && notes.contains("node a 3.0 GiB"), "{notes}");
+        assert_eq!(shown(&checked(&step.apply(&now, &one), &one).0), "a4");
+    }
+}
+
+#[test]
+fn what_runs_is_never_drained_for_something_that_fits_nowhere() {
+    let before = view(&[("a", 5)], 4);
+    let one = want(&before, &spec(ShardingMode::Auto, None, 1));
+    let now = ready(checked(&before, &one).0.apply(&before, &one));
+    let two = want(&before, &spec(ShardingMode::Auto, Some(2), 1));
+    let (step, notes) = checked(&now, &two);
+    assert!(step.is_empty() && step.waiting == [0] && step.keep.len() == 1);
+    assert!(notes.contains("keeps running as it was") && notes.contains("2 ranks need 2 nodes"), "{notes}");
+}
+
+#[test]
+fn the_same_plan_waits_until_its_former_self_is_gone() {
+    let before = view(&[("a", 16)], 4);
+    let want = want(&before, &spec(ShardingMode::Auto, None, 1));
+    let mut now = checked(&before, &want).0.apply(&before, &want);
+    now.groups.values_mut().for_each(|group| group.deleting = true);
+    let (step, _) = checked(&now, &want);
+    assert!(step.is_empty() && step.waiting == [0]);
+}
+
+#[test]
+fn a_plan_of_another_model_or_size_has_another_hash() {
+    let mut plan = GroupPlan { members: vec![GroupMember::default()], ..GroupPlan::default() };
+    let first = plan_hash("m", &plan);
+    plan.hash = first.clone();
+    assert_eq!(plan_hash("m", &plan), first, "the hash is not part of itself");
+    assert_ne!(plan_hash("n", &plan), first);
+    plan.members[0].layers = 1;
+    assert_ne!(plan_hash("m", &plan), first);
+}
+
+/// Numbers that look random and are the same in every run.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+fn random_view(seeded: &mut Seeded) -> Snapshot {
+    let mut view = Snapshot::default();
+    for index in 0..seeded.below(7) {
+        let availability = match seeded.below(12) {
+            0 => Availability::Cordoned,
+            1 => Availability::Draining,
+            2 => Availability::Unreachable,
+            3 => Availability::Lost,
+            4 => Availability::Unmeasured,
+            _ => Availability::Open,
+        };
+        let node = Node {
+            serving_limit: seeded.below(40) * GIB / 2,
+            unreleased: if seeded.below(6) == 0 { seeded.below(GIB) } else { 0 },
+            availability,
+            engine_build: Some(seeded.below(5).min(1).to_string()),
+            backends: if seeded.below(6) == 0 { vec![] } else { vec!["ring".to_owned()] },
+        };
+        view.nodes.insert(format!("n{index}"), node);
+    }
+    for model in ["m", "n"] {
+        let layers = 1 + seeded.below(12) as u32;
+        let embedding = seeded.below(2 * GIB);
+        let tied = seeded.below(2) == 0;
+        let shape = ModelShape {
+            architecture: "llama".to_owned(),
+            layers,
+            hidden_size: seeded.below(9000) as u32,
+            vocabulary: seeded.below(200_000) as u32,
+            context_length: seeded.below(3) as u32 * 4096,
+            embedding_bytes: embedding,
+            head_bytes: if tied { 4096 } else { embedding + 4096 },
+            tied,
+            layer_bytes: (0..layers).map(|_| seeded.below(2 * GIB)).collect(),
+            kv_bytes_per_token_per_layer: seeded.below(8192),
+            ..ModelShape::default()
+        };
+        view.models.insert(("ns".to_owned(), model.to_owned()), shape);
+    }
+    view
+}
+
+fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
+    let model = if seeded.below(4) == 0 { "n" } else { "m" };
+    let layers = view.models[&("ns".to_owned(), model.to_owned())].layers;
+    let mode = match seeded.below(4) {
+        0 => ShardingMode::Single,
+        1 => ShardingMode::Pipeline,
+        _ => ShardingMode::Auto,
+    };
+    let free = mode != ShardingMode::Single && seeded.below(2) == 0;
+    let ranks = free.then(|| 1 + seeded.below(u64::from(layers).min(5)) as u32);
+    let layers_per_rank = (ranks.is_some() && seeded.below(3) == 0).then(|| {
+        let ranks = ranks.unwrap_or(1);
+        let mut split = vec![1; ranks as usize];
+        (0..layers - ranks).for_each(|_| split[seeded.below(u64::from(ranks)) as usize] += 1);
+        split
+    });
+    ModelDeploymentSpec {
+        model_ref: LocalReference::new(model),
+        sharding: Sharding {
+            mode,
+            ranks,
+            layers_per_rank,
+            kv: KvRoom {
+                context_tokens: 16 + seeded.below(20_000) as u32,
+                max_sequences: 1 + seeded.below(8) as u32,
+                headroom_percent: seeded.below(30) as u32,
+            },
+        },
+        replicas: seeded.below(4) as i32,
+    }
+}
+
+#[test]
+fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
+    let (mut created, mut refused, mut drained, mut moved) = (0, 0, 0, 0);
+    for seed in 0..3000 {
+        let mut seeded = Seeded(seed);
+        let mut now = random_view(&mut seeded);
+        // Several deployments take turns, their specs and the nodes change under them.
+        for turn in 0..6 {
+            let name = ["chat", "code"][seeded.below(2) as usize];
+            let spec = random_spec(&mut seeded, &now);
+            let want = validate(&now, "ns", name, &spec).unwrap_or_else(|notes| panic!("seed {seed}: {notes:?}"));
+            let mut settled = false;
+            for step in 0..12 {
+                let (placement, notes) = place(&now, &want);
+                assert_eq!(check(&now, &want, &placement), vec![], "seed {seed} turn {turn}: {placement:#?} {notes:#?}");
+                assert_eq!(place(&now, &want).0, placement, "seed {seed}: the same question, another answer");
+                created += placement.create.len();
+                refused += usize::from(!placement.waiting.is_empty());
+                drained += placement.delete.iter().filter(|old| old.why == Removal::Drained).count();
+                moved += placement.delete.iter().filter(|old| old.why == Removal::Replaced).count();
+                now = placement.apply(&now, &want);
+                if step < 6 && seeded.below(2) == 0 {
+                    now = ready(now);
+                } else if placement.is_empty() {
+                    settled = true;
+                    break;
+                }
+            }
+            assert!(settled, "seed {seed} turn {turn}: no rest after 12 steps");
+            if !now.nodes.is_empty() {
+                let pick = seeded.below(now.nodes.len() as u64) as usize;
+                let other = random_view(&mut seeded);
+                if let (Some(node), Some(new)) = (now.nodes.values_mut().nth(pick), other.nodes.values().next()) {
+                    node.availability = new.availability;
+                    node.unreleased = new.unreleased;
+                }
+            }
+        }
+    }
+    // The loop has seen all the ways through: a table of what it really did.
+    assert!(created > 3000 && refused > 1000 && drained > 50 && moved > 300, "{created} {refused} {drained} {moved}");
+}
+
+#[test]
+fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
+    let mut refused = 0;
+    for seed in 0..400 {
+        let mut seeded = Seeded(seed * 7919);
+        let mut view = random_view(&mut seeded);
+        view.nodes.retain(|_, node| node.availability == Availability::Open);
+        while view.nodes.len() > 3 {
+            view.nodes.pop_first();
+        }
+        view.nodes.values_mut().for_each(|node| node.engine_build = None);
+        let spec = ModelDeploymentSpec { replicas: 1, ..random_spec(&mut seeded, &view) };
+        let spec = ModelDeploymentSpec {
+            sharding: Sharding { mode: ShardingMode::Auto, ranks: None, layers_per_rank: None, ..spec.sharding },
+            ..spec
+        };
+        let want = want(&view, &spec);
+        let fit = Fit::new(&want.shape, want.room);
+        let (placement, notes) = checked(&view, &want);
+        let free: Vec<u64> = view
+            .nodes
+            .iter()
+            .map(|(name, node)| node.serving_limit.saturating_sub(view.committed(name, |_| false)))
+            .collect();
+        let possible = brute_force(&fit, &free, fit.layers(), true);
+        assert_eq!(placement.create.len() == 1, possible, "seed {seed}: {notes}");
+        refused += usize::from(!possible);
+    }
+    assert!(refused > 50, "{refused}");
+}
+
+/// Whether the first `end` layers can be held by any of the nodes in any order, rank by rank from
+/// rank 0 down.
+fn brute_force(fit: &Fit<'_>, free: &[u64], end: u32, head: bool) -> bool {
+    if end == 0 {
+        return !head;
+    }
+    (0..free.len()).any(|pick| {
+        let mut others = free.to_vec();
+        let room = others.remove(pick);
+        (0..end).any(|start| {
+            fit.need(start..end, start == 0, head).total() <= room && brute_force(fit, &others, start, false)
+        })
+    })
+}

@@ -1,0 +1,104 @@
+//! The cluster as the planner sees it: one immutable view, taken by whoever calls. Not a cache and
+//! not a client; the operator, `russet plan` and the tests all build it themselves.
+
+use std::collections::BTreeMap;
+
+use russet_crds::{GroupPlan, names};
+use russet_wire::shape::ModelShape;
+
+/// A namespace and a name.
+pub type Key = (String, String);
+
+/// Everything a placement may depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Machines, by name.
+    pub nodes: BTreeMap<String, Node>,
+    /// Every model whose headers were read.
+    pub models: BTreeMap<Key, ModelShape>,
+    /// Every replica of every deployment, those being deleted included: they still hold memory.
+    pub groups: BTreeMap<Key, Group>,
+}
+
+/// A machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Bytes models may take in all.
+    pub serving_limit: u64,
+    /// Bytes the agent still grants to Shards whose group is gone. They are not free until the
+    /// agent says so, however long that takes.
+    pub unreleased: u64,
+    /// Whether new work may come.
+    pub availability: Availability,
+    /// Build of the engine; ranks of one group need equal ones.
+    pub engine_build: Option<String>,
+    /// Distributed backends the engine offers; empty when the agent does not say.
+    pub backends: Vec<String>,
+}
+
+/// Whether a node takes new work, and what becomes of the work it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Availability {
+    /// New work may come.
+    #[default]
+    Open,
+    /// What runs stays, nothing new comes.
+    Cordoned,
+    /// What runs moves away.
+    Draining,
+    /// The agent does not renew its Lease; nobody knows what runs there.
+    Unreachable,
+    /// Unreachable for so long that engines without an agent have ended: its work moves away, and
+    /// its memory stays taken until its agent is back and says otherwise.
+    Lost,
+    /// The agent has not measured its memory yet.
+    Unmeasured,
+}
+
+/// A replica that exists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// The ModelDeployment, of the same namespace.
+    pub deployment: String,
+    /// The Model, of the same namespace.
+    pub model: String,
+    /// Index of the replica.
+    pub replica: i32,
+    /// The split.
+    pub plan: GroupPlan,
+    /// Whether it answers.
+    pub ready: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+impl Snapshot {
+    /// Bytes promised or still held on `node`, leaving out the groups for which `without` is true.
+    pub fn committed(&self, node: &str, without: impl Fn(&Key) -> bool) -> u64 {
+        let unreleased = self.nodes.get(node).map_or(0, |node| node.unreleased);
+        self.groups
+            .iter()
+            .filter(|(key, _)| !without(key))
+            .flat_map(|(_, group)| &group.plan.members)
+            .filter(|member| member.node_name == node)
+            .fold(unreleased, |sum, member| sum.saturating_add(member.reserved_bytes()))
+    }
+
+    /// Replicas of a deployment, by name.
+    pub fn groups_of<'a>(
+        &'a self,
+        namespace: &'a str,
+        deployment: &'a str,
+    ) -> impl Iterator<Item = (&'a Key, &'a Group)> {
+        self.groups
+            .iter()
+            .filter(move |(key, group)| key.0 == namespace && group.deployment == deployment)
+    }
+}
+
+impl Group {
+    /// The name its ShardGroup has.
+    pub fn name(&self) -> String {
+        names::shard_group(&self.deployment, self.replica, &self.plan.hash)
+    }
+}
