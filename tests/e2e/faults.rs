@@ -42,7 +42,7 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
             Ok(cluster.child_of_up("serve").is_ok_and(|new| new != pid) && cluster.get("modeldeployments smoke").await.is_ok())
         })
         .await?;
-    println!("  serve: back after {:.1} s", struck.elapsed().as_secs_f64());
+    println!("fault: serve killed, API back = {:.2}", struck.elapsed().as_secs_f64());
     path::ready(cluster).await?;
     still_right(cluster).await
 }
@@ -63,8 +63,8 @@ pub async fn agents(cluster: &mut Cluster) -> Result<()> {
         } else {
             cluster.restart_far_agent().await?;
         }
-        println!("  agent ({}): back after {:.1} s", if near { "node-a" } else { "node-b" }, struck.elapsed().as_secs_f64());
         path::ready(cluster).await?;
+        println!("fault: agent of {} killed, back and Ready = {:.2}", if near { "node-a" } else { "node-b" }, struck.elapsed().as_secs_f64());
         ensure!(cluster.engines().await? == engines, "the engines were not adopted: {engines:?} became {:?}", cluster.engines().await?);
         still_right(cluster).await?;
     }
@@ -81,7 +81,7 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     let end = answer.finish().await;
     ensure!(end == End::Broken, "the gateway is dead, yet its stream ended with {end:?}");
     answers_again(cluster).await?;
-    println!("  gateway: answers again after {:.1} s", struck.elapsed().as_secs_f64());
+    println!("fault: gateway killed, answers again = {:.2}", struck.elapsed().as_secs_f64());
     ensure!(cluster.engines().await? == engines, "engines changed");
     still_right(cluster).await
 }
@@ -103,11 +103,9 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     }
     ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}\n{undisturbed}", answer.text);
     answers_again(cluster).await?;
-    println!(
-        "  rank {rank}: stream ended with {end:?} after {:.2} s, the group answers again after {:.1} s",
-        ended.as_secs_f64(),
-        struck.elapsed().as_secs_f64()
-    );
+    println!("  the stream ended with {end:?}");
+    println!("fault: rank {rank} killed, stream ended = {:.2}", ended.as_secs_f64());
+    println!("fault: rank {rank} killed, group answers again = {:.2}", struck.elapsed().as_secs_f64());
     path::ready(cluster).await?;
     ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the dead engine is still named");
     still_right(cluster).await

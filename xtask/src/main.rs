@@ -1,27 +1,61 @@
-//! The workspace's own commands: `cargo xtask <verb>`. It is not shipped.
+//! The workspace's own commands: `cargo xtask <verb>`. It is not shipped, and it stays light: every
+//! newcomer builds it first.
 
+mod bench;
+mod cargo;
+mod exactness;
 mod mlx;
 mod python;
+mod setup;
+mod suites;
+mod tidy;
 
-fn main() -> anyhow::Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("setup") => {
-            let prepared = mlx::prepare()?;
-            println!(
-                "mlx: ready; build the engine with: cargo {} build -p russet-engine",
-                prepared.cargo_args().join(" ")
-            );
-            Ok(())
+use anyhow::{Result, ensure};
+
+const USAGE: &str = "\
+cargo xtask VERB
+
+  demo [--once]     install what is missing, build, run two nodes and ask a question
+  test              every test that needs no Go oracle
+  setup             install what is missing, prepare MLX and Python
+  build             build everything
+  lint              fmt, clippy, tidy
+  tidy              the invariants of ARCHITECTURE.md
+  codegen           CRD YAML and API reference from the Rust types
+  bench AREA        measure: faults   [--json]
+  python ARGS       the prepared Python, as the smoke model's scripts use it
+";
+
+fn main() -> std::process::ExitCode {
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            std::process::ExitCode::FAILURE
         }
-        // The prepared Python with the caller's arguments: what trains and measures the smoke model.
+    }
+}
+
+fn run() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rest = arguments.get(1..).unwrap_or_default();
+    match arguments.first().map(String::as_str) {
+        Some("demo") => suites::demo(rest),
+        Some("test") => suites::test(),
+        Some("setup") => setup::all().map(|_| ()),
+        Some("build") => suites::build(),
+        Some("lint") => suites::lint(),
+        Some("tidy") => tidy::run(),
+        Some("codegen") => suites::codegen(),
+        Some("bench") => bench::run(rest),
         Some("python") => {
-            let status = python::prepare()?
-                .command()
-                .args(std::env::args_os().skip(2))
-                .status()?;
-            anyhow::ensure!(status.success(), "python ended with {status}");
+            let status = python::prepare()?.command().args(rest).status()?;
+            ensure!(status.success(), "python ended with {status}");
             Ok(())
         }
-        _ => anyhow::bail!("usage: cargo xtask setup | python ARGS"),
+        _ => {
+            eprint!("{USAGE}");
+            anyhow::bail!("no such verb")
+        }
     }
 }

@@ -1,0 +1,113 @@
+//! What runs when: building, the demo, the tests, lints. Each suite is told what it needs by
+//! environment variables, so that `cargo test` alone finds the same tests.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{cargo, exactness, mlx, setup, tidy};
+
+/// Everything, so that programs and tests share one set of dependencies.
+pub fn build() -> Result<()> {
+    build_with(&setup::all()?)
+}
+
+fn build_with(prepared: &mlx::Prepared) -> Result<()> {
+    cargo::run(&mut cargo::command(prepared, &["build", "--workspace"]))
+}
+
+/// Two nodes on this computer answer a question.
+pub fn demo(arguments: &[String]) -> Result<()> {
+    let started = Instant::now();
+    println!("▸ looking for what this machine lacks");
+    let prepared = setup::all()?;
+    println!("▸ building (the first time takes minutes)");
+    build_with(&prepared)?;
+    println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
+    let status = Command::new(cargo::programs().join("russet-demo")).args(arguments).status()?;
+    ensure!(status.success(), "the demo ended with {status}");
+    println!("▸ the whole took {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Every test that needs no Go oracle; closes with `N passed, N failed`.
+pub fn test() -> Result<()> {
+    let started = Instant::now();
+    let (prepared, python) = setup::with_python()?;
+    build_with(&prepared)?;
+    println!("▸ built after {:.0} s", started.elapsed().as_secs_f64());
+    let oracle = exactness::oracle(&python)?;
+    println!("▸ the oracle's tokens are there after {:.0} s", started.elapsed().as_secs_f64());
+    let mut tests = cargo::command(&prepared, &["test", "--workspace", "--no-fail-fast"]);
+    tests.env("RUSSET_PYTHON", python.interpreter());
+    for (name, value) in oracle {
+        tests.env(name, value);
+    }
+    let (passed, failed, clean) = counted(&mut tests)?;
+    println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
+    println!("{passed} passed, {failed} failed");
+    ensure!(clean && failed == 0, "tests failed");
+    ensure!(passed > 0, "no test ran");
+    Ok(())
+}
+
+/// Formatting, clippy with warnings denied, the invariants.
+pub fn lint() -> Result<()> {
+    let prepared = setup::all()?;
+    cargo::run(&mut cargo::command(&prepared, &["fmt", "--all", "--check"]))?;
+    cargo::run(&mut cargo::command(&prepared, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    tidy::run()
+}
+
+/// Writes what is generated from the Rust types; the golden tests check it.
+pub fn codegen() -> Result<()> {
+    let prepared = setup::all()?;
+    cargo::run(
+        cargo::command(&prepared, &["test", "--quiet", "-p", "russet-crds", "--test", "golden"])
+            .env("RUSSET_UPDATE_GOLDENS", "1"),
+    )
+}
+
+/// Runs tests, shows their output, adds up what each test binary says of itself.
+fn counted(command: &mut Command) -> Result<(u64, u64, bool)> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let output = child.stdout.take().context("the output of the tests is not to be had")?;
+    let (mut passed, mut failed) = (0, 0);
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        if let Some((good, bad)) = tally(&line) {
+            passed += good;
+            failed += bad;
+        }
+    }
+    let status = child.wait()?;
+    Ok((passed, failed, status.success()))
+}
+
+/// `test result: ok. 3 passed; 0 failed; …` → (3, 0).
+fn tally(line: &str) -> Option<(u64, u64)> {
+    let rest = line.strip_prefix("test result: ")?;
+    let number = |word: &str| -> Option<u64> {
+        rest.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
+    };
+    Some((number("passed")?, number("failed")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_test_binaries_are_added_up() {
+        assert_eq!(tally("test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"), Some((12, 0)));
+        assert_eq!(tally("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out"), Some((3, 2)));
+        assert_eq!(tally("test some::name ... ok"), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! The invariants that a machine can check without running Russet: what may depend on what, where
+//! unsafe code may be, how files begin, and that every invariant ARCHITECTURE.md names is executed.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cargo;
+
+/// A finding, in one line.
+type Findings = Vec<String>;
+
+/// One check.
+type Check = fn(&[Source]) -> Result<Findings>;
+
+/// Every check; ARCHITECTURE.md refers to these names.
+const CHECKS: &[(&str, Check)] = &[
+    ("files_say_what_they_are", files_say_what_they_are),
+    ("unsafe_stays_in_engine_mlx", unsafe_stays_in_engine_mlx),
+    ("plan_is_pure", plan_is_pure),
+    ("wire_and_crds_have_no_client", wire_and_crds_have_no_client),
+    ("the_api_server_knows_none_of_our_kinds", the_api_server_knows_none_of_our_kinds),
+    ("crates_depend_as_drawn", crates_depend_as_drawn),
+    ("only_the_engine_links_mlx", only_the_engine_links_mlx),
+    ("one_tls_provider", one_tls_provider),
+    ("every_crate_obeys_the_workspace_lints", every_crate_obeys_the_workspace_lints),
+    ("no_work_is_left_in_comments", no_work_is_left_in_comments),
+    ("every_invariant_is_executed", every_invariant_is_executed),
+];
+
+/// What a crate of ours may depend on among ours. A dependency not drawn here is a decision to make
+/// in ARCHITECTURE.md first.
+const GRAPH: &[(&str, &[&str])] = &[
+    ("russet-wire", &[]),
+    ("russet-crds", &["russet-wire"]),
+    ("russet-plan", &["russet-wire", "russet-crds"]),
+    ("russet-rpc", &["russet-wire"]),
+    ("russet-telemetry", &[]),
+    ("russet-apiserver", &["russet-telemetry"]),
+    ("russet-operator", &["russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
+    ("russet-agent", &["russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry"]),
+    ("russet-gateway", &["russet-wire", "russet-crds", "russet-rpc", "russet-telemetry"]),
+    ("russet-mlx", &[]),
+    ("russet-engine", &["russet-wire", "russet-rpc", "russet-telemetry", "russet-mlx"]),
+    (
+        "russet-cli",
+        &[
+            "russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry", "russet-apiserver",
+            "russet-operator", "russet-agent", "russet-gateway",
+        ],
+    ),
+    ("russet-xtask", &[]),
+    ("russet-tests", &[]),
+];
+
+/// One source file.
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+/// Runs every check and prints what it found.
+pub fn run() -> Result<()> {
+    let sources = sources()?;
+    ensure!(sources.len() > 50, "only {} source files were found: tidy looks in the wrong place", sources.len());
+    let mut bad = 0;
+    for (name, check) in CHECKS {
+        let findings = check(&sources).with_context(|| format!("tidy check {name}"))?;
+        println!("{} {name}", if findings.is_empty() { "ok  " } else { "FAIL" });
+        for finding in &findings {
+            println!("       {finding}");
+        }
+        bad += findings.len();
+    }
+    for source in &sources {
+        let lines = code_lines(&source.text);
+        if lines > 400 {
+            println!("note: {} has {lines} lines of code; beyond about 400 a file wants splitting", source.path.display());
+        }
+    }
+    ensure!(bad == 0, "tidy found {bad} breaches");
+    Ok(())
+}
+
+fn sources() -> Result<Vec<Source>> {
+    let output = Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.rs"]).current_dir(cargo::root()).output()?;
+    let mut found = Vec::new();
+    for name in String::from_utf8(output.stdout)?.lines() {
+        let path = PathBuf::from(name);
+        if let Ok(text) = std::fs::read_to_string(cargo::root().join(&path)) {
+            found.push(Source { path, text });
+        }
+    }
+    Ok(found)
+}
+
+/// Lines that are neither blank, comment nor test.
+fn code_lines(text: &str) -> usize {
+    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
+    code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
+}
+
+fn in_folder(source: &Source, folder: &str) -> bool {
+    source.path.starts_with(folder)
+}
+
+fn files_say_what_they_are(sources: &[Source]) -> Result<Findings> {
+    Ok(sources
+        .iter()
+        .filter(|source| !source.text.starts_with("//!") || source.path.ends_with("mod.rs"))
+        .map(|source| format!("{} does not open with //! (or is a mod.rs)", source.path.display()))
+        .collect())
+}
+
+fn unsafe_stays_in_engine_mlx(sources: &[Source]) -> Result<Findings> {
+    let mut findings = Vec::new();
+    for source in sources.iter().filter(|source| !in_folder(source, "engine/mlx") && !in_folder(source, "xtask")) {
+        for (number, line) in source.text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            if code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl") || code.contains("allow(unsafe_code)") {
+                findings.push(format!("{}:{} has unsafe code", source.path.display(), number + 1));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// Names of a package's normal dependencies, its own included.
+fn tree(package: &str) -> Result<BTreeSet<String>> {
+    let output = Command::new("cargo")
+        .args(["tree", "--package", package, "--edges", "normal", "--prefix", "none", "--format", "{lib}"])
+        .current_dir(cargo::root())
+        .output()?;
+    ensure!(output.status.success(), "cargo tree failed: {}", String::from_utf8_lossy(&output.stderr));
+    let names: BTreeSet<String> = String::from_utf8(output.stdout)?.lines().map(|line| line.trim().replace('_', "-")).collect();
+    ensure!(names.len() > 1 || package == "russet-telemetry", "cargo tree of {package} is empty");
+    Ok(names)
+}
+
+fn forbidden(package: &str, names: &[&str]) -> Result<Findings> {
+    let tree = tree(package)?;
+    Ok(names.iter().filter(|name| tree.contains(**name)).map(|name| format!("{package} reaches {name}")).collect())
+}
+
+fn plan_is_pure(sources: &[Source]) -> Result<Findings> {
+    let mut findings = forbidden("russet-plan", &["tokio", "kube-client", "kube-runtime", "reqwest", "hyper", "rand", "getrandom"])?;
+    for source in sources.iter().filter(|source| in_folder(source, "plan/src")) {
+        let code = source.text.split("#[cfg(test)]").next().unwrap_or("");
+        for word in ["SystemTime", "Instant::now", "Timestamp::now", "thread_rng", "async fn", "std::fs", "std::env"] {
+            if code.contains(word) {
+                findings.push(format!("{} uses {word}", source.path.display()));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn wire_and_crds_have_no_client(_: &[Source]) -> Result<Findings> {
+    let mut findings = forbidden("russet-wire", &["tokio", "kube", "kube-core", "hyper", "tonic"])?;
+    findings.extend(forbidden("russet-crds", &["tokio", "kube-client", "kube-runtime", "hyper", "tonic"])?);
+    Ok(findings)
+}
+
+fn the_api_server_knows_none_of_our_kinds(sources: &[Source]) -> Result<Findings> {
+    let mut findings = forbidden("russet-apiserver", &["russet-crds", "russet-plan", "russet-wire"])?;
+    for source in sources.iter().filter(|source| in_folder(source, "apiserver/src")) {
+        let code = source.text.split("#[cfg(test)]").next().unwrap_or("");
+        for (number, line) in code.lines().enumerate() {
+            if line.contains("russet.dev") && !line.trim_start().starts_with("//") {
+                findings.push(format!("{}:{} names russet.dev", source.path.display(), number + 1));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn crates_depend_as_drawn(_: &[Source]) -> Result<Findings> {
+    let mut findings = Vec::new();
+    for (package, allowed) in GRAPH {
+        for name in tree(package)? {
+            if name.starts_with("russet-") && name != *package && !allowed.contains(&name.as_str()) {
+                findings.push(format!("{package} reaches {name}, which the graph does not draw"));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn only_the_engine_links_mlx(_: &[Source]) -> Result<Findings> {
+    let mut findings = Vec::new();
+    for (package, _) in GRAPH.iter().filter(|(package, _)| *package != "russet-engine" && *package != "russet-mlx") {
+        findings.extend(forbidden(package, &["mlx-sys", "mlx-rs"])?);
+    }
+    ensure!(tree("russet-engine")?.contains("mlx-sys"), "the engine does not link MLX: the check is blind");
+    Ok(findings)
+}
+
+fn one_tls_provider(_: &[Source]) -> Result<Findings> {
+    let mut findings = forbidden("russet-cli", &["aws-lc-rs", "aws-lc-sys", "openssl", "native-tls"])?;
+    findings.extend(forbidden("russet-engine", &["aws-lc-rs", "aws-lc-sys", "openssl", "native-tls"])?);
+    Ok(findings)
+}
+
+fn every_crate_obeys_the_workspace_lints(_: &[Source]) -> Result<Findings> {
+    let mut findings = Vec::new();
+    for (package, _) in GRAPH {
+        let folder = if *package == "russet-mlx" { "engine/mlx" } else { package.trim_start_matches("russet-") };
+        let manifest = std::fs::read_to_string(cargo::root().join(folder).join("Cargo.toml"))?;
+        // engine/mlx alone may hold unsafe code, so it carries its own lints.
+        if !manifest.contains("[lints]\nworkspace = true") && *package != "russet-mlx" {
+            findings.push(format!("{folder}/Cargo.toml does not take the workspace's lints"));
+        }
+    }
+    Ok(findings)
+}
+
+fn no_work_is_left_in_comments(sources: &[Source]) -> Result<Findings> {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("Stub: ", "being written")];
+    Ok(sources
+        .iter()
+        .flat_map(|source| {
+            marks.iter().filter(|mark| source.text.contains(**mark)).map(|mark| format!("{} says {mark}", source.path.display()))
+        })
+        .collect())
+}
+
+/// Rows of the table in ARCHITECTURE.md end in `` `name` `` cells: checks of this file or test functions.
+fn every_invariant_is_executed(sources: &[Source]) -> Result<Findings> {
+    let text = read(Path::new("ARCHITECTURE.md"))?;
+    let mut findings = Vec::new();
+    let mut rows = 0;
+    for line in text.lines().filter(|line| line.starts_with("| **I")) {
+        rows += 1;
+        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap_or("");
+        let names: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+        if names.is_empty() && !cell.contains("not yet") {
+            findings.push(format!("nothing executes: {line}"));
+        }
+        for name in names {
+            let known = CHECKS.iter().any(|(check, _)| *check == name)
+                || sources.iter().any(|source| {
+                    source.text.contains(&format!("fn {name}(")) || source.text.contains(&format!("\"{name}\""))
+                });
+            if !known {
+                findings.push(format!("ARCHITECTURE.md names `{name}`, which is no check and no test"));
+            }
+        }
+    }
+    ensure!(rows >= 13, "ARCHITECTURE.md lists {rows} invariants; 13 are wanted");
+    Ok(findings)
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(cargo::root().join(path)).with_context(|| format!("{}", path.display()))
+}
