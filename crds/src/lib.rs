@@ -8,6 +8,7 @@ mod model_copy;
 mod model_deployment;
 mod model_route;
 pub mod names;
+pub mod reference;
 mod references;
 mod shard;
 mod shard_group;

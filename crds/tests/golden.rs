@@ -49,3 +49,15 @@ fn names_of_kinds_never_collide() {
     }
     assert_eq!(seen.len(), 7 + 6, "seven kinds, six short names");
 }
+
+#[test]
+fn committed_reference_is_what_the_types_say() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/api.md");
+    let text = russet_crds::reference::markdown();
+    if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, &text).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == text, "docs/reference/api.md differs from the types: run `cargo xtask codegen` and commit");
+}
