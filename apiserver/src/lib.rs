@@ -2,8 +2,216 @@
 //!
 //! Not here: any kind of ours; they arrive as custom resource definitions.
 
+pub mod api;
+pub mod auth;
+pub mod bootstrap;
+pub mod discovery;
+pub mod gc;
+pub mod kinds;
+pub mod metrics;
+pub mod object;
 pub mod openapi;
+pub mod output;
 pub mod patch;
+pub mod pki;
 pub mod protobuf;
+pub mod request;
 pub mod schema;
+pub mod selector;
+pub mod server;
+pub mod status;
+pub mod store;
 pub mod table;
+pub mod verbs;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use crate::api::Api;
+use crate::auth::tokens::Signer;
+use crate::auth::{MASTERS, Policies};
+use crate::kinds::Kinds;
+use crate::metrics::Metrics;
+use crate::pki::{Authority, PkiError};
+use crate::server::listen::{self, Lan, Service};
+use crate::server::tls::{self, Resolver};
+use crate::store::embedded::Embedded;
+use crate::store::{Store, StoreError};
+
+/// The administrator's certificate is made anew at every start.
+const ADMIN_DAYS: i64 = 365;
+
+/// How a server is started.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the store, the keys and the kubeconfig live.
+    pub data_dir: PathBuf,
+    /// Where to listen; port 0 takes any free one.
+    pub listen: SocketAddr,
+    /// Where metrics are registered; a registry of its own when there is none.
+    pub registry: Option<prometheus::Registry>,
+}
+
+impl Config {
+    /// A server in `data_dir` on loopback's usual port.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self { data_dir: data_dir.into(), listen: SocketAddr::from(([127, 0, 0, 1], 6443)), registry: None }
+    }
+
+    /// The same, listening elsewhere.
+    #[must_use]
+    pub fn listen(mut self, listen: SocketAddr) -> Self {
+        self.listen = listen;
+        self
+    }
+
+    /// The same, with its metrics in this registry.
+    #[must_use]
+    pub fn registry(mut self, registry: prometheus::Registry) -> Self {
+        self.registry = Some(registry);
+        self
+    }
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The data directory.
+    #[error("cannot use the data directory {}: {source}; make it, or choose another with --data-dir", .path.display())]
+    DataDir {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The port.
+    #[error("cannot listen on {address}: {source}; if another server holds port {}, stop it or choose another port with --api-port", .address.port())]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Keys and certificates.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// Metrics.
+    #[error("cannot register the metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The first objects.
+    #[error("cannot write the first objects: {0}")]
+    Bootstrap(#[from] status::ApiError),
+}
+
+/// A server that runs.
+pub struct Running {
+    addr: SocketAddr,
+    authority: Arc<Authority>,
+    kubeconfig: PathBuf,
+    api: Arc<Api>,
+    stop: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// `https://…` of where it listens.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.addr)
+    }
+
+    /// The certificate of its authority.
+    pub fn ca_pem(&self) -> &str {
+        self.authority.cert_pem()
+    }
+
+    /// Its authority.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Its state, for those who serve more beside it.
+    pub fn api(&self) -> &Arc<Api> {
+        &self.api
+    }
+
+    /// Stops: watches end, connections finish, the store closes.
+    pub async fn shutdown(self) {
+        self.stop.send_replace(true);
+        for task in self.tasks {
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                tracing::error!(%error, "a task of the server panicked");
+            }
+        }
+    }
+}
+
+/// Starts a server: it answers once this returns.
+pub async fn start(config: Config) -> Result<Running, Error> {
+    let data = |source| Error::DataDir { path: config.data_dir.clone(), source };
+    let pki_dir = config.data_dir.join("pki");
+    std::fs::create_dir_all(&pki_dir).map_err(data)?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .map_err(|source| Error::Listen { address: config.listen, source })?;
+    let addr = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
+
+    let authority = Arc::new(Authority::ensure(&pki_dir)?);
+    let addresses = listen::certificate_addresses(&listen::host_addresses());
+    let resolver = Arc::new(Resolver::new(&authority, &addresses)?);
+    let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver.clone())?));
+
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(&config.data_dir.join("store.redb"))?);
+    let (stop, stopping) = watch::channel(false);
+    let api = Arc::new(Api {
+        kinds: Kinds::load(&*store),
+        policies: Policies::load(&*store),
+        signer: Signer::ensure(&pki_dir.join("sa.key"))?,
+        metrics: Metrics::new(config.registry.unwrap_or_default())?,
+        documents: discovery::Documents::default(),
+        store,
+        stopping,
+    });
+    bootstrap::run(&api, &authority).await?;
+
+    let kubeconfig = config.data_dir.join("kubeconfig");
+    let (cert, key) = authority.issue_client("russet-admin", &[MASTERS], ADMIN_DAYS)?;
+    let host = if addr.ip().is_unspecified() { "127.0.0.1".into() } else { addr.ip().to_string() };
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let url = format!("https://{host}:{}", addr.port());
+    pki::write_kubeconfig(&kubeconfig, &url, authority.cert_pem(), &cert, &key)?;
+
+    let service = Service { api: api.clone(), acceptor };
+    let lan = Lan {
+        service: service.clone(),
+        authority: authority.clone(),
+        resolver,
+        port: addr.port(),
+        main: addr,
+        marker: config.data_dir.join("open-to-lan"),
+    };
+    let mut tasks = vec![tokio::spawn(listen::accept(service, listener)), tokio::spawn(lan.run())];
+    tasks.extend(gc::spawn(&api));
+    tracing::info!(%addr, "the API server answers");
+    Ok(Running { addr, authority, kubeconfig, api, stop, tasks })
+}

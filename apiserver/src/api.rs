@@ -1,0 +1,35 @@
+//! What every handler shares: the store, the table of kinds, the policies, the keys. It only holds them.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::auth::Policies;
+use crate::auth::tokens::Signer;
+use crate::kinds::Kinds;
+use crate::metrics::Metrics;
+use crate::store::Store;
+
+/// The state of one server.
+pub struct Api {
+    /// Where objects live.
+    pub store: Arc<dyn Store>,
+    /// What is served.
+    pub kinds: Kinds,
+    /// Who may do what.
+    pub policies: Policies,
+    /// Signs and checks the tokens of service accounts.
+    pub signer: Signer,
+    /// The OpenAPI documents.
+    pub documents: crate::discovery::Documents,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Turns true when the server stops; watches end then.
+    pub stopping: watch::Receiver<bool>,
+}
+
+/// Waits until the server stops.
+pub async fn stopped(mut stopping: watch::Receiver<bool>) {
+    // The sender gone means the server is gone, too.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}

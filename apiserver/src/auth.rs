@@ -1,0 +1,213 @@
+//! Who asks, and whether they may: client certificates, tokens, impersonation, RBAC. Handlers see a [`User`] and never how
+//! it was proved.
+
+pub mod defaults;
+pub mod rbac;
+pub mod reviews;
+pub mod tokens;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use serde_json::Value;
+
+use crate::api::Api;
+use crate::status::{ApiError, Result};
+use crate::store::Store;
+use crate::verbs::Call;
+use rbac::{Attributes, Policy, Rule};
+
+/// The group that may do everything.
+pub const MASTERS: &str = "system:masters";
+/// The group of everybody known.
+pub const AUTHENTICATED: &str = "system:authenticated";
+/// The group of everybody else.
+pub const UNAUTHENTICATED: &str = "system:unauthenticated";
+
+/// Who asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// The name.
+    pub name: String,
+    /// A unique id, when the proof carries one.
+    pub uid: String,
+    /// The groups.
+    pub groups: Vec<String>,
+    /// Anything else the proof says.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl User {
+    /// Somebody known by this name, in these groups and among the authenticated.
+    pub fn known(name: &str, groups: Vec<String>) -> Self {
+        let mut groups = groups;
+        if !groups.iter().any(|group| group == AUTHENTICATED) {
+            groups.push(AUTHENTICATED.into());
+        }
+        Self { name: name.into(), groups, ..Self::default() }
+    }
+
+    /// The server itself.
+    pub fn server() -> Self {
+        Self::known("system:apiserver", vec![MASTERS.into()])
+    }
+
+    /// Nobody known.
+    pub fn anonymous() -> Self {
+        Self { name: "system:anonymous".into(), groups: vec![UNAUTHENTICATED.into()], ..Self::default() }
+    }
+
+    /// Whether this is nobody known.
+    pub fn is_anonymous(&self) -> bool {
+        self.groups.iter().any(|group| group == UNAUTHENTICATED)
+    }
+
+    /// The user as reviews show it.
+    pub fn to_value(&self) -> Value {
+        let mut value = serde_json::json!({"username": self.name, "groups": self.groups});
+        if !self.uid.is_empty() {
+            value["uid"] = Value::String(self.uid.clone());
+        }
+        if !self.extra.is_empty() {
+            value["extra"] = serde_json::json!(self.extra);
+        }
+        value
+    }
+}
+
+/// The policy in force; replaced whole when a role or binding changes.
+#[derive(Debug)]
+pub struct Policies {
+    current: RwLock<Arc<Policy>>,
+}
+
+impl Policies {
+    /// The policy for what the store holds now.
+    pub fn load(store: &dyn Store) -> Self {
+        let policies = Self { current: RwLock::new(Arc::new(Policy::default())) };
+        policies.refresh(store);
+        policies
+    }
+
+    /// The policy now.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads roles and bindings again.
+    pub fn refresh(&self, store: &dyn Store) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        match store.range(rbac::PREFIX, None, None) {
+            Ok(snapshot) => {
+                let policy = Policy::new(snapshot.records.iter().map(|record| Value::clone(record.object())));
+                *current = Arc::new(policy);
+            }
+            Err(error) => tracing::error!(%error, "roles and bindings could not be read"),
+        }
+    }
+}
+
+/// Finds out who asks: `certified` by the connection's client certificate, else by a bearer token.
+pub fn authenticate(api: &Api, certified: Option<&User>, headers: &HeaderMap) -> Result<User> {
+    let bearer = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")));
+    let user = match (certified, bearer) {
+        (Some(user), _) => user.clone(),
+        (None, Some(token)) => tokens::user(api, token.trim(), jiff::Timestamp::now())
+            .ok_or_else(|| ApiError::unauthorized("Unauthorized"))?,
+        (None, None) => User::anonymous(),
+    };
+    impersonate(api, user, headers)
+}
+
+/// Acts as somebody else when the headers say so and the user may.
+fn impersonate(api: &Api, user: User, headers: &HeaderMap) -> Result<User> {
+    let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_string();
+    let Some(name) = headers.get("impersonate-user").map(text) else {
+        return Ok(user);
+    };
+    let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(text).collect();
+    let policy = api.policies.policy();
+    let wanted = std::iter::once(("users", &name)).chain(groups.iter().map(|group| ("groups", group)));
+    for (resource, name) in wanted {
+        let asked = Attributes { verb: "impersonate", resource, name, ..Attributes::default() };
+        if !policy.allows(&user, &asked) {
+            return Err(ApiError::forbidden("", resource, name, denial(&user, &asked)));
+        }
+    }
+    Ok(User::known(&name, groups))
+}
+
+/// Refuses what the policy does not allow.
+pub fn authorize(api: &Api, user: &User, asked: &Attributes<'_>) -> Result<()> {
+    if api.policies.policy().allows(user, asked) {
+        return Ok(());
+    }
+    if user.is_anonymous() {
+        return Err(ApiError::unauthorized("Unauthorized"));
+    }
+    if asked.path.is_empty() {
+        let resource = match asked.subresource {
+            "" => asked.resource.to_string(),
+            subresource => format!("{}/{subresource}", asked.resource),
+        };
+        return Err(ApiError::forbidden(asked.group, &resource, asked.name, denial(user, asked)));
+    }
+    let message = format!("forbidden: User \"{}\" cannot {} path \"{}\"", user.name, asked.verb, asked.path);
+    Err(ApiError::new(http::StatusCode::FORBIDDEN, "Forbidden", message))
+}
+
+fn denial(user: &User, asked: &Attributes<'_>) -> String {
+    let resource = match asked.subresource {
+        "" => asked.resource.to_string(),
+        subresource => format!("{}/{subresource}", asked.resource),
+    };
+    let scope = if asked.namespace.is_empty() {
+        "at the cluster scope".to_string()
+    } else {
+        format!("in the namespace \"{}\"", asked.namespace)
+    };
+    format!(
+        "User \"{}\" cannot {} resource \"{resource}\" in API group \"{}\" {scope}",
+        user.name, asked.verb, asked.group
+    )
+}
+
+/// Refuses to let a user hand out what they do not have: roles by the `escalate` rule, bindings by the `bind` rule.
+pub fn check_escalation(api: &Api, call: &Call, new: &Value, old: Option<&Value>) -> Result<()> {
+    if call.resource.group != rbac::GROUP || call.user.groups.iter().any(|group| group == MASTERS) {
+        return Ok(());
+    }
+    let policy = api.policies.policy();
+    let namespace = call.namespace.as_str();
+    let is_role = matches!(call.resource.kind.as_str(), "Role" | "ClusterRole");
+    let (rules, verb, resource, name): (Vec<Rule>, _, _, &str) = if is_role {
+        if old.is_some_and(|old| old["rules"] == new["rules"] && old["aggregationRule"] == new["aggregationRule"]) {
+            return Ok(());
+        }
+        if !new["aggregationRule"].is_null() && !policy.covers(&call.user, "", &Rule::everything()) {
+            return Err(call.forbidden("must have cluster-admin privileges to use the aggregationRule"));
+        }
+        (rbac::rules(&new["rules"]), "escalate", call.resource.plural.as_str(), call.name.as_str())
+    } else {
+        let role = &new["roleRef"];
+        let (kind, name) = (role["kind"].as_str().unwrap_or_default(), role["name"].as_str().unwrap_or_default());
+        let resource = if kind == "ClusterRole" { "clusterroles" } else { "roles" };
+        (policy.role(kind, namespace, name), "bind", resource, name)
+    };
+    let permission = Attributes { verb, group: rbac::GROUP, resource, namespace, name, ..Attributes::default() };
+    if policy.allows(&call.user, &permission) {
+        return Ok(());
+    }
+    match rules.iter().find(|rule| !policy.covers(&call.user, namespace, rule)) {
+        None => Ok(()),
+        Some(rule) => Err(call.forbidden(format!(
+            "user \"{}\" (groups={:?}) is attempting to grant RBAC permissions not currently held: {rule}",
+            call.user.name, call.user.groups
+        ))),
+    }
+}

@@ -1,0 +1,318 @@
+//! Role-based access control: a policy compiled from roles and bindings, and the questions it answers. Pure: no store, no
+//! clock.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde_json::Value;
+
+use super::{MASTERS, User};
+use crate::object;
+use crate::selector;
+
+/// The API group of roles and bindings.
+pub const GROUP: &str = "rbac.authorization.k8s.io";
+/// Where roles and bindings are stored.
+pub const PREFIX: &str = "/registry/rbac.authorization.k8s.io/";
+
+/// One thing somebody wants to do. `path` is set for paths that are not resources.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes<'a> {
+    /// Such as `get`.
+    pub verb: &'a str,
+    /// Empty for the core group.
+    pub group: &'a str,
+    /// Such as `secrets`.
+    pub resource: &'a str,
+    /// Such as `status`, or empty.
+    pub subresource: &'a str,
+    /// Empty for the cluster.
+    pub namespace: &'a str,
+    /// Empty for a collection.
+    pub name: &'a str,
+    /// Such as `/metrics`.
+    pub path: &'a str,
+}
+
+/// One rule of a role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// Verbs.
+    pub verbs: Vec<String>,
+    /// API groups.
+    pub groups: Vec<String>,
+    /// Resources, with `/subresource` where needed.
+    pub resources: Vec<String>,
+    /// Names; empty means all.
+    pub names: Vec<String>,
+    /// Paths that are not resources.
+    pub urls: Vec<String>,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{{APIGroups:{:?}, Resources:{:?}, ResourceNames:{:?}, NonResourceURLs:{:?}, Verbs:{:?}}}",
+            self.groups, self.resources, self.names, self.urls, self.verbs
+        )
+    }
+}
+
+fn listed(list: &[String], value: &str) -> bool {
+    list.iter().any(|entry| entry == "*" || entry == value)
+}
+
+impl Rule {
+    /// The rule of a cluster administrator, as far as resources go.
+    pub fn everything() -> Self {
+        let all = vec!["*".to_string()];
+        Self { verbs: all.clone(), groups: all.clone(), resources: all, names: Vec::new(), urls: Vec::new() }
+    }
+
+    fn has_resource(&self, resource: &str, subresource: &str) -> bool {
+        if subresource.is_empty() {
+            return listed(&self.resources, resource);
+        }
+        self.resources.iter().any(|entry| {
+            entry == "*"
+                || entry.split_once('/').is_some_and(|(main, sub)| {
+                    sub == subresource && (main == "*" || main == resource) || (main == resource && sub == "*")
+                })
+        })
+    }
+
+    fn allows(&self, asked: &Attributes<'_>) -> bool {
+        if !listed(&self.verbs, asked.verb) {
+            return false;
+        }
+        if !asked.path.is_empty() {
+            return self.urls.iter().any(|url| {
+                url == asked.path || url.strip_suffix('*').is_some_and(|start| asked.path.starts_with(start))
+            });
+        }
+        listed(&self.groups, asked.group)
+            && self.has_resource(asked.resource, asked.subresource)
+            && (self.names.is_empty() || self.names.iter().any(|name| name == asked.name))
+    }
+}
+
+/// The rules as written in a role.
+pub fn rules(value: &Value) -> Vec<Rule> {
+    let strings = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_string).collect()
+    };
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|rule| Rule {
+            verbs: strings(&rule["verbs"]),
+            groups: strings(&rule["apiGroups"]),
+            resources: strings(&rule["resources"]),
+            names: strings(&rule["resourceNames"]),
+            urls: strings(&rule["nonResourceURLs"]),
+        })
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+struct Binding {
+    subjects: Vec<Value>,
+    namespace: String,
+    role_kind: String,
+    role_name: String,
+}
+
+impl Binding {
+    fn binds(&self, user: &User) -> bool {
+        self.subjects.iter().any(|subject| {
+            let name = subject["name"].as_str().unwrap_or_default();
+            match subject["kind"].as_str() {
+                Some("User") => name == user.name,
+                Some("Group") => user.groups.iter().any(|group| group == name),
+                Some("ServiceAccount") => {
+                    let namespace = subject["namespace"].as_str().unwrap_or(&self.namespace);
+                    user.name == format!("system:serviceaccount:{namespace}:{name}")
+                }
+                _ => false,
+            }
+        })
+    }
+}
+
+/// Everything roles and bindings say.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    cluster_roles: HashMap<String, Vec<Rule>>,
+    roles: HashMap<(String, String), Vec<Rule>>,
+    cluster_bindings: Vec<Binding>,
+    bindings: HashMap<String, Vec<Binding>>,
+}
+
+impl Policy {
+    /// Compiles roles and bindings; aggregated roles take the rules of those their selectors match.
+    pub fn new(objects: impl IntoIterator<Item = Value>) -> Self {
+        let mut policy = Self::default();
+        let mut cluster_roles = Vec::new();
+        for object in objects {
+            let (name, namespace) = (object::name(&object).to_string(), object::namespace(&object).to_string());
+            match object["kind"].as_str() {
+                Some("ClusterRole") => cluster_roles.push(object),
+                Some("Role") => {
+                    policy.roles.insert((namespace, name), rules(&object["rules"]));
+                }
+                Some(kind @ ("ClusterRoleBinding" | "RoleBinding")) => {
+                    let binding = Binding {
+                        subjects: object["subjects"].as_array().cloned().unwrap_or_default(),
+                        namespace: namespace.clone(),
+                        role_kind: object["roleRef"]["kind"].as_str().unwrap_or_default().into(),
+                        role_name: object["roleRef"]["name"].as_str().unwrap_or_default().into(),
+                    };
+                    if kind == "RoleBinding" {
+                        policy.bindings.entry(namespace).or_default().push(binding);
+                    } else {
+                        policy.cluster_bindings.push(binding);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for role in &cluster_roles {
+            let mut seen = Vec::new();
+            policy.cluster_roles.insert(object::name(role).into(), aggregated(role, &cluster_roles, &mut seen));
+        }
+        policy
+    }
+
+    /// The rules of a role a binding may name.
+    pub fn role(&self, kind: &str, namespace: &str, name: &str) -> Vec<Rule> {
+        let rules = if kind == "ClusterRole" {
+            self.cluster_roles.get(name)
+        } else {
+            self.roles.get(&(namespace.to_string(), name.to_string()))
+        };
+        rules.cloned().unwrap_or_default()
+    }
+
+    /// The rules that hold for a user in a namespace, or in the whole cluster when it is empty.
+    pub fn rules_of<'a>(&'a self, user: &User, namespace: &str) -> Vec<&'a Rule> {
+        let local = self.bindings.get(namespace).into_iter().flatten();
+        self.cluster_bindings
+            .iter()
+            .chain(local)
+            .filter(|binding| binding.binds(user))
+            .filter_map(|binding| match binding.role_kind.as_str() {
+                "ClusterRole" => self.cluster_roles.get(&binding.role_name),
+                _ => self.roles.get(&(binding.namespace.clone(), binding.role_name.clone())),
+            })
+            .flatten()
+            .collect()
+    }
+
+    /// Whether a user may.
+    pub fn allows(&self, user: &User, asked: &Attributes<'_>) -> bool {
+        user.groups.iter().any(|group| group == MASTERS)
+            || self.rules_of(user, asked.namespace).iter().any(|rule| rule.allows(asked))
+    }
+
+    /// Whether a user holds everything a rule grants.
+    pub fn covers(&self, user: &User, namespace: &str, wanted: &Rule) -> bool {
+        if user.groups.iter().any(|group| group == MASTERS) {
+            return true;
+        }
+        let held = self.rules_of(user, namespace);
+        let covered = |asked: &Attributes<'_>| held.iter().any(|rule| rule.allows(asked));
+        let any_name = [String::new()];
+        let names = if wanted.names.is_empty() { &any_name[..] } else { &wanted.names };
+        wanted.verbs.iter().all(|verb| {
+            let urls = wanted.urls.iter().all(|path| covered(&Attributes { verb, path, ..Attributes::default() }));
+            let resources = wanted.groups.iter().all(|group| {
+                wanted.resources.iter().all(|entry| {
+                    let (resource, subresource) = entry.split_once('/').unwrap_or((entry, ""));
+                    names.iter().all(|name| {
+                        covered(&Attributes { verb, group, resource, subresource, namespace, name, path: "" })
+                    })
+                })
+            });
+            urls && resources
+        })
+    }
+}
+
+fn aggregated(role: &Value, all: &[Value], seen: &mut Vec<String>) -> Vec<Rule> {
+    let mut collected = rules(&role["rules"]);
+    let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
+        return collected;
+    };
+    seen.push(object::name(role).to_string());
+    for other in all {
+        let chosen = selectors.iter().any(|selector| selector::matches_labels(selector, &other["metadata"]["labels"]));
+        if chosen && !seen.iter().any(|name| name == object::name(other)) {
+            for rule in aggregated(other, all, seen) {
+                if !collected.contains(&rule) {
+                    collected.push(rule);
+                }
+            }
+        }
+    }
+    collected
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn policy() -> Policy {
+        Policy::new([
+            json!({"kind": "ClusterRole", "metadata": {"name": "reader", "labels": {"agg": "yes"}},
+                "rules": [{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["configmaps", "things/status"]}]}),
+            json!({"kind": "ClusterRole", "metadata": {"name": "sum"},
+                "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"agg": "yes"}}]}}),
+            json!({"kind": "Role", "metadata": {"name": "one", "namespace": "a"},
+                "rules": [{"verbs": ["*"], "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"]}]}),
+            json!({"kind": "ClusterRoleBinding", "metadata": {"name": "b"}, "subjects": [{"kind": "Group", "name": "staff"}],
+                "roleRef": {"kind": "ClusterRole", "name": "sum"}}),
+            json!({"kind": "RoleBinding", "metadata": {"name": "c", "namespace": "a"},
+                "subjects": [{"kind": "ServiceAccount", "name": "robot"}], "roleRef": {"kind": "Role", "name": "one"}}),
+        ])
+    }
+
+    #[test]
+    fn the_policy_allows_what_it_says_and_nothing_else() {
+        let policy = policy();
+        let staff = User::known("eve", vec!["staff".into()]);
+        let robot = User::known("system:serviceaccount:a:robot", Vec::new());
+        let ask = |user: &User, verb, namespace, resource, subresource, name| {
+            policy.allows(user, &Attributes { verb, resource, subresource, namespace, name, ..Attributes::default() })
+        };
+        for (allowed, expected) in [
+            (ask(&staff, "get", "x", "configmaps", "", "c"), true),
+            (ask(&staff, "delete", "x", "configmaps", "", "c"), false),
+            (ask(&staff, "get", "x", "things", "status", "c"), true),
+            (ask(&staff, "get", "x", "things", "", "c"), false),
+            (ask(&robot, "delete", "a", "secrets", "", "mine"), true),
+            (ask(&robot, "delete", "a", "secrets", "", "other"), false),
+            (ask(&robot, "get", "b", "secrets", "", "mine"), false),
+            (ask(&User::server(), "anything", "b", "secrets", "", "mine"), true),
+        ] {
+            assert_eq!(allowed, expected);
+        }
+    }
+
+    #[test]
+    fn nobody_grants_what_they_do_not_hold() {
+        let policy = policy();
+        let staff = User::known("eve", vec!["staff".into()]);
+        let rule = |verb: &str| Rule {
+            verbs: vec![verb.into()],
+            groups: vec!["".into()],
+            resources: vec!["configmaps".into()],
+            ..Rule::default()
+        };
+        assert!(policy.covers(&staff, "x", &rule("get")));
+        assert!(!policy.covers(&staff, "x", &rule("*")));
+        assert!(!policy.covers(&staff, "x", &Rule::everything()));
+    }
+}

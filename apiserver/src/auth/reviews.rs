@@ -1,0 +1,127 @@
+//! Questions about access, answered and never stored: who am I, may I, may they, whose token is this; and the tokens of
+//! service accounts.
+
+use http::{Response, StatusCode};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::rbac::Attributes;
+use super::{MASTERS, User, tokens};
+use crate::api::Api;
+use crate::object;
+use crate::output::{self, Body};
+use crate::status::{ApiError, Result};
+use crate::verbs::{Call, write};
+
+/// Tokens last an hour unless asked otherwise, as on the real server.
+const TOKEN_SECONDS: i64 = 3600;
+/// Nobody needs a token for longer than a year.
+const LONGEST_TOKEN_SECONDS: i64 = 365 * 24 * 3600;
+
+/// Answers a review.
+pub fn create(api: &Api, call: &Call) -> Result<Response<Body>> {
+    let (mut review, _) = write::decode(call)?;
+    write::check_type(call, &mut review)?;
+    let spec = review["spec"].clone();
+    let status = match call.resource.kind.as_str() {
+        "SelfSubjectReview" => json!({"userInfo": call.user.to_value()}),
+        "SelfSubjectAccessReview" => access(api, &call.user, &spec),
+        "SelfSubjectRulesReview" => rules(api, &call.user, spec["namespace"].as_str().unwrap_or_default()),
+        "SubjectAccessReview" | "LocalSubjectAccessReview" => {
+            let groups = spec["groups"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let name = spec["user"].as_str().unwrap_or_default();
+            let user = User { name: name.into(), groups: groups.map(str::to_string).collect(), ..User::default() };
+            access(api, &user, &spec)
+        }
+        "TokenReview" => match tokens::user(api, spec["token"].as_str().unwrap_or_default(), Timestamp::now()) {
+            Some(user) => json!({"authenticated": true, "user": user.to_value(), "audiences": [tokens::ISSUER]}),
+            None => json!({"authenticated": false, "error": "the token proves nobody"}),
+        },
+        _ => return Err(ApiError::method_not_allowed()),
+    };
+    if !review.is_object() {
+        return Err(ApiError::bad_request("the body is not an object"));
+    }
+    review["status"] = status;
+    if review["metadata"].is_null() {
+        review["metadata"] = json!({});
+    }
+    Ok(output::value(StatusCode::CREATED, &review))
+}
+
+fn access(api: &Api, user: &User, spec: &Value) -> Value {
+    let resource = &spec["resourceAttributes"];
+    let path = &spec["nonResourceAttributes"];
+    let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_string();
+    let allowed = if resource.is_object() {
+        api.policies.policy().allows(
+            user,
+            &Attributes {
+                verb: &text(&resource["verb"]),
+                group: &text(&resource["group"]),
+                resource: &text(&resource["resource"]),
+                subresource: &text(&resource["subresource"]),
+                namespace: &text(&resource["namespace"]),
+                name: &text(&resource["name"]),
+                path: "",
+            },
+        )
+    } else {
+        let (verb, path) = (text(&path["verb"]), text(&path["path"]));
+        api.policies.policy().allows(user, &Attributes { verb: &verb, path: &path, ..Attributes::default() })
+    };
+    if allowed { json!({"allowed": true, "reason": "RBAC: allowed"}) } else { json!({"allowed": false}) }
+}
+
+fn rules(api: &Api, user: &User, namespace: &str) -> Value {
+    let policy = api.policies.policy();
+    let (mut resources, mut paths) = (Vec::new(), Vec::new());
+    if user.groups.iter().any(|group| group == MASTERS) {
+        resources.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+        paths.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
+    }
+    for rule in policy.rules_of(user, namespace) {
+        if rule.urls.is_empty() {
+            let mut shown = json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources});
+            if !rule.names.is_empty() {
+                shown["resourceNames"] = json!(rule.names);
+            }
+            resources.push(shown);
+        } else {
+            paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.urls}));
+        }
+    }
+    json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false})
+}
+
+/// Answers a TokenRequest.
+pub fn service_account_token(api: &Api, call: &Call) -> Result<Response<Body>> {
+    let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
+    let account = record.object();
+    let (mut request, _) = write::decode(call)?;
+    let now = Timestamp::now().as_second();
+    let wanted = request["spec"]["expirationSeconds"].as_i64().unwrap_or(TOKEN_SECONDS);
+    let seconds = wanted.clamp(600, LONGEST_TOKEN_SECONDS);
+    let audiences = match &request["spec"]["audiences"] {
+        Value::Array(audiences) if !audiences.is_empty() => json!(audiences),
+        _ => json!([tokens::ISSUER]),
+    };
+    let claims = json!({
+        "iss": tokens::ISSUER, "aud": audiences, "iat": now, "nbf": now, "exp": now + seconds,
+        "jti": object::new_uid(),
+        "sub": format!("system:serviceaccount:{}:{}", call.namespace, call.name),
+        "kubernetes.io": {
+            "namespace": call.namespace,
+            "serviceaccount": {"name": call.name, "uid": object::uid(account)},
+        },
+    });
+    let token = api.signer.sign(&claims).ok_or_else(|| ApiError::internal("the token could not be signed"))?;
+    let expires = Timestamp::from_second(now + seconds).map(object::timestamp).unwrap_or_default();
+    request = json!({
+        "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+        "metadata": {"name": call.name, "namespace": call.namespace},
+        "spec": {"audiences": audiences, "expirationSeconds": seconds},
+        "status": {"token": token, "expirationTimestamp": expires},
+    });
+    Ok(output::value(StatusCode::CREATED, &request))
+}

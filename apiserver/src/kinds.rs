@@ -1,0 +1,245 @@
+//! What is served: one table of resources, built in or defined by the custom resource definitions in the store. Everything
+//! else in this crate asks this table and knows no kind by itself.
+
+pub mod builtin;
+pub mod definition;
+pub mod events;
+pub mod rules;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use serde_json::Value;
+
+use crate::schema::Schema;
+use crate::store::{Record, Store};
+use crate::table::Column;
+
+/// Where the definitions are stored.
+pub const DEFINITIONS: &str = "/registry/apiextensions.k8s.io/customresourcedefinitions/";
+
+/// How a resource is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Objects in the store.
+    Stored,
+    /// Computed from the request, as access reviews are.
+    Computed,
+}
+
+/// Paths of a custom resource's `/scale`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// Such as `.spec.replicas`.
+    pub spec_replicas: String,
+    /// Such as `.status.replicas`.
+    pub status_replicas: String,
+    /// Such as `.status.selector`; often absent.
+    pub selector: Option<String>,
+}
+
+/// What a definition says about one version of its resource.
+#[derive(Clone, Debug)]
+pub struct Custom {
+    /// Name of the definition.
+    pub definition: String,
+    /// The structural schema.
+    pub schema: Schema,
+    /// The schema as written, for OpenAPI.
+    pub openapi: Value,
+    /// `group/version` in which objects are stored.
+    pub stored_as: String,
+    /// `/scale`, when there is one.
+    pub scale: Option<Scale>,
+    /// JSON paths that field selectors may use, such as `.spec.nodeName`.
+    pub selectable: Vec<String>,
+    /// Whether the definition is being deleted, which refuses creates.
+    pub terminating: bool,
+}
+
+/// One served resource in one version.
+#[derive(Clone, Debug)]
+pub struct Resource {
+    /// Empty for the core group.
+    pub group: String,
+    /// Such as `v1`.
+    pub version: String,
+    /// Such as `configmaps`.
+    pub plural: String,
+    /// Such as `configmap`.
+    pub singular: String,
+    /// Such as `ConfigMap`.
+    pub kind: String,
+    /// Such as `ConfigMapList`.
+    pub list_kind: String,
+    /// Such as `cm`.
+    pub short_names: Vec<String>,
+    /// Such as `all`.
+    pub categories: Vec<String>,
+    /// Whether objects live in a namespace.
+    pub namespaced: bool,
+    /// The verbs clients may use.
+    pub verbs: &'static [&'static str],
+    /// Subresources such as `status`.
+    pub subresources: Vec<&'static str>,
+    /// How requests are answered.
+    pub backing: Backing,
+    /// Start of every storage key, ending in a slash.
+    pub prefix: String,
+    /// What tables print.
+    pub columns: Vec<Column>,
+    /// Present for custom resources.
+    pub custom: Option<Custom>,
+}
+
+impl Resource {
+    /// `v1` or `group/version`.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// The storage key of one object.
+    pub fn key(&self, namespace: &str, name: &str) -> String {
+        if self.namespaced { format!("{}{namespace}/{name}", self.prefix) } else { format!("{}{name}", self.prefix) }
+    }
+
+    /// The storage prefix of one namespace, or of all of them when it is empty.
+    pub fn prefix_of(&self, namespace: &str) -> String {
+        if namespace.is_empty() { self.prefix.clone() } else { format!("{}{namespace}/", self.prefix) }
+    }
+
+    /// Whether there is such a subresource.
+    pub fn has_subresource(&self, name: &str) -> bool {
+        self.subresources.contains(&name)
+    }
+
+    /// The schema objects obey; built-in kinds we hold no schema for obey the open one.
+    pub fn schema(&self) -> &Schema {
+        static OPEN: std::sync::LazyLock<Schema> = std::sync::LazyLock::new(|| {
+            Schema::from_openapi(&serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}))
+                .unwrap_or_default()
+        });
+        match &self.custom {
+            Some(custom) => &custom.schema,
+            None => crate::openapi::builtin_schema(&self.group, &self.version, &self.kind).unwrap_or(&OPEN),
+        }
+    }
+
+    /// A stored object as this version shows it.
+    pub fn view(&self, record: &Record) -> Arc<Value> {
+        let object = record.object();
+        if object["apiVersion"].as_str() == Some(self.api_version().as_str()) {
+            return object.clone();
+        }
+        Arc::new(self.convert(Value::clone(object)))
+    }
+
+    /// An object of any version of this resource, in this version.
+    pub fn convert(&self, mut object: Value) -> Value {
+        match &self.custom {
+            Some(custom) => {
+                object["apiVersion"] = Value::String(self.api_version());
+                custom.schema.prune(&mut object);
+                custom.schema.default(&mut object);
+            }
+            None if self.kind == "Event" => events::convert(&mut object, &self.api_version()),
+            None => object["apiVersion"] = Value::String(self.api_version()),
+        }
+        object
+    }
+
+    /// An object of this version in the version that is stored.
+    pub fn to_stored(&self, mut object: Value) -> Value {
+        match &self.custom {
+            Some(custom) => object["apiVersion"] = Value::String(custom.stored_as.clone()),
+            None if self.kind == "Event" => events::convert(&mut object, "v1"),
+            None => {}
+        }
+        object
+    }
+}
+
+/// Every served resource.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    resources: Vec<Arc<Resource>>,
+    index: BTreeMap<(String, String, String), Arc<Resource>>,
+}
+
+impl Table {
+    fn new(resources: Vec<Arc<Resource>>) -> Self {
+        let index = resources
+            .iter()
+            .map(|resource| {
+                ((resource.group.clone(), resource.version.clone(), resource.plural.clone()), resource.clone())
+            })
+            .collect();
+        Self { resources, index }
+    }
+
+    /// Every resource, built-in ones first, preferred versions before others.
+    pub fn all(&self) -> &[Arc<Resource>] {
+        &self.resources
+    }
+
+    /// The resource of a path.
+    pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+        self.index.get(&(group.to_string(), version.to_string(), plural.to_string())).cloned()
+    }
+
+    /// The resource of an owner reference or of a manifest.
+    pub fn of_kind(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
+        self.resources.iter().find(|resource| resource.kind == kind && resource.api_version() == api_version).cloned()
+    }
+
+    /// Each stored resource once, whichever versions show it.
+    pub fn stored(&self) -> Vec<Arc<Resource>> {
+        let mut seen = std::collections::BTreeSet::new();
+        let stored = self.resources.iter().filter(|resource| resource.backing == Backing::Stored);
+        stored.filter(|resource| seen.insert(resource.prefix.clone())).cloned().collect()
+    }
+}
+
+/// The current table; replaced whole when a definition changes.
+#[derive(Debug)]
+pub struct Kinds {
+    current: RwLock<Arc<Table>>,
+}
+
+impl Kinds {
+    /// The table for what the store defines now.
+    pub fn load(store: &dyn Store) -> Self {
+        let kinds = Self { current: RwLock::new(Arc::new(Table::default())) };
+        kinds.refresh(store);
+        kinds
+    }
+
+    /// The table now.
+    pub fn table(&self) -> Arc<Table> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the definitions again.
+    pub fn refresh(&self, store: &dyn Store) {
+        // Held while reading, so that of two refreshes the later reading wins.
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut resources: Vec<Arc<Resource>> = builtin::resources().into_iter().map(Arc::new).collect();
+        match store.range(DEFINITIONS, None, None) {
+            Ok(snapshot) => {
+                for record in snapshot.records {
+                    resources.extend(definition::resources(record.object()).into_iter().map(Arc::new));
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "the custom resource definitions could not be read");
+                return;
+            }
+        }
+        *current = Arc::new(Table::new(resources));
+    }
+}
+
+/// The storage key of a namespace.
+pub fn builtin_namespace_key(name: &str) -> String {
+    format!("{}{name}", builtin::prefix("", "namespaces"))
+}

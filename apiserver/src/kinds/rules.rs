@@ -1,0 +1,157 @@
+//! What is special about single built-in kinds when they are written: defaults that need the request, fields the server
+//! sets, and rules no schema expresses. Custom resources have none of this.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::{Resource, Table, definition};
+use crate::object;
+use crate::status::Cause;
+use crate::verbs::Call;
+
+/// Completes an object before it is validated.
+pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, table: &Table, now: &str) {
+    let _ = (table, now);
+    if call.resource.custom.is_some() {
+        return;
+    }
+    match call.resource.kind.as_str() {
+        "Namespace" => namespace(new, old),
+        "Secret" => secret(new),
+        "CustomResourceDefinition" => {
+            definition::default(new);
+            if old.is_none() {
+                let mut finalizers: Vec<String> =
+                    object::finalizers(new).into_iter().map(str::to_string).collect();
+                if !finalizers.iter().any(|finalizer| finalizer == definition::CLEANUP) {
+                    finalizers.push(definition::CLEANUP.into());
+                }
+                object::set_finalizers(new, finalizers);
+            }
+        }
+        "CertificateSigningRequest" => signing_request(call, new, old),
+        "RoleBinding" | "ClusterRoleBinding" => binding(new),
+        "ClusterRole" | "Role" if new["rules"].is_null() => new["rules"] = json!([]),
+        _ => {}
+    }
+}
+
+fn namespace(new: &mut Value, old: Option<&Value>) {
+    let name = object::name(new).to_string();
+    new["metadata"]["labels"]["kubernetes.io/metadata.name"] = json!(name);
+    match old {
+        None => {
+            new["spec"] = json!({"finalizers": ["kubernetes"]});
+            new["status"] = json!({"phase": "Active"});
+        }
+        Some(_) if new["spec"].is_null() => new["spec"] = json!({}),
+        Some(_) => {}
+    }
+}
+
+fn secret(new: &mut Value) {
+    if let Some(Value::Object(plain)) = new.as_object_mut().and_then(|fields| fields.remove("stringData")) {
+        for (key, value) in plain {
+            if let Some(text) = value.as_str() {
+                new["data"][key] = json!(STANDARD.encode(text));
+            }
+        }
+    }
+    if new["type"].as_str().is_none_or(str::is_empty) {
+        new["type"] = json!("Opaque");
+    }
+}
+
+fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>) {
+    match old {
+        None => {
+            let user = &call.user;
+            new["spec"]["username"] = json!(user.name);
+            new["spec"]["groups"] = json!(user.groups);
+            if !user.uid.is_empty() {
+                new["spec"]["uid"] = json!(user.uid);
+            }
+            new["status"] = json!({});
+            if new["spec"]["usages"].is_null() {
+                new["spec"]["usages"] = json!(["digital signature", "key encipherment"]);
+            }
+        }
+        Some(old) => object::copy_field(new, old, "spec"),
+    }
+}
+
+fn binding(new: &mut Value) {
+    const RBAC: &str = "rbac.authorization.k8s.io";
+    if new["roleRef"].is_object() && new["roleRef"]["apiGroup"].as_str().is_none_or(str::is_empty) {
+        new["roleRef"]["apiGroup"] = json!(RBAC);
+    }
+    for subject in new["subjects"].as_array_mut().into_iter().flatten() {
+        if matches!(subject["kind"].as_str(), Some("User" | "Group")) && subject["apiGroup"].is_null() {
+            subject["apiGroup"] = json!(RBAC);
+        }
+    }
+}
+
+/// What is wrong with an object of a built-in kind.
+pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
+    if resource.custom.is_some() {
+        return Vec::new();
+    }
+    let mut causes = Vec::new();
+    let mut blame = |reason: &str, field: &str, message: String| {
+        causes.push(Cause { reason: reason.into(), message, field: field.into() });
+    };
+    let unchanged = |field: &str| old.is_none_or(|old| old[field] == new[field]);
+    match resource.kind.as_str() {
+        "Secret" => {
+            for (key, value) in new["data"].as_object().into_iter().flatten() {
+                if value.as_str().is_none_or(|text| STANDARD.decode(text).is_err()) {
+                    blame("FieldValueInvalid", &format!("data[{key}]"), "Invalid value: must be base64".into());
+                }
+            }
+            if !unchanged("type") {
+                blame("FieldValueInvalid", "type", format!("Invalid value: {}: field is immutable", new["type"]));
+            }
+            immutable(new, old, &["data"], &mut blame);
+        }
+        "ConfigMap" => {
+            for (key, value) in new["data"].as_object().into_iter().flatten() {
+                if !value.is_string() {
+                    blame("FieldValueInvalid", &format!("data[{key}]"), format!("Invalid value: {value}: must be a string"));
+                }
+            }
+            immutable(new, old, &["data", "binaryData"], &mut blame);
+        }
+        "RoleBinding" | "ClusterRoleBinding" => {
+            if new["roleRef"]["name"].as_str().is_none_or(str::is_empty) {
+                blame("FieldValueRequired", "roleRef.name", "Required value".into());
+            }
+            if !unchanged("roleRef") {
+                blame("FieldValueInvalid", "roleRef", format!("Invalid value: {}: cannot change roleRef", new["roleRef"]));
+            }
+        }
+        "CertificateSigningRequest" => {
+            for field in ["request", "signerName"] {
+                if new["spec"][field].as_str().is_none_or(str::is_empty) {
+                    blame("FieldValueRequired", &format!("spec.{field}"), "Required value".into());
+                }
+            }
+        }
+        "CustomResourceDefinition" => causes.extend(definition::validate(new, old)),
+        _ => {}
+    }
+    causes
+}
+
+fn immutable(new: &Value, old: Option<&Value>, fields: &[&str], blame: &mut impl FnMut(&str, &str, String)) {
+    let Some(old) = old.filter(|old| old["immutable"] == true) else { return };
+    if new["immutable"] != true {
+        blame("FieldValueForbidden", "immutable", "Forbidden: field is immutable when `immutable` is set".into());
+    }
+    for field in fields {
+        if old[*field] != new[*field] {
+            blame("FieldValueForbidden", field, "Forbidden: field is immutable when `immutable` is set".into());
+        }
+    }
+}

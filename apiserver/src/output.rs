@@ -1,0 +1,170 @@
+//! What a reader asked to see: whole objects, metadata alone, or a Table; and the responses that carry it.
+
+use std::convert::Infallible;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderValue, WARNING};
+use http::{Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use serde_json::{Map, Value, json};
+
+use crate::kinds::Resource;
+use crate::object;
+use crate::status::{ApiError, Result};
+use crate::table::{self, Include};
+
+/// Every response body of this server.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// How objects are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// As they are.
+    Object,
+    /// Only their metadata.
+    Metadata,
+    /// As rows.
+    Table,
+}
+
+impl Shape {
+    /// The first shape in an Accept header that this server can send.
+    pub fn negotiate(accept: &str) -> Result<Self> {
+        if accept.trim().is_empty() {
+            return Ok(Self::Object);
+        }
+        for range in accept.split(',') {
+            let mut parts = range.split(';').map(str::trim);
+            let media = parts.next().unwrap_or_default();
+            let (mut kind, mut version, mut group) = ("", "v1", "meta.k8s.io");
+            for parameter in parts {
+                match parameter.split_once('=') {
+                    Some(("as", value)) => kind = value,
+                    Some(("v", value)) => version = value,
+                    Some(("g", value)) => group = value,
+                    _ => {}
+                }
+            }
+            if !matches!(media, "application/json" | "*/*" | "application/*") {
+                continue;
+            }
+            match kind {
+                "" => return Ok(Self::Object),
+                "Table" if version == "v1" && group == "meta.k8s.io" => return Ok(Self::Table),
+                "PartialObjectMetadata" | "PartialObjectMetadataList" if version == "v1" => return Ok(Self::Metadata),
+                _ => {}
+            }
+        }
+        Err(ApiError::new(
+            StatusCode::NOT_ACCEPTABLE,
+            "NotAcceptable",
+            "only the following media types are accepted: application/json (also as=Table or as=PartialObjectMetadata of meta.k8s.io/v1)",
+        ))
+    }
+}
+
+/// The metadata of an object as its own kind.
+pub fn metadata_only(object: &Value) -> Value {
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
+}
+
+/// `includeObject` of a Table request.
+pub fn include(text: &str) -> Include {
+    match text {
+        "None" => Include::None,
+        "Object" => Include::Object,
+        _ => Include::Metadata,
+    }
+}
+
+/// One object in the shape asked for.
+pub fn shaped(resource: &Resource, object: &Value, shape: Shape, include_object: &str, headings: bool) -> Value {
+    match shape {
+        Shape::Object => object.clone(),
+        Shape::Metadata => metadata_only(object),
+        Shape::Table => {
+            let metadata = json!({"resourceVersion": object::resource_version(object)});
+            let now = jiff::Timestamp::now();
+            table::render(&resource.columns, &[object], metadata, include(include_object), headings, now)
+        }
+    }
+}
+
+/// A list of already encoded items.
+pub fn list(api_version: &str, kind: &str, metadata: &Map<String, Value>, items: &[Bytes]) -> Bytes {
+    let size = items.iter().map(|item| item.len() + 1).sum::<usize>() + 256;
+    let mut body = BytesMut::with_capacity(size);
+    let head = format!(
+        "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{},\"items\":[",
+        json!(kind),
+        json!(api_version),
+        Value::Object(metadata.clone())
+    );
+    body.extend_from_slice(head.as_bytes());
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            body.extend_from_slice(b",");
+        }
+        body.extend_from_slice(item);
+    }
+    body.extend_from_slice(b"]}\n");
+    body.freeze()
+}
+
+/// A response of JSON bytes.
+pub fn bytes(code: StatusCode, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(Full::new(body).boxed_unsync());
+    *response.status_mut() = code;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A response of a JSON value.
+pub fn value(code: StatusCode, value: &Value) -> Response<Body> {
+    bytes(code, Bytes::from(format!("{value}\n")))
+}
+
+/// A response of plain text.
+pub fn text(code: StatusCode, text: impl Into<String>) -> Response<Body> {
+    let mut response = bytes(code, Bytes::from(text.into()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// The response of an error.
+pub fn error(error: &ApiError) -> Response<Body> {
+    let mut response = value(error.code, &error.to_value());
+    if let Some(seconds) = error.retry_after {
+        response.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// Adds warnings as clients expect them.
+pub fn warn(response: &mut Response<Body>, warnings: &[String]) {
+    for warning in warnings {
+        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(WARNING, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_shape_we_can_send_wins() {
+        let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+        assert_eq!(Shape::negotiate(kubectl).unwrap(), Shape::Table);
+        assert_eq!(Shape::negotiate("application/vnd.kubernetes.protobuf,application/json").unwrap(), Shape::Object);
+        assert_eq!(Shape::negotiate("").unwrap(), Shape::Object);
+        assert_eq!(
+            Shape::negotiate("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").unwrap(),
+            Shape::Metadata
+        );
+        assert!(Shape::negotiate("application/com.github.proto-openapi.spec.v2@v1.0+protobuf").is_err());
+    }
+}

@@ -1,0 +1,312 @@
+//! The certificate authority of one control plane: its files, the certificates it issues, the requests it signs, the
+//! kubeconfig that carries them. Who may ask for a certificate is decided by the callers.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
+
+/// The authority outlives every machine it serves; a new one means joining every node again.
+const CA_DAYS: i64 = 3650;
+/// Certificates of servers are made anew at every start.
+pub const SERVER_DAYS: i64 = 365;
+
+/// Why a certificate could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A file could not be read or written.
+    #[error("cannot {action} {}: {source}; check that the data directory exists and belongs to you", .path.display())]
+    File {
+        /// `read` or `write`.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A certificate or key is not what it should be.
+    #[error("the {what} is unusable: {why}")]
+    Unusable {
+        /// Which.
+        what: String,
+        /// Why.
+        why: String,
+    },
+    /// A certificate signing request was refused.
+    #[error("the certificate signing request is refused: {0}")]
+    Request(String),
+}
+
+fn unusable(what: &str, why: impl ToString) -> PkiError {
+    PkiError::Unusable { what: what.into(), why: why.to_string() }
+}
+
+/// A certificate authority: what it needs to sign.
+pub struct Authority {
+    cert_pem: String,
+    key_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Authority").field("pin", &self.pin().ok()).finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// The authority in `dir` (`ca.crt`, `ca.key`), made if there is none.
+    pub fn ensure(dir: &Path) -> Result<Self, PkiError> {
+        let (cert, key) = (dir.join("ca.crt"), dir.join("ca.key"));
+        if cert.exists() && key.exists() {
+            return Self::from_pem(&read(&cert)?, &read(&key)?);
+        }
+        std::fs::create_dir_all(dir)
+            .map_err(|source| PkiError::File { action: "create", path: dir.to_path_buf(), source })?;
+        let authority = Self::generate("russet-ca")?;
+        // The key first: a certificate without its key would look like an authority that lost it.
+        write_private(&key, authority.key_pem.as_bytes())?;
+        write_private(&cert, authority.cert_pem.as_bytes())?;
+        Ok(authority)
+    }
+
+    /// A new authority in memory.
+    pub fn generate(name: &str) -> Result<Self, PkiError> {
+        let key = KeyPair::generate().map_err(|error| unusable("new CA key", error))?;
+        let mut params = params(name, &[], CA_DAYS);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages =
+            vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+        let cert = params.self_signed(&key).map_err(|error| unusable("new CA certificate", error))?;
+        Self::from_pem(&cert.pem(), &key.serialize_pem())
+    }
+
+    /// An authority from its PEM texts.
+    pub fn from_pem(cert_pem: &str, key_pem: &str) -> Result<Self, PkiError> {
+        let key = KeyPair::from_pem(key_pem).map_err(|error| unusable("CA key", error))?;
+        let issuer = Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| unusable("CA certificate", error))?;
+        Ok(Self { cert_pem: cert_pem.into(), key_pem: key_pem.into(), issuer })
+    }
+
+    /// The certificate, for everyone.
+    pub fn cert_pem(&self) -> &str {
+        &self.cert_pem
+    }
+
+    /// The key, for whoever signs.
+    pub fn key_pem(&self) -> &str {
+        &self.key_pem
+    }
+
+    /// `sha256:` and the hex digest of the authority's public key, by which a joining machine recognises it.
+    pub fn pin(&self) -> Result<String, PkiError> {
+        let cert = certificate(&self.cert_pem)?;
+        pin(&cert)
+    }
+
+    /// A certificate for a client: `cn` is the user, `orgs` the groups (at most two). Returns certificate and key.
+    pub fn issue_client(&self, cn: &str, orgs: &[&str], days: i64) -> Result<(String, String), PkiError> {
+        let mut params = params(cn, orgs, days);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue(params)
+    }
+
+    /// A certificate for a server known by these names and addresses. Returns certificate and key.
+    pub fn issue_server(
+        &self,
+        cn: &str,
+        names: &[String],
+        addresses: &[IpAddr],
+        days: i64,
+    ) -> Result<(String, String), PkiError> {
+        let mut params = params(cn, &[], days);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        for name in names {
+            let name = name.clone().try_into().map_err(|_| unusable("server name", name))?;
+            params.subject_alt_names.push(SanType::DnsName(name));
+        }
+        params.subject_alt_names.extend(addresses.iter().copied().map(SanType::IpAddress));
+        self.issue(params)
+    }
+
+    fn issue(&self, mut params: CertificateParams) -> Result<(String, String), PkiError> {
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().map_err(|error| unusable("new key", error))?;
+        let cert = params.signed_by(&key, &self.issuer).map_err(|error| unusable("new certificate", error))?;
+        Ok((cert.pem(), key.serialize_pem()))
+    }
+
+    /// Signs a request for both ends of a connection, keeping its subject and its names.
+    pub fn sign_csr(&self, csr_pem: &str, days: i64) -> Result<String, PkiError> {
+        let mut request = CertificateSigningRequestParams::from_pem(csr_pem)
+            .map_err(|error| PkiError::Request(error.to_string()))?;
+        let params = &mut request.params;
+        if params.is_ca != IsCa::NoCa && params.is_ca != IsCa::ExplicitNoCa {
+            return Err(PkiError::Request("it asks to become an authority itself".into()));
+        }
+        set_validity(params, days);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        let cert = request.signed_by(&self.issuer).map_err(|error| PkiError::Request(error.to_string()))?;
+        Ok(cert.pem())
+    }
+}
+
+/// Signs a request with an authority given as PEM; see [`Authority::sign_csr`].
+pub fn sign_csr(ca_cert_pem: &str, ca_key_pem: &str, csr_pem: &str, days: i64) -> Result<String, PkiError> {
+    Authority::from_pem(ca_cert_pem, ca_key_pem)?.sign_csr(csr_pem, days)
+}
+
+/// `sha256:` and the hex digest of a certificate's public key.
+pub fn pin(cert: &CertificateDer<'_>) -> Result<String, PkiError> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
+    Ok(format!("sha256:{}", hex::encode(Sha256::digest(parsed.public_key().raw))))
+}
+
+/// The subject of a certificate: common name and organizations.
+pub fn subject(cert: &CertificateDer<'_>) -> Result<(String, Vec<String>), PkiError> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
+    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| attribute.as_str().ok().map(str::to_string);
+    let name = parsed.subject().iter_common_name().find_map(text).unwrap_or_default();
+    let orgs = parsed.subject().iter_organization().filter_map(text).collect();
+    Ok((name, orgs))
+}
+
+/// The first certificate of a PEM text.
+pub fn certificate(pem: &str) -> Result<CertificateDer<'static>, PkiError> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| unusable("certificate", error))
+}
+
+/// The private key of a PEM text.
+pub fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, PkiError> {
+    PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| unusable("private key", error))
+}
+
+/// Writes a kubeconfig with one cluster, one user and one context, readable by its owner alone.
+pub fn write_kubeconfig(
+    path: &Path,
+    server: &str,
+    ca_pem: &str,
+    cert_pem: &str,
+    key_pem: &str,
+) -> Result<(), PkiError> {
+    let [ca, cert, key] = [ca_pem, cert_pem, key_pem].map(|pem| STANDARD.encode(pem));
+    let text = format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: russet
+  cluster:
+    server: {server}
+    certificate-authority-data: {ca}
+users:
+- name: russet-admin
+  user:
+    client-certificate-data: {cert}
+    client-key-data: {key}
+contexts:
+- name: russet
+  context:
+    cluster: russet
+    user: russet-admin
+current-context: russet
+"
+    );
+    write_private(path, text.as_bytes())
+}
+
+/// Reads a text file.
+pub fn read(path: &Path) -> Result<String, PkiError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| PkiError::File { action: "read", path: path.to_path_buf(), source })
+}
+
+/// Writes a file only its owner may read, replacing it in one step.
+pub fn write_private(path: &Path, bytes: &[u8]) -> Result<(), PkiError> {
+    let failed = |source| PkiError::File { action: "write", path: path.to_path_buf(), source };
+    let draft = path.with_extension(format!("{}.tmp", std::process::id()));
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(&draft).map_err(failed)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+    std::fs::rename(&draft, path).map_err(failed)
+}
+
+/// Sets from when to when a certificate is valid.
+fn set_validity(params: &mut CertificateParams, days: i64) {
+    let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let day = |date: jiff::civil::Date| {
+        rcgen::date_time_ymd(i32::from(date.year()), date.month().unsigned_abs(), date.day().unsigned_abs())
+    };
+    let span = |days: i64| jiff::Span::new().try_days(days).unwrap_or_default();
+    // A day early, because clocks differ.
+    params.not_before = day(today.checked_sub(span(1)).unwrap_or(today));
+    params.not_after = day(today.checked_add(span(days.max(1))).unwrap_or(today));
+}
+
+fn params(cn: &str, orgs: &[&str], days: i64) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let mut name = DistinguishedName::new();
+    // A name holds one attribute of each type; the second organization is written as its bare object identifier.
+    for (index, org) in orgs.iter().take(2).enumerate() {
+        let kind = if index == 0 { DnType::OrganizationName } else { DnType::CustomDnType(vec![2, 5, 4, 10]) };
+        name.push(kind, *org);
+    }
+    name.push(DnType::CommonName, cn);
+    params.distinguished_name = name;
+    set_validity(&mut params, days);
+    params
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_certificate_carries_user_and_groups() {
+        let authority = Authority::generate("test-ca").unwrap();
+        let (cert, _) = authority.issue_client("alice", &["system:masters", "other"], 1).unwrap();
+        let (name, orgs) = subject(&certificate(&cert).unwrap()).unwrap();
+        assert_eq!((name.as_str(), orgs), ("alice", vec!["system:masters".to_string(), "other".to_string()]));
+    }
+
+    #[test]
+    fn an_authority_is_found_again_with_the_same_pin() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Authority::ensure(folder.path()).unwrap();
+        let second = Authority::ensure(folder.path()).unwrap();
+        assert_eq!(first.pin().unwrap(), second.pin().unwrap());
+        assert!(first.pin().unwrap().starts_with("sha256:"));
+    }
+
+    #[test]
+    fn a_request_keeps_its_subject_and_names_but_cannot_become_an_authority() {
+        let authority = Authority::generate("test-ca").unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = params("node-1", &["russet:nodes"], 1);
+        params.subject_alt_names.push(SanType::IpAddress("10.0.0.7".parse().unwrap()));
+        let csr = params.serialize_request(&key).unwrap().pem().unwrap();
+        let signed = sign_csr(authority.cert_pem(), authority.key_pem(), &csr, 30).unwrap();
+        let der = certificate(&signed).unwrap();
+        assert_eq!(subject(&der).unwrap(), ("node-1".to_string(), vec!["russet:nodes".to_string()]));
+        let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();
+        assert!(parsed.subject_alternative_name().unwrap().is_some());
+        assert!(!parsed.is_ca());
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let csr = params.serialize_request(&key).unwrap().pem().unwrap();
+        assert!(sign_csr(authority.cert_pem(), authority.key_pem(), &csr, 30).is_err());
+    }
+}

@@ -1,0 +1,150 @@
+//! From connections to calls: TLS, HTTP/1.1 and HTTP/2, who asks, where the path leads. Listeners are opened by
+//! [`listen`]; what a call does is in [`crate::verbs`].
+
+pub mod listen;
+pub mod tls;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::header::{HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+
+use crate::api::Api;
+use crate::auth::rbac::Attributes;
+use crate::auth::{self, User};
+use crate::discovery;
+use crate::object;
+use crate::output::{self, Body};
+use crate::request::{self, Query, Target};
+use crate::status::{ApiError, Result};
+use crate::verbs::{self, Call};
+
+/// The largest body read, as on the real server.
+pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
+
+/// Answers one request; never fails, because an error is an answer.
+pub async fn answer(
+    api: Arc<Api>,
+    certified: Option<User>,
+    request: Request<Incoming>,
+) -> std::result::Result<Response<Body>, Infallible> {
+    let started = Instant::now();
+    let head = *request.method() == Method::HEAD;
+    let (mut verb, mut resource) = (String::new(), String::new());
+    let outcome = route(&api, certified.as_ref(), request, &mut verb, &mut resource).await;
+    let mut response = outcome.unwrap_or_else(|error| {
+        if error.code.is_server_error() {
+            tracing::warn!(%error, verb, resource, "a request failed");
+        }
+        output::error(&error)
+    });
+    api.metrics.request(&verb, &resource, response.status().as_u16(), started.elapsed());
+    if let Ok(id) = HeaderValue::from_str(&object::new_uid()) {
+        response.headers_mut().insert(HeaderName::from_static("audit-id"), id);
+    }
+    if head {
+        let (parts, _) = response.into_parts();
+        response = Response::from_parts(parts, http_body_util::Empty::new().boxed_unsync());
+    }
+    Ok(response)
+}
+
+async fn route(
+    api: &Arc<Api>,
+    certified: Option<&User>,
+    request: Request<Incoming>,
+    counted_verb: &mut String,
+    counted_resource: &mut String,
+) -> Result<Response<Body>> {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    let raw_query = parts.uri.query().unwrap_or_default();
+    let user = auth::authenticate(api, certified, &parts.headers)?;
+    let Some(target) = request::target(path) else {
+        *counted_verb = parts.method.as_str().to_ascii_lowercase();
+        let asked = Attributes { verb: counted_verb, path, ..Attributes::default() };
+        let asked = Attributes { verb: if asked.verb == "head" { "get" } else { asked.verb }, ..asked };
+        auth::authorize(api, &user, &asked)?;
+        if !matches!(parts.method, Method::GET | Method::HEAD) {
+            return Err(ApiError::method_not_allowed());
+        }
+        return information(api, path, raw_query, &parts.headers);
+    };
+    let query = Query::parse(raw_query)?;
+    let verb = request::verb(&parts.method, &target, &query).ok_or_else(ApiError::method_not_allowed)?;
+    *counted_verb = verb.to_string();
+    let asked = Attributes {
+        verb,
+        group: &target.group,
+        resource: &target.resource,
+        subresource: &target.subresource,
+        namespace: &target.namespace,
+        name: &target.name,
+        path: "",
+    };
+    auth::authorize(api, &user, &asked)?;
+    let resource =
+        api.kinds.table().find(&target.group, &target.version, &target.resource).ok_or_else(ApiError::no_such_path)?;
+    // Counted only once it is known to exist: what clients make up must not become a label.
+    counted_resource.clone_from(&resource.plural);
+    check_scope(&target, &resource)?;
+    let body = match Limited::new(body, BODY_LIMIT).collect().await {
+        Ok(collected) => collected.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(BODY_LIMIT)),
+        Err(error) => return Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+    };
+    let Target { namespace, name, subresource, .. } = target;
+    let call = Call { user, resource, namespace, name, subresource, query, headers: parts.headers, body };
+    // A handler runs to its end even when its client goes away: a write that is durable is also accounted for.
+    let (api, verb) = (api.clone(), verb);
+    let handler = tokio::spawn(async move { verbs::dispatch(&api, verb, call).await });
+    handler.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the handler stopped: {error}"))))
+}
+
+fn check_scope(target: &Target, resource: &crate::kinds::Resource) -> Result<()> {
+    let has_namespace = !target.namespace.is_empty();
+    let of_namespaces = resource.prefix == crate::kinds::builtin::prefix("", "namespaces");
+    if resource.namespaced && !has_namespace && !target.name.is_empty() {
+        return Err(ApiError::no_such_path());
+    }
+    if !resource.namespaced && has_namespace && !of_namespaces {
+        return Err(ApiError::no_such_path());
+    }
+    Ok(())
+}
+
+/// Paths that are not resources.
+fn information(api: &Api, path: &str, query: &str, headers: &http::HeaderMap) -> Result<Response<Body>> {
+    let table = api.kinds.table();
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    match parts.as_slice() {
+        ["healthz" | "livez" | "readyz", ..] => Ok(discovery::health(path, query)),
+        ["version"] => Ok(output::value(StatusCode::OK, &discovery::version())),
+        ["metrics"] => Ok(output::text(StatusCode::OK, api.metrics.render(&api.store))),
+        ["openapi", "v3", ..] => api.documents.answer(&table, path, headers),
+        // Clients that only know version 2 are told that this representation does not exist, and go on without.
+        ["openapi", "v2"] => Err(ApiError::new(
+            StatusCode::NOT_ACCEPTABLE,
+            "NotAcceptable",
+            "this server publishes OpenAPI v3 only, at /openapi/v3",
+        )),
+        ["api"] | ["apis"] => {
+            let host = headers.get("host").and_then(|value| value.to_str().ok()).unwrap_or_default();
+            Ok(discovery::roots(&table, path, headers, host))
+        }
+        ["api", version] => Ok(output::value(StatusCode::OK, &discovery::resources(&table, "", version)?)),
+        ["apis", group] => Ok(output::value(StatusCode::OK, &discovery::group(&table, group)?)),
+        ["apis", group, version] => {
+            Ok(output::value(StatusCode::OK, &discovery::resources(&table, group, version)?))
+        }
+        [""] => {
+            let paths = ["/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version"];
+            Ok(output::value(StatusCode::OK, &serde_json::json!({"paths": paths})))
+        }
+        _ => Err(ApiError::no_such_path()),
+    }
+}

@@ -1,0 +1,209 @@
+//! Sockets: the one on loopback, and, once somebody made a token for another machine to join with, one on every address
+//! of this host. It accepts and serves connections and knows nothing of what they ask.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+use super::tls::{self, Resolver};
+use crate::api::Api;
+use crate::auth::tokens;
+use crate::pki::Authority;
+
+/// A client that does not finish its handshake by then is not one.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Connections that are still busy this long after the server stopped are cut.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// How often the host's addresses are looked at: cables and Wi-Fi change, and nothing reliable tells on every system.
+const LOOK: Duration = Duration::from_secs(2);
+/// Streams one connection may have: each watch is one, and a controller may hold a hundred.
+const STREAMS: u32 = 1000;
+
+/// What connections are served with.
+#[derive(Clone)]
+pub struct Service {
+    /// The API.
+    pub api: Arc<Api>,
+    /// TLS.
+    pub acceptor: TlsAcceptor,
+}
+
+/// Accepts connections until the server stops.
+pub async fn accept(service: Service, listener: TcpListener) {
+    let stopping = service.api.stopping.clone();
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => { connections.spawn(serve(service.clone(), stream)); }
+                Err(error) => {
+                    // Out of descriptors, most likely: the next connection may find one free again.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            () = crate::api::stopped(stopping.clone()) => break,
+        }
+    }
+    drop(listener);
+    let ended = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(FAREWELL, ended).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+async fn serve(service: Service, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, service.acceptor.accept(stream)).await else {
+        return;
+    };
+    let user = tls::user(stream.get_ref().1.peer_certificates());
+    let api = service.api.clone();
+    let stopping = api.stopping.clone();
+    let handler = service_fn(move |request| super::answer(api.clone(), user.clone(), request));
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new());
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .keep_alive_interval(Some(Duration::from_secs(30)));
+    let connection = builder.serve_connection(TokioIo::new(stream), handler);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = crate::api::stopped(stopping.clone()) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// The addresses of this host other machines can reach it by: neither loopback nor link-local IPv6.
+pub fn host_addresses() -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = if_addrs::get_if_addrs()
+        .unwrap_or_default()
+        .into_iter()
+        .map(|interface| interface.ip())
+        .filter(|address| match address {
+            IpAddr::V4(address) => !address.is_loopback() && !address.is_unspecified(),
+            IpAddr::V6(address) => {
+                !address.is_loopback() && !address.is_unspecified() && !address.is_unicast_link_local()
+            }
+        })
+        .collect();
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+/// The addresses a server certificate names: loopback and all of the host's.
+pub fn certificate_addresses(host: &[IpAddr]) -> Vec<IpAddr> {
+    let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
+    addresses.extend(host.iter().filter(|address| !address.is_loopback()));
+    addresses
+}
+
+/// Opens the host's addresses once the first join token exists, follows them as they change, and keeps the server's
+/// certificate naming all of them.
+pub struct Lan {
+    /// What connections are served with.
+    pub service: Service,
+    /// Signs new server certificates.
+    pub authority: Arc<Authority>,
+    /// Serves them.
+    pub resolver: Arc<Resolver>,
+    /// The same port on every address.
+    pub port: u16,
+    /// The address that is open anyway.
+    pub main: SocketAddr,
+    /// Exists once the listeners were opened, so that they are after a restart too.
+    pub marker: PathBuf,
+}
+
+impl Lan {
+    /// Runs until the server stops.
+    pub async fn run(self) {
+        let stopping: watch::Receiver<bool> = self.service.api.stopping.clone();
+        let mut open: HashMap<IpAddr, JoinHandle<()>> = HashMap::new();
+        let mut named = Vec::new();
+        loop {
+            let host = host_addresses();
+            let addresses = certificate_addresses(&host);
+            if addresses != named {
+                match self.resolver.renew(&self.authority, &addresses) {
+                    Ok(()) => named = addresses,
+                    Err(error) => tracing::warn!(%error, "the server certificate could not be renewed"),
+                }
+            }
+            if !self.main.ip().is_unspecified() && self.wanted() {
+                open.retain(|address, task| {
+                    let keep = host.contains(address) && !task.is_finished();
+                    if !keep {
+                        task.abort();
+                    }
+                    keep
+                });
+                for address in host {
+                    if address == self.main.ip() || open.contains_key(&address) {
+                        continue;
+                    }
+                    match TcpListener::bind(SocketAddr::new(address, self.port)).await {
+                        Ok(listener) => {
+                            tracing::info!(%address, port = self.port, "open for machines that join");
+                            open.insert(address, tokio::spawn(accept(self.service.clone(), listener)));
+                        }
+                        Err(error) => tracing::warn!(%address, port = self.port, %error, "cannot listen"),
+                    }
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = self.token_created() => {}
+                () = crate::api::stopped(stopping.clone()) => break,
+            }
+        }
+        for (_, task) in open {
+            let _ = task.await;
+        }
+    }
+
+    /// Whether a join token exists or once existed.
+    fn wanted(&self) -> bool {
+        if self.marker.exists() {
+            return true;
+        }
+        let now = jiff::Timestamp::now();
+        let live = self.service.api.store.range(&tokens::bootstrap_prefix(), None, None).is_ok_and(|snapshot| {
+            snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
+        });
+        if live && let Err(error) = std::fs::write(&self.marker, "") {
+            tracing::warn!(%error, "after a restart the other addresses open only with a new token");
+        }
+        live
+    }
+
+    async fn token_created(&self) {
+        let store = &self.service.api.store;
+        match store.watch(&tokens::bootstrap_prefix(), store.revision()) {
+            Ok(mut watch) => {
+                let _ = watch.next().await;
+            }
+            Err(_) => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Errors as Kubernetes sends them: one type that becomes a `Status` object. It decides nothing; the verbs choose which
+//! error an object deserves.
+
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+
+/// One reason among the causes of a `Status`, for example one invalid field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// Machine-readable reason, such as `FieldValueInvalid`.
+    pub reason: String,
+    /// What a person reads.
+    pub message: String,
+    /// Path of the field, such as `spec.replicas`; empty when no field is to blame.
+    pub field: String,
+}
+
+/// A refused request: becomes a `Status` with `status: Failure`.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// HTTP status code.
+    pub code: StatusCode,
+    /// Kubernetes reason, such as `NotFound`.
+    pub reason: &'static str,
+    /// What a person reads.
+    pub message: String,
+    /// API group of the object, for the details.
+    pub group: String,
+    /// Plural resource or kind of the object, for the details.
+    pub kind: String,
+    /// Name of the object, for the details.
+    pub name: String,
+    /// The causes, for the details.
+    pub causes: Vec<Cause>,
+    /// Seconds after which asking again makes sense.
+    pub retry_after: Option<u64>,
+    /// With an expired list: a token that continues it at the current state.
+    pub continue_token: Option<String>,
+}
+
+/// What every handler returns.
+pub type Result<T> = std::result::Result<T, ApiError>;
+
+fn qualified(group: &str, resource: &str) -> String {
+    if group.is_empty() { resource.to_string() } else { format!("{resource}.{group}") }
+}
+
+impl ApiError {
+    /// An error with a code, a reason and a message, and no details.
+    pub fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            group: String::new(),
+            kind: String::new(),
+            name: String::new(),
+            causes: Vec::new(),
+            retry_after: None,
+            continue_token: None,
+        }
+    }
+
+    /// The same error, naming the object it is about.
+    #[must_use]
+    pub fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
+        self.group = group.to_string();
+        self.kind = kind.to_string();
+        self.name = name.to_string();
+        self
+    }
+
+    /// The same error with causes.
+    #[must_use]
+    pub fn with_causes(mut self, causes: Vec<Cause>) -> Self {
+        self.causes = causes;
+        self
+    }
+
+    /// 404: no such object.
+    pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFound", format!("{} \"{name}\" not found", qualified(group, resource)))
+            .about(group, resource, name)
+    }
+
+    /// 404: no such path or resource type.
+    pub fn no_such_path() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
+    }
+
+    /// 409: an object of this name exists.
+    pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
+        Self::new(
+            StatusCode::CONFLICT,
+            "AlreadyExists",
+            format!("{} \"{name}\" already exists", qualified(group, resource)),
+        )
+        .about(group, resource, name)
+    }
+
+    /// 409: the object changed since it was read, or the operation contradicts its state.
+    pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
+        Self::new(
+            StatusCode::CONFLICT,
+            "Conflict",
+            format!("Operation cannot be fulfilled on {} \"{name}\": {why}", qualified(group, resource)),
+        )
+        .about(group, resource, name)
+    }
+
+    /// 409 in the words every client knows for a lost race.
+    pub fn modified(group: &str, resource: &str, name: &str) -> Self {
+        Self::conflict(
+            group,
+            resource,
+            name,
+            "the object has been modified; please apply your changes to the latest version and try again",
+        )
+    }
+
+    /// 422: the object breaks its schema or a rule.
+    pub fn invalid(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
+        let told: Vec<String> = causes
+            .iter()
+            .map(|cause| {
+                if cause.field.is_empty() {
+                    cause.message.clone()
+                } else {
+                    format!("{}: {}", cause.field, cause.message)
+                }
+            })
+            .collect();
+        let told = match told.as_slice() {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "Invalid",
+            format!("{} \"{name}\" is invalid: {told}", qualified(group, kind)),
+        )
+        .about(group, kind, name)
+        .with_causes(causes)
+    }
+
+    /// 422 for one field.
+    pub fn invalid_field(group: &str, kind: &str, name: &str, field: &str, message: impl Into<String>) -> Self {
+        Self::invalid(
+            group,
+            kind,
+            name,
+            vec![Cause { reason: "FieldValueInvalid".into(), message: message.into(), field: field.into() }],
+        )
+    }
+
+    /// 400: the request makes no sense.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    /// 401: nobody we know.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", message)
+    }
+
+    /// 403: somebody we know who may not.
+    pub fn forbidden(group: &str, resource: &str, name: &str, why: impl std::fmt::Display) -> Self {
+        let what = qualified(group, resource);
+        let message = if name.is_empty() {
+            format!("{what} is forbidden: {why}")
+        } else {
+            format!("{what} \"{name}\" is forbidden: {why}")
+        };
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).about(group, resource, name)
+    }
+
+    /// 405: the resource has no such verb.
+    pub fn method_not_allowed() -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
+    }
+
+    /// 410: the revision asked for is gone.
+    pub fn expired(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, "Expired", message)
+    }
+
+    /// 415: a body or patch type we do not read.
+    pub fn unsupported_media_type(given: &str, supported: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            format!("the body of the request was in an unknown format ({given}) - accepted media types include: {supported}"),
+        )
+    }
+
+    /// 413: a body beyond the limit.
+    pub fn too_large(limit: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "RequestEntityTooLarge",
+            format!("the request body is larger than the {limit} bytes this server reads; split the object"),
+        )
+    }
+
+    /// 504: a revision of the future.
+    pub fn revision_too_large(asked: u64, current: u64) -> Self {
+        let mut error = Self::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "Timeout",
+            format!("Too large resource version: {asked}, current: {current}"),
+        )
+        .with_causes(vec![Cause {
+            reason: "ResourceVersionTooLarge".into(),
+            message: "Too large resource version".into(),
+            field: String::new(),
+        }]);
+        error.retry_after = Some(1);
+        error
+    }
+
+    /// 500: our own failure.
+    pub fn internal(message: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", format!("Internal error occurred: {message}"))
+    }
+
+    /// The `Status` object.
+    pub fn to_value(&self) -> Value {
+        let mut details = Map::new();
+        for (field, value) in [("name", &self.name), ("group", &self.group), ("kind", &self.kind)] {
+            if !value.is_empty() {
+                details.insert(field.into(), json!(value));
+            }
+        }
+        if !self.causes.is_empty() {
+            let causes: Vec<Value> = self
+                .causes
+                .iter()
+                .map(|cause| {
+                    let mut entry = Map::new();
+                    entry.insert("reason".into(), json!(cause.reason));
+                    entry.insert("message".into(), json!(cause.message));
+                    if !cause.field.is_empty() {
+                        entry.insert("field".into(), json!(cause.field));
+                    }
+                    Value::Object(entry)
+                })
+                .collect();
+            details.insert("causes".into(), Value::Array(causes));
+        }
+        if let Some(seconds) = self.retry_after {
+            details.insert("retryAfterSeconds".into(), json!(seconds));
+        }
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Failure", "message": self.message, "reason": self.reason, "code": self.code.as_u16(),
+        });
+        if let Some(token) = &self.continue_token {
+            status["metadata"] = json!({"continue": token});
+        }
+        if !details.is_empty() {
+            status["details"] = Value::Object(details);
+        }
+        status
+    }
+}
+
+/// The `Status` of a deletion that left nothing behind.
+pub fn deleted(group: &str, resource: &str, name: &str, uid: &str) -> Value {
+    let mut details = json!({"name": name, "kind": resource, "uid": uid});
+    if !group.is_empty() {
+        details["group"] = json!(group);
+    }
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_object_lists_every_cause_and_its_code() {
+        let error = ApiError::invalid(
+            "russet.dev",
+            "Model",
+            "m",
+            vec![Cause { reason: "FieldValueRequired".into(), message: "Required value".into(), field: "spec.uri".into() }],
+        );
+        let status = error.to_value();
+        assert_eq!(status["code"], 422);
+        assert_eq!(status["message"], "Model.russet.dev \"m\" is invalid: spec.uri: Required value");
+        assert_eq!(status["details"]["causes"][0]["field"], "spec.uri");
+    }
+}

@@ -1,0 +1,150 @@
+//! Where objects live: one trait with optimistic transactions, reads at a revision and watches. It knows bytes and keys,
+//! not kinds; a second implementation over etcd fits behind the same trait because both feed the same [`cache::Cache`].
+
+pub mod cache;
+pub mod embedded;
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use serde_json::Value;
+
+pub use cache::{Event, EventKind, Snapshot, Watch};
+
+/// One stored object at one revision. Decoded and encoded at most once, however many readers and watchers share it.
+#[derive(Debug)]
+pub struct Record {
+    /// The storage key, such as `/registry/apps/things/ns/name`.
+    pub key: Arc<str>,
+    /// The revision that created the object.
+    pub create_revision: u64,
+    /// The revision that wrote (or deleted) it: the object's `resourceVersion`.
+    pub revision: u64,
+    /// The stored bytes, which carry no `resourceVersion`.
+    pub value: Bytes,
+    object: OnceLock<Arc<Value>>,
+    json: OnceLock<Bytes>,
+}
+
+impl Record {
+    /// A record as it came from storage.
+    pub fn new(key: Arc<str>, create_revision: u64, revision: u64, value: Bytes) -> Self {
+        Self { key, create_revision, revision, value, object: OnceLock::new(), json: OnceLock::new() }
+    }
+
+    /// The decoded object with its `resourceVersion`.
+    pub fn object(&self) -> &Arc<Value> {
+        self.object.get_or_init(|| {
+            // Only this server writes these bytes and it writes objects; anything else reads as an empty object.
+            let mut object: Value =
+                serde_json::from_slice(&self.value).unwrap_or_else(|_| Value::Object(serde_json::Map::new()));
+            if let Some(fields) = object.as_object_mut() {
+                let metadata = fields.entry("metadata").or_insert_with(|| Value::Object(serde_json::Map::new()));
+                if let Some(metadata) = metadata.as_object_mut() {
+                    metadata.insert("resourceVersion".into(), Value::String(self.revision.to_string()));
+                }
+            }
+            Arc::new(object)
+        })
+    }
+
+    /// The encoded object with its `resourceVersion`.
+    pub fn json(&self) -> &Bytes {
+        self.json.get_or_init(|| Bytes::from(self.object().to_string()))
+    }
+}
+
+/// What a transaction demands of the current state of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Nothing is stored under the key.
+    Absent,
+    /// The key was last written at this revision.
+    Revision(u64),
+}
+
+/// What a transaction does when its demand holds.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Store these bytes.
+    Put(Bytes),
+    /// Remove the key.
+    Delete,
+}
+
+/// A compare-and-change on one key.
+#[derive(Clone, Debug)]
+pub struct Txn {
+    /// The key.
+    pub key: String,
+    /// The demand.
+    pub expect: Expect,
+    /// The change.
+    pub change: Change,
+}
+
+/// What became of a transaction.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Durable. The record written, or for a deletion the last state at the deletion's revision.
+    Done(Arc<Record>),
+    /// The demand did not hold; this is what the key holds now.
+    Refused(Option<Arc<Record>>),
+}
+
+/// Why storage failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database could not be opened.
+    #[error("cannot open the store {path}: {why}; if another `russet serve` uses this data directory, stop it first")]
+    Open {
+        /// The database file.
+        path: String,
+        /// What the database said.
+        why: String,
+    },
+    /// A commit failed; nothing more is written, because what the disk holds is unknown until it is read again.
+    #[error("the store could not commit to disk ({why}); free space or repair the disk, then restart the server")]
+    Commit {
+        /// What the database said.
+        why: String,
+    },
+    /// The server is stopping.
+    #[error("the store is closed because the server is stopping; ask again once it runs")]
+    Closed,
+    /// The history no longer reaches back that far.
+    #[error("too old resource version: {asked} ({oldest})")]
+    Compacted {
+        /// The revision asked for.
+        asked: u64,
+        /// The oldest revision still known.
+        oldest: u64,
+    },
+    /// That revision has not happened yet.
+    #[error("Too large resource version: {asked}, current: {current}")]
+    Future {
+        /// The revision asked for.
+        asked: u64,
+        /// The newest revision.
+        current: u64,
+    },
+}
+
+/// A store of keys with one global revision.
+pub trait Store: Send + Sync + 'static {
+    /// Compares and changes one key; resolves once the change is durable and visible to readers and watchers.
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>>;
+    /// The current state of one key.
+    fn get(&self, key: &str) -> Option<Arc<Record>>;
+    /// Every record under `prefix` whose key is at least `start`, at `revision` or now.
+    fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>) -> Result<Snapshot, StoreError>;
+    /// Every change under `prefix` after revision `from`.
+    fn watch(&self, prefix: &str, from: u64) -> Result<Watch, StoreError>;
+    /// The newest revision.
+    fn revision(&self) -> u64;
+    /// Forgets history up to and including `revision`.
+    fn compact(&self, revision: u64);
+    /// Commits made since start, each one fsync.
+    fn commits(&self) -> u64;
+}

@@ -1,0 +1,252 @@
+//! The watch cache: the current state as a sorted map, the recent past as a bounded ring of events, and watchers that are
+//! only cursors into that ring. A slow watcher therefore costs no memory; one that falls off the ring is told so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tokio::sync::watch;
+
+use super::{Record, StoreError};
+
+/// Events kept for watchers that come back: at the 30 writes per second of a busy small cluster this is ten minutes, and
+/// at 1 KiB an object it is 20 MB.
+pub const RING: usize = 20_000;
+
+/// What happened to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The key is new.
+    Created,
+    /// The key has a new value.
+    Updated,
+    /// The key is gone; the event carries its last value at the revision of the deletion.
+    Deleted,
+}
+
+/// One change.
+#[derive(Debug)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// The state after the change (for a deletion: before it, at the deletion's revision).
+    pub record: Arc<Record>,
+    /// The state before the change.
+    pub previous: Option<Arc<Record>>,
+}
+
+/// A consistent reading of a range.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The records in key order.
+    pub records: Vec<Arc<Record>>,
+    /// The revision they are consistent at.
+    pub revision: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    map: BTreeMap<Arc<str>, Arc<Record>>,
+    ring: VecDeque<Arc<Event>>,
+    /// Events at or before this revision are forgotten.
+    compacted: u64,
+    revision: u64,
+}
+
+/// The shared cache.
+#[derive(Debug)]
+pub struct Cache {
+    state: RwLock<State>,
+    newest: watch::Sender<u64>,
+    capacity: usize,
+}
+
+impl Cache {
+    /// A cache holding what storage held at `revision`.
+    pub fn new(records: impl IntoIterator<Item = Record>, revision: u64, capacity: usize) -> Self {
+        let map = records.into_iter().map(|record| (record.key.clone(), Arc::new(record))).collect();
+        Self {
+            state: RwLock::new(State { map, ring: VecDeque::new(), compacted: revision, revision }),
+            newest: watch::Sender::new(revision),
+            capacity,
+        }
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes durable changes visible, oldest first.
+    pub fn publish(&self, events: Vec<Event>, revision: u64) {
+        {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            for event in events {
+                match event.kind {
+                    EventKind::Deleted => state.map.remove(&event.record.key),
+                    EventKind::Created | EventKind::Updated => {
+                        state.map.insert(event.record.key.clone(), event.record.clone())
+                    }
+                };
+                state.ring.push_back(Arc::new(event));
+            }
+            state.revision = revision;
+            while state.ring.len() > self.capacity {
+                if let Some(event) = state.ring.pop_front() {
+                    state.compacted = event.record.revision;
+                }
+            }
+        }
+        self.newest.send_replace(revision);
+    }
+
+    /// The current state of one key.
+    pub fn get(&self, key: &str) -> Option<Arc<Record>> {
+        self.read().map.get(key).cloned()
+    }
+
+    /// The newest revision.
+    pub fn revision(&self) -> u64 {
+        self.read().revision
+    }
+
+    /// Forgets events up to and including `revision`.
+    pub fn compact(&self, revision: u64) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        while state.ring.front().is_some_and(|event| event.record.revision <= revision) {
+            state.ring.pop_front();
+        }
+        state.compacted = state.compacted.max(revision.min(state.revision));
+    }
+
+    /// The records under a prefix from `start` on, now or at an earlier revision the ring still reaches.
+    pub fn range(&self, prefix: &str, start: Option<&str>, at: Option<u64>) -> Result<Snapshot, StoreError> {
+        let state = self.read();
+        let revision = at.unwrap_or(state.revision);
+        if revision > state.revision {
+            return Err(StoreError::Future { asked: revision, current: state.revision });
+        }
+        if revision < state.compacted {
+            return Err(StoreError::Compacted { asked: revision, oldest: state.compacted });
+        }
+        let from = start.unwrap_or(prefix).max(prefix);
+        let current = state
+            .map
+            .range::<str, _>((Bound::Included(from), Bound::Unbounded))
+            .take_while(|(key, _)| key.starts_with(prefix));
+        if revision == state.revision {
+            return Ok(Snapshot { records: current.map(|(_, record)| record.clone()).collect(), revision });
+        }
+        let mut past: BTreeMap<Arc<str>, Arc<Record>> =
+            current.map(|(key, record)| (key.clone(), record.clone())).collect();
+        for event in state.ring.iter().rev().take_while(|event| event.record.revision > revision) {
+            let key = &event.record.key;
+            if key.starts_with(prefix) && key.as_ref() >= from {
+                match &event.previous {
+                    Some(previous) => past.insert(key.clone(), previous.clone()),
+                    None => past.remove(key),
+                };
+            }
+        }
+        Ok(Snapshot { records: past.into_values().collect(), revision })
+    }
+
+    /// A cursor over changes under `prefix` after `from`.
+    pub fn watch(self: &Arc<Self>, prefix: &str, from: u64) -> Result<Watch, StoreError> {
+        let newest = self.newest.subscribe();
+        let state = self.read();
+        if from > state.revision {
+            return Err(StoreError::Future { asked: from, current: state.revision });
+        }
+        if from < state.compacted {
+            return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
+        }
+        drop(state);
+        Ok(Watch { cache: self.clone(), prefix: prefix.to_string(), cursor: from, newest })
+    }
+
+    fn since(&self, prefix: &str, from: u64) -> Result<(Vec<Arc<Event>>, u64), StoreError> {
+        let state = self.read();
+        if from < state.compacted {
+            return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
+        }
+        let first = state.ring.partition_point(|event| event.record.revision <= from);
+        let events =
+            state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix)).cloned().collect();
+        Ok((events, state.revision))
+    }
+}
+
+/// A cursor into the event ring.
+#[derive(Debug)]
+pub struct Watch {
+    cache: Arc<Cache>,
+    prefix: String,
+    cursor: u64,
+    newest: watch::Receiver<u64>,
+}
+
+impl Watch {
+    /// Waits for changes and returns them in order. Cancel-safe: nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Result<Vec<Arc<Event>>, StoreError> {
+        loop {
+            self.newest.borrow_and_update();
+            let (events, revision) = self.cache.since(&self.prefix, self.cursor)?;
+            self.cursor = revision;
+            if !events.is_empty() {
+                return Ok(events);
+            }
+            if self.newest.changed().await.is_err() {
+                return Err(StoreError::Closed);
+            }
+        }
+    }
+
+    /// The revision up to which every change has been returned.
+    pub fn revision(&self) -> u64 {
+        self.cursor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn record(key: &str, revision: u64) -> Arc<Record> {
+        Arc::new(Record::new(key.into(), revision, revision, Bytes::from_static(b"{}")))
+    }
+
+    fn put(cache: &Cache, key: &str, revision: u64) {
+        let previous = cache.get(key);
+        let kind = if previous.is_some() { EventKind::Updated } else { EventKind::Created };
+        cache.publish(vec![Event { kind, record: record(key, revision), previous }], revision);
+    }
+
+    #[tokio::test]
+    async fn a_watch_returns_every_change_after_its_revision_and_only_under_its_prefix() {
+        let cache = Arc::new(Cache::new([], 10, 100));
+        put(&cache, "/a/1", 11);
+        put(&cache, "/b/1", 12);
+        put(&cache, "/a/1", 13);
+        let mut watch = cache.watch("/a/", 11).unwrap();
+        let events = watch.next().await.unwrap();
+        assert_eq!(events.iter().map(|event| event.record.revision).collect::<Vec<_>>(), [13]);
+        assert_eq!(watch.revision(), 13);
+    }
+
+    #[test]
+    fn the_past_is_readable_until_the_ring_forgets_it() {
+        let cache = Arc::new(Cache::new([], 0, 3));
+        for revision in 1..=3 {
+            put(&cache, &format!("/a/{revision}"), revision);
+        }
+        let past = cache.range("/a/", None, Some(2)).unwrap();
+        assert_eq!(past.records.len(), 2);
+        put(&cache, "/a/4", 4);
+        put(&cache, "/a/5", 5);
+        assert!(matches!(cache.range("/a/", None, Some(1)), Err(StoreError::Compacted { asked: 1, oldest: 2 })));
+        assert!(matches!(cache.watch("/a/", 1), Err(StoreError::Compacted { .. })));
+        assert!(matches!(cache.watch("/a/", 6), Err(StoreError::Future { .. })));
+        assert_eq!(cache.range("/a/", Some("/a/3"), None).unwrap().records.len(), 3);
+    }
+}

@@ -1,0 +1,291 @@
+//! The store of one machine: a redb file behind one writer thread. Writers queue; the thread takes what has queued,
+//! commits it as one batch with one fsync, publishes it to the watch cache, and only then acknowledges. Reads never touch
+//! the disk.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use tokio::sync::oneshot;
+
+use super::cache::{Cache, Event, EventKind, RING, Snapshot, Watch};
+use super::{Change, Expect, Outcome, Record, Store, StoreError, Txn};
+
+/// Current objects: key to create revision, revision (both 8 bytes, little endian) and JSON.
+const CURRENT: TableDefinition<&str, &[u8]> = TableDefinition::new("current");
+/// The newest revision, which outlives the objects it numbered.
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const REVISION: &str = "revision";
+/// Transactions in one commit: enough to amortise an fsync, small enough that a burst is acknowledged as it goes.
+const BATCH: usize = 512;
+
+type Reply = oneshot::Sender<Result<Outcome, StoreError>>;
+
+/// The embedded store.
+#[derive(Debug)]
+pub struct Embedded {
+    cache: Arc<Cache>,
+    queue: Option<mpsc::Sender<(Txn, Reply)>>,
+    writer: Option<JoinHandle<()>>,
+    commits: Arc<AtomicU64>,
+}
+
+impl Embedded {
+    /// Opens or creates the database and reads it into memory.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::open_with_ring(path, RING)
+    }
+
+    /// As [`Self::open`], with room for `ring` events of history.
+    pub fn open_with_ring(path: &Path, ring: usize) -> Result<Self, StoreError> {
+        let failed = |why: String| StoreError::Open { path: path.display().to_string(), why };
+        let database = Database::create(path).map_err(|error| failed(error.to_string()))?;
+        let (records, revision) = load(&database).map_err(|error| failed(error.to_string()))?;
+        let cache = Arc::new(Cache::new(records, revision, ring));
+        let commits = Arc::new(AtomicU64::new(0));
+        let (queue, waiting) = mpsc::channel();
+        let writer = {
+            let (cache, commits) = (cache.clone(), commits.clone());
+            std::thread::Builder::new()
+                .name("store-writer".into())
+                .spawn(move || write(&database, &cache, &waiting, &commits))
+                .map_err(|error| failed(error.to_string()))?
+        };
+        Ok(Self { cache, queue: Some(queue), writer: Some(writer), commits })
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        // Closing the queue ends the thread after what it holds is durable; the file is free once it is joined.
+        self.queue.take();
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+fn load(database: &Database) -> Result<(Vec<Record>, u64), redb::Error> {
+    let opening = database.begin_write()?;
+    opening.open_table(CURRENT)?;
+    opening.open_table(META)?;
+    opening.commit()?;
+    let reading = database.begin_read()?;
+    let revision = reading.open_table(META)?.get(REVISION)?.map_or(0, |value| value.value());
+    let mut records = Vec::new();
+    for entry in reading.open_table(CURRENT)?.iter()? {
+        let (key, value) = entry?;
+        if let Some(record) = decode(key.value(), value.value()) {
+            records.push(record);
+        } else {
+            tracing::warn!(key = key.value(), "a stored object is shorter than its header and is ignored");
+        }
+    }
+    Ok((records, revision))
+}
+
+fn encode(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(16 + record.value.len());
+    bytes.extend_from_slice(&record.create_revision.to_le_bytes());
+    bytes.extend_from_slice(&record.revision.to_le_bytes());
+    bytes.extend_from_slice(&record.value);
+    bytes
+}
+
+fn decode(key: &str, bytes: &[u8]) -> Option<Record> {
+    let (created, rest) = bytes.split_first_chunk::<8>()?;
+    let (revision, value) = rest.split_first_chunk::<8>()?;
+    Some(Record::new(
+        key.into(),
+        u64::from_le_bytes(*created),
+        u64::from_le_bytes(*revision),
+        Bytes::copy_from_slice(value),
+    ))
+}
+
+/// The changes of one batch, decided against the cache and against what the batch itself already changed.
+#[derive(Default)]
+struct Batch {
+    events: Vec<Event>,
+    changed: HashMap<Arc<str>, Option<Arc<Record>>>,
+}
+
+impl Batch {
+    fn decide(&mut self, cache: &Cache, txn: Txn, revision: &mut u64) -> Outcome {
+        let current = match self.changed.get(txn.key.as_str()) {
+            Some(changed) => changed.clone(),
+            None => cache.get(&txn.key),
+        };
+        let holds = match (txn.expect, &current) {
+            (Expect::Absent, None) => true,
+            (Expect::Revision(expected), Some(record)) => record.revision == expected,
+            (Expect::Absent, Some(_)) | (Expect::Revision(_), None) => false,
+        };
+        if !holds {
+            return Outcome::Refused(current);
+        }
+        let key: Arc<str> = current.as_ref().map_or_else(|| txn.key.as_str().into(), |record| record.key.clone());
+        let next = *revision + 1;
+        let (kind, value, after) = match (txn.change, &current) {
+            (Change::Put(value), None) => (EventKind::Created, value, true),
+            (Change::Put(value), Some(_)) => (EventKind::Updated, value, true),
+            (Change::Delete, Some(record)) => (EventKind::Deleted, record.value.clone(), false),
+            // Deleting nothing changes nothing.
+            (Change::Delete, None) => return Outcome::Refused(None),
+        };
+        *revision = next;
+        let created = current.as_ref().map_or(next, |record| record.create_revision);
+        let record = Arc::new(Record::new(key.clone(), created, next, value));
+        self.changed.insert(key, after.then(|| record.clone()));
+        self.events.push(Event { kind, record: record.clone(), previous: current });
+        Outcome::Done(record)
+    }
+
+    fn commit(&self, database: &Database, revision: u64) -> Result<(), redb::Error> {
+        // A write transaction is durable at commit unless told otherwise: redb's default is `Durability::Immediate`.
+        let writing = database.begin_write()?;
+        {
+            let mut current = writing.open_table(CURRENT)?;
+            for (key, record) in &self.changed {
+                match record {
+                    Some(record) => current.insert(key.as_ref(), encode(record).as_slice())?,
+                    None => current.remove(key.as_ref())?,
+                };
+            }
+            writing.open_table(META)?.insert(REVISION, revision)?;
+        }
+        writing.commit()?;
+        Ok(())
+    }
+}
+
+fn write(database: &Database, cache: &Cache, waiting: &mpsc::Receiver<(Txn, Reply)>, commits: &AtomicU64) {
+    let mut broken: Option<StoreError> = None;
+    while let Ok(first) = waiting.recv() {
+        let mut queued = vec![first];
+        queued.extend(waiting.try_iter().take(BATCH - 1));
+        let mut revision = cache.revision();
+        let mut batch = Batch::default();
+        let mut decided = Vec::with_capacity(queued.len());
+        for (txn, reply) in queued {
+            let outcome = match &broken {
+                Some(error) => Err(error.clone()),
+                None => Ok(batch.decide(cache, txn, &mut revision)),
+            };
+            decided.push((outcome, reply));
+        }
+        if !batch.events.is_empty() {
+            match batch.commit(database, revision) {
+                Ok(()) => {
+                    commits.fetch_add(1, Ordering::Relaxed);
+                    cache.publish(batch.events, revision);
+                }
+                Err(error) => {
+                    let error = StoreError::Commit { why: error.to_string() };
+                    tracing::error!(%error, "the store refuses further writes");
+                    for (outcome, _) in &mut decided {
+                        *outcome = Err(error.clone());
+                    }
+                    broken = Some(error);
+                }
+            }
+        }
+        for (outcome, reply) in decided {
+            // The caller may have gone away; its change stands all the same.
+            let _ = reply.send(outcome);
+        }
+    }
+}
+
+impl Store for Embedded {
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+        let (reply, outcome) = oneshot::channel();
+        let sent = self.queue.as_ref().is_some_and(|queue| queue.send((txn, reply)).is_ok());
+        Box::pin(async move {
+            if !sent {
+                return Err(StoreError::Closed);
+            }
+            outcome.await.unwrap_or(Err(StoreError::Closed))
+        })
+    }
+
+    fn get(&self, key: &str) -> Option<Arc<Record>> {
+        self.cache.get(key)
+    }
+
+    fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>) -> Result<Snapshot, StoreError> {
+        self.cache.range(prefix, start, revision)
+    }
+
+    fn watch(&self, prefix: &str, from: u64) -> Result<Watch, StoreError> {
+        self.cache.watch(prefix, from)
+    }
+
+    fn revision(&self) -> u64 {
+        self.cache.revision()
+    }
+
+    fn compact(&self, revision: u64) {
+        self.cache.compact(revision);
+    }
+
+    fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &str, expect: Expect, value: &'static str) -> Txn {
+        Txn { key: key.into(), expect, change: Change::Put(Bytes::from_static(value.as_bytes())) }
+    }
+
+    fn done(outcome: Outcome) -> Arc<Record> {
+        match outcome {
+            Outcome::Done(record) => record,
+            Outcome::Refused(current) => panic!("refused, current {current:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_acknowledged_is_there_after_reopening() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store.redb");
+        let store = Embedded::open(&path).unwrap();
+        let first = done(store.txn(put("/a", Expect::Absent, r#"{"x":1}"#)).await.unwrap());
+        let second = done(store.txn(put("/a", Expect::Revision(first.revision), r#"{"x":2}"#)).await.unwrap());
+        done(store.txn(put("/b", Expect::Absent, "{}")).await.unwrap());
+        let gone = store.get("/b").unwrap().revision;
+        let deleted = Txn { key: "/b".into(), expect: Expect::Revision(gone), change: Change::Delete };
+        done(store.txn(deleted).await.unwrap());
+        let revision = store.revision();
+        drop(store);
+        let store = Embedded::open(&path).unwrap();
+        assert_eq!(store.revision(), revision);
+        let record = store.get("/a").unwrap();
+        assert_eq!((record.create_revision, record.revision), (first.revision, second.revision));
+        assert_eq!(record.object()["x"], 2);
+        assert_eq!(record.object()["metadata"]["resourceVersion"], second.revision.to_string());
+        assert!(store.get("/b").is_none());
+    }
+
+    #[tokio::test]
+    async fn of_many_writers_on_one_revision_exactly_one_wins() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Embedded::open(&folder.path().join("store.redb")).unwrap());
+        let first = done(store.txn(put("/a", Expect::Absent, "{}")).await.unwrap());
+        let attempts = (0..64).map(|_| store.txn(put("/a", Expect::Revision(first.revision), r#"{"n":1}"#)));
+        let outcomes = futures::future::join_all(attempts).await;
+        let won = outcomes.iter().filter(|outcome| matches!(outcome, Ok(Outcome::Done(_)))).count();
+        assert_eq!(won, 1);
+        assert!(store.commits() < 60, "64 writers shared {} commits", store.commits());
+    }
+}

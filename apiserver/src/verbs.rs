@@ -1,0 +1,167 @@
+//! What a request on a resource does: one file per verb, and `write` for what every write shares. Requests arrive here
+//! parsed, authenticated and authorized.
+
+pub mod create;
+pub mod delete;
+pub mod deletecollection;
+pub mod get;
+pub mod list;
+pub mod patch;
+pub mod scale;
+pub mod update;
+pub mod watch;
+pub mod write;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, header};
+use serde_json::Value;
+
+use crate::api::Api;
+use crate::auth::{self, User};
+use crate::kinds::{Backing, Resource};
+use crate::object;
+use crate::output::{Body, Shape};
+use crate::request::Query;
+use crate::status::{ApiError, Result};
+
+/// One request on a resource.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Who asks.
+    pub user: User,
+    /// On what.
+    pub resource: Arc<Resource>,
+    /// Empty for the cluster or for all namespaces.
+    pub namespace: String,
+    /// Empty for the collection.
+    pub name: String,
+    /// Empty for the object itself.
+    pub subresource: String,
+    /// The query parameters.
+    pub query: Query,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Call {
+    /// A call the server makes by itself.
+    pub fn internal(resource: Arc<Resource>, namespace: &str, name: &str) -> Self {
+        Self {
+            user: User::server(),
+            resource,
+            namespace: namespace.into(),
+            name: name.into(),
+            subresource: String::new(),
+            query: Query { field_manager: "russet-apiserver".into(), ..Query::default() },
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    /// A header as text, or nothing.
+    pub fn header(&self, name: header::HeaderName) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The shape the client wants to see.
+    pub fn shape(&self) -> Result<Shape> {
+        Shape::negotiate(self.header(header::ACCEPT))
+    }
+
+    /// The storage key.
+    pub fn key(&self) -> String {
+        self.resource.key(&self.namespace, &self.name)
+    }
+
+    /// The field manager: as given, else the client's own name.
+    pub fn manager(&self) -> String {
+        if !self.query.field_manager.is_empty() {
+            return self.query.field_manager.clone();
+        }
+        let agent = self.header(header::USER_AGENT).split('/').next().unwrap_or_default();
+        let name: String = agent.chars().filter(|c| !c.is_control()).take(128).collect();
+        if name.is_empty() { "unknown".into() } else { name }
+    }
+
+    /// 404 for this object.
+    pub fn not_found(&self) -> ApiError {
+        ApiError::not_found(&self.resource.group, &self.resource.plural, &self.name)
+    }
+
+    /// 422 for this object.
+    pub fn invalid(&self, causes: Vec<crate::status::Cause>) -> ApiError {
+        ApiError::invalid(&self.resource.group, &self.resource.kind, &self.name, causes)
+    }
+
+    /// 403 for this object.
+    pub fn forbidden(&self, why: impl std::fmt::Display) -> ApiError {
+        ApiError::forbidden(&self.resource.group, &self.resource.plural, &self.name, why)
+    }
+}
+
+/// Answers a request.
+pub async fn dispatch(api: &Arc<Api>, verb: &str, call: Call) -> Result<Response<Body>> {
+    if call.resource.backing == Backing::Computed {
+        return if verb == "create" && call.name.is_empty() {
+            auth::reviews::create(api, &call)
+        } else {
+            Err(ApiError::method_not_allowed())
+        };
+    }
+    let subresource = call.subresource.as_str();
+    if !subresource.is_empty() && !call.resource.has_subresource(subresource) {
+        return Err(ApiError::no_such_path());
+    }
+    match (subresource, verb) {
+        ("token", "create") => auth::reviews::service_account_token(api, &call),
+        ("scale", _) => scale::handle(api, verb, &call).await,
+        ("", "create") if !call.name.is_empty() => Err(ApiError::method_not_allowed()),
+        ("", _) if !call.resource.verbs.contains(&verb) => Err(ApiError::method_not_allowed()),
+        ("", "create") => create::handle(api, &call).await,
+        ("", "delete") => delete::handle(api, &call).await,
+        ("", "deletecollection") => deletecollection::handle(api, &call).await,
+        ("", "list") => list::handle(api, &call).await,
+        ("", "watch") => watch::handle(api, call).await,
+        ("" | "status" | "approval", "get") => get::handle(api, &call),
+        ("" | "status" | "approval" | "finalize", "update") => update::handle(api, &call).await,
+        ("" | "status" | "approval", "patch") => patch::handle(api, &call).await,
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+/// Whether a write happens in a namespace that takes no new objects.
+fn check_namespace(api: &Api, call: &Call) -> Result<()> {
+    if !call.resource.namespaced {
+        return Ok(());
+    }
+    if call.namespace.is_empty() {
+        return Err(ApiError::bad_request("an empty namespace may not be set during creation"));
+    }
+    match api.store.get(&crate::kinds::builtin_namespace_key(&call.namespace)) {
+        None => Err(ApiError::not_found("", "namespaces", &call.namespace)),
+        Some(record) if object::is_terminating(record.object()) => Err(call
+            .forbidden(format!(
+                "unable to create new content in namespace {} because it is being terminated",
+                call.namespace
+            ))
+            .with_causes(vec![crate::status::Cause {
+                reason: "NamespaceTerminating".into(),
+                message: format!("namespace {} is being terminated", call.namespace),
+                field: "metadata.namespace".into(),
+            }])),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Responds with one object in the shape asked for.
+fn respond(call: &Call, code: http::StatusCode, object: &Value, warnings: &[String]) -> Result<Response<Body>> {
+    let shape = call.shape()?;
+    let shown = crate::output::shaped(&call.resource, object, shape, &call.query.include_object, true);
+    let mut response = crate::output::value(code, &shown);
+    crate::output::warn(&mut response, warnings);
+    Ok(response)
+}

@@ -1,0 +1,100 @@
+//! `create`: a new object, with a name made up when only its beginning was given.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::write::{self, Origin};
+use super::{Call, check_namespace, list, respond};
+use crate::api::Api;
+use crate::object;
+use crate::output::Body;
+use crate::status::{ApiError, Result};
+use crate::store::{Change, Expect, Outcome, Txn};
+
+/// Names made up before giving up: 27^5 names make even one repetition unlikely.
+const NAME_ATTEMPTS: usize = 8;
+
+/// Answers a create.
+pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+    call.shape()?;
+    let (body, mut unknown) = write::decode(call)?;
+    let created = create(api, call, body, &mut unknown, Origin::Write).await?;
+    respond(call, StatusCode::CREATED, &created, &unknown)
+}
+
+/// Creates an object; `unknown` collects the fields that were dropped.
+pub async fn create(
+    api: &Arc<Api>,
+    call: &Call,
+    body: Value,
+    unknown: &mut Vec<String>,
+    origin: Origin,
+) -> Result<Arc<Value>> {
+    let mut call = call.clone();
+    let resource = call.resource.clone();
+    let mut new = body;
+    write::check_type(&call, &mut new)?;
+    write::check_place(&call, &mut new)?;
+    check_namespace(api, &call)?;
+    if resource.custom.as_ref().is_some_and(|custom| custom.terminating) {
+        return Err(call.forbidden("the custom resource definition is terminating; create it anew first"));
+    }
+    if !object::resource_version(&new).is_empty() {
+        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    let made_up = object::name(&new).is_empty() && !object::meta(&new, "generateName").is_empty();
+    let now = jiff::Timestamp::now();
+    let metadata = object::metadata_mut(&mut new);
+    for field in ["uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"] {
+        metadata.remove(field);
+    }
+    metadata.insert("uid".into(), json!(object::new_uid()));
+    metadata.insert("creationTimestamp".into(), json!(object::timestamp(now)));
+    let prefix = object::meta(&new, "generateName").to_string();
+    let given = unknown.len();
+    for _ in 0..NAME_ATTEMPTS {
+        let mut attempt = new.clone();
+        if made_up {
+            let room = 63 - 5;
+            let stem: String = prefix.chars().take(room).collect();
+            object::set_meta(&mut attempt, "name", json!(format!("{stem}{}", object::name_suffix())));
+        }
+        call.name = object::name(&attempt).to_string();
+        if call.name.is_empty() {
+            return Err(call.invalid(vec![crate::status::Cause {
+                reason: "FieldValueRequired".into(),
+                message: "Required value: name or generateName is required".into(),
+                field: "metadata.name".into(),
+            }]));
+        }
+        // A taken name is told before anything that is wrong with the object, as clients expect of `create`.
+        if api.store.get(&call.key()).is_some() {
+            if made_up {
+                continue;
+            }
+            return Err(ApiError::already_exists(&resource.group, &resource.plural, &call.name));
+        }
+        unknown.truncate(given);
+        write::settle(api, &call, None, &mut attempt, unknown, origin)?;
+        if call.query.dry_run {
+            return Ok(Arc::new(attempt));
+        }
+        let stored = resource.to_stored(attempt);
+        let change = Change::Put(Bytes::from(stored.to_string()));
+        let txn = Txn { key: call.key(), expect: Expect::Absent, change };
+        match api.store.txn(txn).await.map_err(list::storage_error)? {
+            Outcome::Done(record) => {
+                write::after(api, &resource);
+                return Ok(resource.view(&record));
+            }
+            Outcome::Refused(_) if made_up => {}
+            Outcome::Refused(_) => {
+                return Err(ApiError::already_exists(&resource.group, &resource.plural, &call.name));
+            }
+        }
+    }
+    Err(ApiError::already_exists(&resource.group, &resource.plural, &prefix))
+}

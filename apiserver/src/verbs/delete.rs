@@ -1,0 +1,156 @@
+//! `delete`: at once when nothing holds the object, otherwise by marking it and leaving it to its finalizers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::write;
+use super::{Call, list};
+use crate::api::Api;
+use crate::kinds::definition;
+use crate::object;
+use crate::output::{self, Body};
+use crate::status::{self, ApiError, Cause, Result};
+use crate::store::{Change, Expect, Outcome, Txn};
+
+/// Holds an owner until its dependents are gone.
+pub const FOREGROUND: &str = "foregroundDeletion";
+/// Holds an owner until its dependents have forgotten it.
+pub const ORPHAN: &str = "orphan";
+
+/// How to delete.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// `Background`, `Foreground`, `Orphan`, or empty for the default.
+    pub propagation: String,
+    /// The uid the object must have.
+    pub uid: Option<String>,
+    /// The revision the object must have.
+    pub resource_version: Option<String>,
+    /// Only check.
+    pub dry_run: bool,
+}
+
+impl Options {
+    /// Reads the options from the body, and from the query what the body leaves out.
+    pub fn read(call: &Call) -> Result<Self> {
+        let body = if call.body.is_empty() { json!({}) } else { write::decode(call)?.0 };
+        let text = |value: &Value| value.as_str().map(str::to_string);
+        let mut propagation = text(&body["propagationPolicy"]).unwrap_or_else(|| call.query.propagation.clone());
+        if body["orphanDependents"] == true {
+            propagation = "Orphan".into();
+        }
+        if !matches!(propagation.as_str(), "" | "Background" | "Foreground" | "Orphan") {
+            return Err(ApiError::invalid(
+                "meta.k8s.io",
+                "DeleteOptions",
+                "",
+                vec![Cause {
+                    reason: "FieldValueNotSupported".into(),
+                    message: format!("Unsupported value: \"{propagation}\": supported values: \"Background\", \"Foreground\", \"Orphan\""),
+                    field: "propagationPolicy".into(),
+                }],
+            ));
+        }
+        let dry_run = body["dryRun"].as_array().is_some_and(|values| values.iter().any(|value| value == "All"));
+        Ok(Self {
+            propagation,
+            uid: text(&body["preconditions"]["uid"]),
+            resource_version: text(&body["preconditions"]["resourceVersion"]),
+            dry_run: dry_run || call.query.dry_run,
+        })
+    }
+}
+
+/// Answers a delete.
+pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+    call.shape()?;
+    let options = Options::read(call)?;
+    let (object, gone) = delete(api, call, &options).await?;
+    if gone && call.resource.kind != "Namespace" {
+        let resource = &call.resource;
+        let status = status::deleted(&resource.group, &resource.plural, &call.name, object::uid(&object));
+        return Ok(output::value(StatusCode::OK, &status));
+    }
+    super::respond(call, StatusCode::OK, &object, &[])
+}
+
+/// Deletes an object or marks it; tells its last state and whether it is gone.
+pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(Value, bool)> {
+    let resource = &call.resource;
+    if resource.kind == "Namespace" && matches!(call.name.as_str(), "default" | "kube-system" | "kube-public") {
+        return Err(call.forbidden("this namespace may not be deleted"));
+    }
+    loop {
+        let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
+        let current = resource.view(&record);
+        let precondition = |what: &str, wanted: &Option<String>, is: &str| match wanted {
+            Some(wanted) if wanted != is => {
+                let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}");
+                Err(ApiError::conflict(&resource.group, &resource.plural, &call.name, &why))
+            }
+            _ => Ok(()),
+        };
+        precondition("UID", &options.uid, object::uid(&current))?;
+        precondition("ResourceVersion", &options.resource_version, object::resource_version(&current))?;
+        let marked = mark(call, &current, options);
+        let gone = object::finalizers(&marked).is_empty() && write::spec_finalized(&marked);
+        if options.dry_run {
+            return Ok((marked, gone));
+        }
+        if !gone && marked == *current {
+            // Already on its way.
+            return Ok((marked, false));
+        }
+        let change = if gone {
+            Change::Delete
+        } else {
+            let mut stored = resource.to_stored(marked.clone());
+            object::set_meta(&mut stored, "resourceVersion", Value::Null);
+            Change::Put(Bytes::from(stored.to_string()))
+        };
+        let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
+        match api.store.txn(txn).await.map_err(list::storage_error)? {
+            Outcome::Done(written) => {
+                write::after(api, resource);
+                return Ok((Value::clone(&resource.view(&written)), gone));
+            }
+            Outcome::Refused(None) => return Err(call.not_found()),
+            Outcome::Refused(Some(_)) => {}
+        }
+    }
+}
+
+/// The object as it looks while it waits for its finalizers.
+fn mark(call: &Call, current: &Value, options: &Options) -> Value {
+    let mut marked = current.clone();
+    let mut finalizers: Vec<String> = object::finalizers(current).into_iter().map(str::to_string).collect();
+    if !options.propagation.is_empty() {
+        // The last deletion to name a policy decides, as on the real server.
+        finalizers.retain(|finalizer| finalizer != FOREGROUND && finalizer != ORPHAN);
+        match options.propagation.as_str() {
+            "Foreground" => finalizers.push(FOREGROUND.into()),
+            "Orphan" => finalizers.push(ORPHAN.into()),
+            _ => {}
+        }
+    }
+    object::set_finalizers(&mut marked, finalizers);
+    if !object::is_terminating(current) {
+        let now = object::timestamp(jiff::Timestamp::now());
+        object::set_meta(&mut marked, "deletionTimestamp", json!(now));
+        if let Some(generation) = current["metadata"]["generation"].as_i64() {
+            object::set_meta(&mut marked, "generation", json!(generation + 1));
+        }
+        if call.resource.kind != "Namespace" {
+            object::set_meta(&mut marked, "deletionGracePeriodSeconds", json!(0));
+        }
+        match call.resource.kind.as_str() {
+            "Namespace" => marked["status"]["phase"] = json!("Terminating"),
+            "CustomResourceDefinition" => definition::terminate(&mut marked, &now),
+            _ => {}
+        }
+    }
+    marked
+}

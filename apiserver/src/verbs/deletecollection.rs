@@ -1,0 +1,36 @@
+//! `deletecollection`: what a list would show, deleted one by one.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde_json::{Map, json};
+
+use super::{Call, delete, list};
+use crate::api::Api;
+use crate::object;
+use crate::output::{self, Body};
+use crate::status::Result;
+
+/// Answers a deletecollection.
+pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+    let options = delete::Options::read(call)?;
+    let page = list::page(api, call).await?;
+    let mut items = Vec::new();
+    for record in &page.records {
+        let mut one = call.clone();
+        one.namespace = object::namespace(record.object()).to_string();
+        one.name = object::name(record.object()).to_string();
+        match delete::delete(api, &one, &options).await {
+            Ok(_) => items.push(record.json().clone()),
+            // Somebody else deleted it first, which is what we wanted.
+            Err(error) if error.code == StatusCode::NOT_FOUND => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut metadata = Map::new();
+    metadata.insert("resourceVersion".into(), json!(page.revision.to_string()));
+    let resource = &call.resource;
+    let body: Bytes = output::list(&resource.api_version(), &resource.list_kind, &metadata, &items);
+    Ok(output::bytes(StatusCode::OK, body))
+}

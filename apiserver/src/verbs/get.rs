@@ -1,0 +1,18 @@
+//! `get`: one object, as it is now.
+
+use http::{Response, StatusCode};
+
+use super::{Call, respond};
+use crate::api::Api;
+use crate::output::{self, Body, Shape};
+use crate::status::Result;
+
+/// Answers a get.
+pub fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
+    let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
+    let stored_as_asked = record.object()["apiVersion"] == call.resource.api_version();
+    if stored_as_asked && call.shape()? == Shape::Object {
+        return Ok(output::bytes(StatusCode::OK, record.json().clone()));
+    }
+    respond(call, StatusCode::OK, &call.resource.view(&record), &[])
+}

@@ -1,0 +1,193 @@
+//! `patch`: four formats, of which apply may also create. Which format a resource takes is decided here; what a patch does
+//! to an object is decided in [`crate::patch`].
+
+use std::sync::Arc;
+
+use http::{Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use super::create;
+use super::write::{self, Origin};
+use super::{Call, respond};
+use crate::api::Api;
+use crate::object;
+use crate::output::Body;
+use crate::patch::apply::{self, ApplyError, ApplyRequest};
+use crate::patch::json::{self as json_patch, JsonPatchError};
+use crate::patch::{merge, strategic};
+use crate::schema::strict;
+use crate::status::{ApiError, Cause, Result};
+
+const APPLY: &str = "application/apply-patch+yaml";
+const JSON: &str = "application/json-patch+json";
+const MERGE: &str = "application/merge-patch+json";
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+
+/// Answers a patch.
+pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+    call.shape()?;
+    let media = call.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
+    if media == APPLY {
+        return handle_apply(api, call).await;
+    }
+    if call.query.force {
+        return Err(ApiError::invalid_field(
+            "meta.k8s.io",
+            "PatchOptions",
+            "",
+            "force",
+            "Forbidden: may not be specified for non-apply patch",
+        ));
+    }
+    let custom = call.resource.custom.is_some();
+    if !matches!(media, JSON | MERGE) && !(media == STRATEGIC && !custom) {
+        let supported =
+            if custom { format!("{JSON}, {MERGE}, {APPLY}") } else { format!("{JSON}, {MERGE}, {STRATEGIC}, {APPLY}") };
+        return Err(ApiError::unsupported_media_type(media, &supported));
+    }
+    let (body, duplicates) =
+        strict::json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let warnings: Vec<String> = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
+    let make = |current: &Value| {
+        let patched = match media {
+            JSON => json_patch::json_patch(current, &body).map_err(|error| refused(call, &error))?,
+            MERGE => merge::merge_patch(current, &body),
+            _ => strategic::strategic_merge(&call.resource.kind, current, &body)
+                .map_err(|error| ApiError::bad_request(error.to_string()))?,
+        };
+        let mut patched = patched;
+        write::check_type(call, &mut patched)?;
+        write::check_place(call, &mut patched)?;
+        // A patch carries a resourceVersion only to demand it; the current one came from the object itself.
+        if patched["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"] && !demands_version(&body) {
+            object::set_meta(&mut patched, "resourceVersion", Value::Null);
+        }
+        Ok((patched, warnings.clone()))
+    };
+    let (patched, unknown) = write::modify(api, call, Origin::Write, make).await?;
+    respond(call, StatusCode::OK, &patched, &unknown)
+}
+
+fn demands_version(patch: &Value) -> bool {
+    match patch {
+        Value::Array(operations) => {
+            operations.iter().any(|operation| operation["path"] == "/metadata/resourceVersion")
+        }
+        other => !object::resource_version(other).is_empty(),
+    }
+}
+
+fn refused(call: &Call, error: &JsonPatchError) -> ApiError {
+    match error {
+        JsonPatchError::Malformed(_) => ApiError::bad_request(error.to_string()),
+        JsonPatchError::TooMany(_) => {
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", error.to_string())
+        }
+        JsonPatchError::Refused(why) => {
+            let mut refused = ApiError::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "Invalid",
+                format!("the server rejected our request due to an error in our request: {why}"),
+            );
+            refused.name.clone_from(&call.name);
+            refused
+        }
+    }
+}
+
+async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
+    if call.query.field_manager.is_empty() {
+        return Err(ApiError::invalid(
+            "meta.k8s.io",
+            "PatchOptions",
+            "",
+            vec![Cause {
+                reason: "FieldValueRequired".into(),
+                message: "Required value: is required for apply patch".into(),
+                field: "fieldManager".into(),
+            }],
+        ));
+    }
+    let (mut config, duplicates) =
+        strict::yaml(&call.body).map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))?;
+    if !config.is_object() {
+        return Err(ApiError::bad_request("the applied configuration is not an object"));
+    }
+    write::check_type(call, &mut config)?;
+    write::check_place(call, &mut config)?;
+    let mut warnings: Vec<String> = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
+    let unknown = call.resource.schema().prune(&mut config);
+    warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));
+    reset_fields(call, &mut config);
+    let uid = object::uid(&config).to_string();
+    if call.subresource.is_empty() && api.store.get(&call.key()).is_none() {
+        if !uid.is_empty() {
+            return Err(ApiError::conflict(
+                &call.resource.group,
+                &call.resource.plural,
+                &call.name,
+                &format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found"),
+            ));
+        }
+        let applied = run(call, None, &config)?;
+        let mut applied = applied;
+        object::set_meta(&mut applied, "resourceVersion", Value::Null);
+        let mut unknown = warnings.clone();
+        match create::create(api, call, applied, &mut unknown, Origin::Apply).await {
+            Ok(created) => return respond(call, StatusCode::CREATED, &created, &unknown),
+            // Somebody else created it meanwhile: apply to theirs.
+            Err(error) if error.reason == "AlreadyExists" => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let make = |current: &Value| {
+        let mut applied = run(call, Some(current), &config)?;
+        let asked = object::resource_version(&config);
+        object::set_meta(&mut applied, "resourceVersion", if asked.is_empty() { Value::Null } else { json!(asked) });
+        Ok((applied, warnings.clone()))
+    };
+    let (applied, unknown) = write::modify(api, call, Origin::Apply, make).await?;
+    respond(call, StatusCode::OK, &applied, &unknown)
+}
+
+/// Takes out of a configuration what this endpoint may not own.
+fn reset_fields(call: &Call, config: &mut Value) {
+    match call.subresource.as_str() {
+        "" if call.resource.has_subresource("status") => object::remove(config, "status"),
+        "status" => {
+            if let Some(fields) = config.as_object_mut() {
+                fields.retain(|field, _| matches!(field.as_str(), "apiVersion" | "kind" | "metadata" | "status"));
+            }
+            object::metadata_mut(config)
+                .retain(|field, _| matches!(field.as_str(), "name" | "namespace" | "uid" | "resourceVersion" | "managedFields"));
+        }
+        _ => {}
+    }
+}
+
+fn run(call: &Call, live: Option<&Value>, config: &Value) -> Result<Value> {
+    apply::apply(ApplyRequest {
+        live,
+        config,
+        manager: &call.query.field_manager,
+        force: call.query.force,
+        subresource: &call.subresource,
+        api_version: &call.resource.api_version(),
+        now: jiff::Timestamp::now(),
+        schema: call.resource.schema(),
+    })
+    .map_err(|error| match error {
+        ApplyError::Conflict { message, conflicts } => ApiError::new(StatusCode::CONFLICT, "Conflict", message)
+            .with_causes(
+                conflicts
+                    .into_iter()
+                    .map(|conflict| Cause {
+                        reason: "FieldManagerConflict".into(),
+                        message: conflict.message,
+                        field: conflict.field,
+                    })
+                    .collect(),
+            ),
+        ApplyError::BadRequest(_) | ApplyError::Typed(_) => ApiError::bad_request(error.to_string()),
+    })
+}

@@ -1,0 +1,240 @@
+//! `watch`: a stream of changes from a revision on, optionally opened by the current state. Objects are encoded once and
+//! their bytes shared by all watchers; a watcher holds no queue, only a place in the store's history.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use rand::Rng;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{Call, list};
+use crate::api::Api;
+use crate::object;
+use crate::output::{self, Body, Shape};
+use crate::selector::Selector;
+use crate::status::{ApiError, Result};
+use crate::store::{Event, EventKind, Record, StoreError, Watch};
+
+/// Bookmarks keep a quiet watcher's place recent; once a minute is what the real server does.
+const BOOKMARK: Duration = Duration::from_secs(60);
+/// Watches without a time limit end after 30 to 60 minutes, so that clients spread over restarted servers.
+const LONGEST: Duration = Duration::from_secs(1800);
+/// Bytes after which a batch of events is handed to the connection.
+const CHUNK: usize = 64 * 1024;
+
+/// Answers a watch.
+pub async fn handle(api: &Arc<Api>, call: Call) -> Result<Response<Body>> {
+    let shape = call.shape()?;
+    let query = &call.query;
+    let mut fields = query.field_selector.clone();
+    if !call.name.is_empty() {
+        let separator = if fields.is_empty() { "" } else { "," };
+        fields = format!("{fields}{separator}metadata.name={}", call.name);
+    }
+    let selector = Selector::parse(&query.label_selector, &fields, &call.resource)?;
+    let revision = query.revision()?;
+    if let Some(revision) = revision {
+        list::wait_for(&*api.store, revision).await?;
+    }
+    let prefix = call.resource.prefix_of(&call.namespace);
+    // Without a revision, and for streaming lists, the current state comes first.
+    let initial = match query.initial_events {
+        Some(wanted) => wanted,
+        None => revision.is_none(),
+    };
+    let mut pending = VecDeque::new();
+    let mut expired = None;
+    let from = if initial {
+        let snapshot = api.store.range(&prefix, None, None).map_err(list::storage_error)?;
+        pending.extend(snapshot.records);
+        snapshot.revision
+    } else {
+        revision.unwrap_or_else(|| api.store.revision())
+    };
+    let watch = match api.store.watch(&prefix, from) {
+        Ok(watch) => Some(watch),
+        Err(error @ StoreError::Compacted { .. }) => {
+            expired = Some(ApiError::expired(error.to_string()));
+            None
+        }
+        Err(error) => return Err(list::storage_error(error)),
+    };
+    let limit = match query.timeout_seconds {
+        Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
+        _ => LONGEST.mul_f64(rand::rng().random_range(1.0..2.0)),
+    };
+    let announce = query.initial_events == Some(true) && query.bookmarks;
+    let feed = Feed {
+        call,
+        shape,
+        selector,
+        pending,
+        announce: announce.then_some(from),
+        watch,
+        expired,
+        headings: true,
+        deadline: Instant::now() + limit,
+        bookmark_at: Instant::now() + BOOKMARK,
+        stopping: api.stopping.clone(),
+        _open: api.metrics.open_watch(),
+    };
+    let stream = stream::unfold(Some(feed), |feed| async move {
+        let mut feed = feed?;
+        let chunk = feed.next().await?;
+        let ended = feed.watch.is_none() && feed.expired.is_none();
+        Some((Ok(Frame::data(chunk)), (!ended).then_some(feed)))
+    });
+    let mut response = Response::new(StreamBody::new(stream).boxed_unsync());
+    *response.status_mut() = StatusCode::OK;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+struct Feed {
+    call: Call,
+    shape: Shape,
+    selector: Selector,
+    /// Of the current state, what has not been sent yet.
+    pending: VecDeque<Arc<Record>>,
+    /// The revision of the bookmark that closes the current state.
+    announce: Option<u64>,
+    watch: Option<Watch>,
+    expired: Option<ApiError>,
+    headings: bool,
+    deadline: Instant,
+    bookmark_at: Instant,
+    stopping: tokio::sync::watch::Receiver<bool>,
+    _open: crate::metrics::OpenWatch,
+}
+
+impl Feed {
+    /// The next bytes; `None` ends the stream.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(error) = self.expired.take() {
+                return Some(Bytes::from(format!("{}\n", json!({"type": "ERROR", "object": error.to_value()}))));
+            }
+            let mut chunk = BytesMut::new();
+            while let Some(record) = self.pending.pop_front() {
+                self.append(&mut chunk, "ADDED", &record);
+                if chunk.len() >= CHUNK {
+                    return Some(chunk.freeze());
+                }
+            }
+            if let Some(revision) = self.announce.take() {
+                self.bookmark(&mut chunk, revision, true);
+            }
+            if !chunk.is_empty() {
+                return Some(chunk.freeze());
+            }
+            let watch = self.watch.as_mut()?;
+            let bookmarks = self.call.query.bookmarks;
+            tokio::select! {
+                events = watch.next() => match events {
+                    Ok(events) => {
+                        for event in events {
+                            self.event(&mut chunk, &event);
+                        }
+                        if !chunk.is_empty() {
+                            return Some(chunk.freeze());
+                        }
+                    }
+                    Err(StoreError::Closed) => return None,
+                    Err(error) => {
+                        self.watch = None;
+                        self.expired = Some(ApiError::expired(error.to_string()));
+                    }
+                },
+                () = tokio::time::sleep_until(self.bookmark_at), if bookmarks => {
+                    self.bookmark_at = Instant::now() + BOOKMARK;
+                    let revision = watch.revision();
+                    self.bookmark(&mut chunk, revision, false);
+                    return Some(chunk.freeze());
+                }
+                () = tokio::time::sleep_until(self.deadline) => return None,
+                () = crate::api::stopped(self.stopping.clone()) => return None,
+            }
+        }
+    }
+
+    /// Turns a change of the store into what it means to this watcher's selection.
+    fn event(&mut self, chunk: &mut BytesMut, event: &Event) {
+        if self.selector.is_empty() {
+            let kind = match event.kind {
+                EventKind::Created => "ADDED",
+                EventKind::Updated => "MODIFIED",
+                EventKind::Deleted => "DELETED",
+            };
+            return self.append(chunk, kind, &event.record);
+        }
+        let matches = |record: &Arc<Record>| self.selector.matches(&self.call.resource.view(record));
+        let before = event.previous.as_ref().is_some_and(matches);
+        let after = event.kind != EventKind::Deleted && matches(&event.record);
+        match (before, after) {
+            (false, false) => {}
+            (false, true) => self.append(chunk, "ADDED", &event.record),
+            (true, true) => self.append(chunk, "MODIFIED", &event.record),
+            (true, false) if event.kind == EventKind::Deleted => self.append(chunk, "DELETED", &event.record),
+            (true, false) => {
+                // The object left the selection: its last selected state, at the revision at which it left.
+                let previous = event.previous.as_ref().map_or(&event.record, |previous| previous);
+                let record = Record::new(
+                    previous.key.clone(),
+                    previous.create_revision,
+                    event.record.revision,
+                    previous.value.clone(),
+                );
+                self.append(chunk, "DELETED", &Arc::new(record));
+            }
+        }
+    }
+
+    fn append(&mut self, chunk: &mut BytesMut, kind: &str, record: &Arc<Record>) {
+        let resource = &self.call.resource;
+        let plain = self.shape == Shape::Object && record.object()["apiVersion"] == resource.api_version();
+        if kind == "ADDED" && !self.selector.is_empty() && !self.selector.matches(&resource.view(record)) {
+            return;
+        }
+        chunk.put_slice(b"{\"type\":\"");
+        chunk.put_slice(kind.as_bytes());
+        chunk.put_slice(b"\",\"object\":");
+        if plain {
+            chunk.put_slice(record.json());
+        } else {
+            let view = resource.view(record);
+            let include = &self.call.query.include_object;
+            let shown = output::shaped(resource, &view, self.shape, include, self.headings);
+            self.headings = false;
+            chunk.put_slice(shown.to_string().as_bytes());
+        }
+        chunk.put_slice(b"}\n");
+    }
+
+    fn bookmark(&mut self, chunk: &mut BytesMut, revision: u64, initial_end: bool) {
+        let mut bookmark = json!({
+            "kind": self.call.resource.kind,
+            "apiVersion": self.call.resource.api_version(),
+            "metadata": {"resourceVersion": revision.to_string(), "creationTimestamp": Value::Null},
+        });
+        if initial_end {
+            object::set_meta(&mut bookmark, "annotations", json!({"k8s.io/initial-events-end": "true"}));
+        }
+        let shown = match self.shape {
+            Shape::Object => bookmark,
+            Shape::Metadata => output::metadata_only(&bookmark),
+            Shape::Table => json!({
+                "kind": "Table", "apiVersion": "meta.k8s.io/v1", "columnDefinitions": [], "rows": [],
+                "metadata": bookmark["metadata"],
+            }),
+        };
+        chunk.put_slice(format!("{}\n", json!({"type": "BOOKMARK", "object": shown})).as_bytes());
+    }
+}

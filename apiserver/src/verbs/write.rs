@@ -1,0 +1,386 @@
+//! What every write shares: reading the body, settling an object into the shape it is stored in, and the loop that
+//! replaces an object only if nobody else did meanwhile.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header;
+use serde_json::{Value, json};
+
+use super::{Call, list};
+use crate::api::Api;
+use crate::kinds::{Resource, definition, rules};
+use crate::object;
+use crate::patch::apply;
+use crate::protobuf::{self, ProtobufError};
+use crate::request::FieldValidation;
+use crate::schema::strict;
+use crate::status::{ApiError, Cause, Result};
+use crate::store::{Change, Expect, Outcome, Txn};
+
+/// Lost races after which a client hears of the conflict itself.
+const ATTEMPTS: usize = 16;
+
+/// Who accounts for the fields written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A create, update or patch: what changed is recorded here.
+    Write,
+    /// Server-side apply, which did its own accounting.
+    Apply,
+}
+
+/// What bodies may be written in.
+pub const MEDIA: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+
+/// Reads a body; the second part lists what was written twice, as warnings.
+pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
+    let media = call.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
+    let (value, duplicates) = match media {
+        "" | "application/json" => {
+            strict::json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?
+        }
+        "application/yaml" => {
+            strict::yaml(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?
+        }
+        "application/vnd.kubernetes.protobuf" => {
+            let value = protobuf::to_json(&call.body).map_err(|error| match error {
+                ProtobufError::Malformed(_) => ApiError::bad_request(error.to_string()),
+                ProtobufError::UnknownKind { .. } => ApiError::unsupported_media_type(media, &error.to_string()),
+            })?;
+            (value, Vec::new())
+        }
+        other => return Err(ApiError::unsupported_media_type(other, MEDIA)),
+    };
+    if !value.is_object() {
+        return Err(ApiError::bad_request("the body is not an object"));
+    }
+    Ok((value, duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect()))
+}
+
+/// Checks that a body is of the resource's type; built-in types may leave theirs out.
+pub fn check_type(call: &Call, body: &mut Value) -> Result<()> {
+    let resource = &call.resource;
+    for (field, expected) in [("apiVersion", resource.api_version()), ("kind", resource.kind.clone())] {
+        match body[field].as_str() {
+            Some(given) if given == expected => {}
+            None | Some("") if resource.custom.is_none() => body[field] = Value::String(expected),
+            given => {
+                return Err(ApiError::bad_request(format!(
+                    "the {field} in the data ({}) does not match the expected {field} ({expected})",
+                    given.unwrap_or("none")
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a body's name and namespace are the request's, filling in what it leaves out.
+pub fn check_place(call: &Call, body: &mut Value) -> Result<()> {
+    let namespace = if call.resource.namespaced { call.namespace.as_str() } else { "" };
+    let given = object::namespace(body).to_string();
+    if !given.is_empty() && given != namespace {
+        return Err(ApiError::bad_request(format!(
+            "the namespace of the provided object does not match the namespace sent on the request ({given} and {namespace:?})"
+        )));
+    }
+    object::set_meta(body, "namespace", if namespace.is_empty() { Value::Null } else { json!(namespace) });
+    let name = object::name(body).to_string();
+    if !call.name.is_empty() {
+        if !name.is_empty() && name != call.name {
+            return Err(ApiError::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                call.name
+            )));
+        }
+        object::set_meta(body, "name", json!(call.name));
+    }
+    Ok(())
+}
+
+/// Replaces an object with what `make` makes of it, again if somebody else was faster.
+pub async fn modify(
+    api: &Arc<Api>,
+    call: &Call,
+    origin: Origin,
+    make: impl Fn(&Value) -> Result<(Value, Vec<String>)>,
+) -> Result<(Arc<Value>, Vec<String>)> {
+    let resource = &call.resource;
+    for _ in 0..ATTEMPTS {
+        let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
+        let current = resource.view(&record);
+        let (mut new, mut unknown) = make(&current)?;
+        let asked = object::resource_version(&new).to_string();
+        let conditional = !asked.is_empty();
+        if conditional && asked != object::resource_version(&current) {
+            return Err(ApiError::modified(&resource.group, &resource.plural, &call.name));
+        }
+        let uid = object::uid(&new);
+        if !uid.is_empty() && uid != object::uid(&current) {
+            let why = format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                object::uid(&current)
+            );
+            return Err(ApiError::conflict(&resource.group, &resource.plural, &call.name, &why));
+        }
+        settle(api, call, Some(&current), &mut new, &mut unknown, origin)?;
+        object::copy_meta(&mut new, &current, "resourceVersion");
+        let finished = object::is_terminating(&new) && object::finalizers(&new).is_empty() && spec_finalized(&new);
+        if new == *current && !finished {
+            return Ok((current, unknown));
+        }
+        if call.query.dry_run {
+            return Ok((Arc::new(new), unknown));
+        }
+        let change = if finished {
+            Change::Delete
+        } else {
+            let mut stored = resource.to_stored(new.clone());
+            object::set_meta(&mut stored, "resourceVersion", Value::Null);
+            Change::Put(Bytes::from(stored.to_string()))
+        };
+        let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
+        match api.store.txn(txn).await.map_err(list::storage_error)? {
+            Outcome::Done(written) => {
+                after(api, resource);
+                let shown = if finished { Arc::new(new) } else { resource.view(&written) };
+                return Ok((shown, unknown));
+            }
+            Outcome::Refused(None) => return Err(call.not_found()),
+            Outcome::Refused(Some(_)) if conditional => {
+                return Err(ApiError::modified(&resource.group, &resource.plural, &call.name));
+            }
+            Outcome::Refused(Some(_)) => {}
+        }
+    }
+    Err(ApiError::modified(&resource.group, &resource.plural, &call.name))
+}
+
+/// Whether nothing in `spec.finalizers` (namespaces have them) holds the object.
+pub fn spec_finalized(object: &Value) -> bool {
+    object["kind"] != "Namespace" || object["spec"]["finalizers"].as_array().is_none_or(Vec::is_empty)
+}
+
+/// What must happen once a write is durable and before it is acknowledged.
+pub fn after(api: &Api, resource: &Resource) {
+    if resource.prefix == crate::kinds::DEFINITIONS {
+        api.kinds.refresh(&*api.store);
+    }
+    if resource.group == crate::auth::rbac::GROUP {
+        api.policies.refresh(&*api.store);
+    }
+}
+
+/// Brings a new state into the shape that is stored: identity kept, unknown fields dropped, defaults filled in, the parts
+/// this request may not write taken from the old state, rules and schema checked, generation and ownership accounted for.
+pub fn settle(
+    api: &Api,
+    call: &Call,
+    old: Option<&Value>,
+    new: &mut Value,
+    unknown: &mut Vec<String>,
+    origin: Origin,
+) -> Result<()> {
+    let resource = &call.resource;
+    let now = jiff::Timestamp::now();
+    let schema = resource.schema();
+    unknown.extend(schema.prune(new).into_iter().map(|path| format!("unknown field \"{path}\"")));
+    match call.query.field_validation {
+        FieldValidation::Strict if !unknown.is_empty() => {
+            return Err(ApiError::bad_request(format!(
+                "{} in version \"{}\" cannot be handled as a {}: strict decoding error: {}",
+                resource.kind,
+                resource.version,
+                resource.kind,
+                unknown.join(", ")
+            )));
+        }
+        FieldValidation::Ignore => unknown.clear(),
+        FieldValidation::Strict | FieldValidation::Warn => {}
+    }
+    if let Some(old) = old {
+        keep_what_is_not_written(call, old, new);
+    } else if resource.has_subresource("status") {
+        // Status is written by whoever observes, never by whoever creates.
+        object::remove(new, "status");
+    }
+    check_shapes(call, new)?;
+    rules::prepare(call, new, old, &api.kinds.table(), &object::timestamp(now));
+    schema.default(new);
+    let mut causes = check_metadata(call, new, old);
+    causes.extend(rules::validate(resource, new, old));
+    causes.extend(schema.validate(new, old).into_iter().map(|error| Cause {
+        reason: error.reason.into(),
+        message: error.message,
+        field: error.field,
+    }));
+    if !causes.is_empty() {
+        return Err(call.invalid(causes));
+    }
+    crate::auth::check_escalation(api, call, new, old)?;
+    account_generation(resource, old, new);
+    if resource.prefix == crate::kinds::DEFINITIONS && call.subresource.is_empty() {
+        definition::establish(new, &api.kinds.table(), &object::timestamp(now));
+    }
+    if origin == Origin::Write {
+        apply::track_update(old, new, &call.manager(), &call.subresource, now, schema);
+    }
+    Ok(())
+}
+
+/// The parts that every kind's rules reach into must be what they look like before the rules do.
+fn check_shapes(call: &Call, new: &Value) -> Result<()> {
+    let maps = ["metadata", "spec", "status", "data", "stringData", "roleRef"].map(|field| (field, &new[field]));
+    let nested = ["labels", "annotations"].map(|field| (field, &new["metadata"][field]));
+    for (field, value) in maps.into_iter().chain(nested) {
+        let known = call.resource.custom.is_none() || matches!(field, "metadata" | "labels" | "annotations");
+        if known && !value.is_null() && !value.is_object() {
+            return Err(ApiError::bad_request(format!("{field} must be an object, and it is {value}")));
+        }
+    }
+    let subjects = new["subjects"].as_array().into_iter().flatten();
+    if call.resource.custom.is_none() && subjects.into_iter().any(|subject| !subject.is_object()) {
+        return Err(ApiError::bad_request("subjects must be objects"));
+    }
+    Ok(())
+}
+
+/// Fields that no update may change, and those that this kind of update may not.
+fn keep_what_is_not_written(call: &Call, old: &Value, new: &mut Value) {
+    let resource = &call.resource;
+    let managed = new["metadata"]["managedFields"].clone();
+    match call.subresource.as_str() {
+        "" => {
+            if resource.has_subresource("status") {
+                object::copy_field(new, old, "status");
+            }
+        }
+        "status" => {
+            let status = new.get("status").cloned();
+            *new = old.clone();
+            match status {
+                Some(status) => new["status"] = status,
+                None => object::remove(new, "status"),
+            }
+            object::set_meta(new, "managedFields", managed);
+        }
+        "approval" => {
+            let conditions = new["status"]["conditions"].clone();
+            *new = old.clone();
+            new["status"]["conditions"] = conditions;
+            object::set_meta(new, "managedFields", managed);
+        }
+        "finalize" => {
+            let finalizers = new["spec"]["finalizers"].clone();
+            *new = old.clone();
+            new["spec"]["finalizers"] = finalizers;
+            object::set_meta(new, "managedFields", managed);
+        }
+        _ => {}
+    }
+    for field in
+        ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "generateName"]
+    {
+        object::copy_meta(new, old, field);
+    }
+    object::set_meta(new, "selfLink", Value::Null);
+}
+
+/// The generation counts changes of what people want: everything but metadata and, where it is separate, status.
+fn account_generation(resource: &Resource, old: Option<&Value>, new: &mut Value) {
+    let counted = resource.custom.is_some() || resource.kind == "CustomResourceDefinition";
+    if !counted {
+        return;
+    }
+    let Some(old) = old else {
+        object::set_meta(new, "generation", json!(1));
+        return;
+    };
+    let separate = resource.has_subresource("status");
+    let changed = |a: &Value, b: &Value| {
+        let fields = a.as_object().into_iter().flatten();
+        fields.into_iter().any(|(field, value)| {
+            field != "metadata" && !(separate && field == "status") && b.get(field) != Some(value)
+        })
+    };
+    if changed(old, new) || changed(new, old) {
+        let generation = old["metadata"]["generation"].as_i64().unwrap_or(1) + 1;
+        object::set_meta(new, "generation", json!(generation));
+    }
+}
+
+fn check_metadata(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Cause> {
+    let mut causes = Vec::new();
+    let mut blame = |field: &str, message: String| {
+        causes.push(Cause { reason: "FieldValueInvalid".into(), message, field: field.into() });
+    };
+    let name = object::name(new).to_string();
+    let free_names = call.resource.group == "rbac.authorization.k8s.io";
+    let fits = if free_names {
+        !name.contains('/') && !name.contains('%') && name != "." && name != ".."
+    } else if call.resource.kind == "Namespace" {
+        object::is_dns_label(&name)
+    } else {
+        object::is_subdomain(&name)
+    };
+    if old.is_none() && !fits {
+        let told = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character";
+        blame("metadata.name", format!("Invalid value: \"{name}\": {told}"));
+    }
+    for field in ["labels", "annotations"] {
+        let at = format!("metadata.{field}");
+        match &new["metadata"][field] {
+            Value::Null => {}
+            Value::Object(entries) => {
+                for (key, value) in entries {
+                    if !object::is_label_key(&key.to_lowercase()) {
+                        blame(&at, format!("Invalid value: \"{key}\": name part must consist of alphanumeric characters, '-', '_' or '.'"));
+                    }
+                    match value.as_str() {
+                        None => blame(&at, format!("Invalid value: {value}: the value of {key} must be a string")),
+                        Some(text) if field == "labels" && !object::is_label_value(text) => {
+                            blame(&at, format!("Invalid value: \"{text}\": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must be at most 63 characters"));
+                        }
+                        Some(_) => {}
+                    }
+                }
+            }
+            other => blame(&at, format!("Invalid value: {other}: must be a map of strings")),
+        }
+    }
+    for (index, owner) in object::owners(new).iter().enumerate() {
+        for field in ["apiVersion", "kind", "name", "uid"] {
+            if owner[field].as_str().is_none_or(str::is_empty) {
+                blame(&format!("metadata.ownerReferences[{index}].{field}"), "Required value: must not be empty".into());
+            }
+        }
+    }
+    let metadata = object::metadata_mut(new);
+    for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
+        // Empty and absent mean the same; storing only one of them keeps no-op writes no-ops.
+        let empty = match metadata.get(field) {
+            Some(Value::Null) => true,
+            Some(Value::Object(entries)) => entries.is_empty(),
+            Some(Value::Array(entries)) => entries.is_empty(),
+            _ => false,
+        };
+        if empty {
+            metadata.remove(field);
+        }
+    }
+    if let Some(old) = old
+        && object::is_terminating(old)
+    {
+        let before = object::finalizers(old);
+        let added: Vec<&str> = object::finalizers(new).into_iter().filter(|finalizer| !before.contains(finalizer)).collect();
+        if !added.is_empty() {
+            causes.push(Cause {
+                reason: "FieldValueForbidden".into(),
+                message: format!("Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"),
+                field: "metadata.finalizers".into(),
+            });
+        }
+    }
+    causes
+}
