@@ -86,7 +86,9 @@ mod tests {
                 total += count;
                 assert_eq!(keys.shape(), [1, 1, total, 2], "{pieces:?}");
                 let expected = numbers(0, total);
-                let same = |array: &Array| array.contiguous().unwrap().as_slice::<f32>() == expected.as_slice::<f32>();
+                let same = |array: &Array| {
+                    array.contiguous().unwrap().as_slice::<f32>() == expected.as_slice::<f32>()
+                };
                 assert!(same(&keys) && same(&values), "{pieces:?} after {total}");
             }
             assert_eq!(cache.offset(), total);

@@ -136,9 +136,9 @@ fn check_quantisation(json: &serde_json::Value) -> Result<(), ConfigError> {
         return Err(ConfigError::Unsupported(format!("quantization mode \"{mode}\" (only \"affine\")")));
     }
     match json["quantization_config"]["quant_method"].as_str() {
-        Some(method) if quantisation.is_null() => {
-            Err(ConfigError::Unsupported(format!("quantization method \"{method}\" (only MLX's affine weights)")))
-        }
+        Some(method) if quantisation.is_null() => Err(ConfigError::Unsupported(format!(
+            "quantization method \"{method}\" (only MLX's affine weights)"
+        ))),
         _ => Ok(()),
     }
 }
@@ -181,7 +181,10 @@ mod tests {
             (llama(r#","num_key_value_heads":3"#), "num_key_value_heads is 3"),
             (llama(r#","num_key_value_heads":0"#), "num_key_value_heads is 0"),
             (llama(r#","head_dim":33"#), "head_dim is 33"),
-            (llama(r#","quantization":{"group_size":32,"bits":4,"mode":"mxfp4"}"#), "quantization mode \"mxfp4\""),
+            (
+                llama(r#","quantization":{"group_size":32,"bits":4,"mode":"mxfp4"}"#),
+                "quantization mode \"mxfp4\"",
+            ),
             (llama(r#","quantization_config":{"quant_method":"gptq"}"#), "quantization method \"gptq\""),
             (llama(r#","layer_types":["sliding_attention","full_attention"]"#), "sliding_attention"),
             (llama(r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#), "rope scaling \"yarn\""),

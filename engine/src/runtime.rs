@@ -15,6 +15,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
+    time::{Duration, Instant},
 };
 
 use russet_wire::partition::{Part, Partition, PartitionError};
@@ -86,7 +87,9 @@ pub enum RuntimeError {
         asked: &'static str,
     },
     /// Ranks disagree about a sequence.
-    #[error("slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again")]
+    #[error(
+        "slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again"
+    )]
     OutOfStep {
         /// The sequence.
         slot: u32,
@@ -96,7 +99,9 @@ pub enum RuntimeError {
         wanted: u32,
     },
     /// A step without tokens, or with tokens the model does not have.
-    #[error("a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}")]
+    #[error(
+        "a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}"
+    )]
     Tokens {
         /// Tokens in the step.
         tokens: usize,
@@ -149,6 +154,7 @@ enum Command {
     Step(Step, Reply<Option<u32>>),
     StepInDetail(Step, Reply<Option<Stepped>>),
     Reset(u32),
+    Stop,
 }
 
 /// Bytes of weights, written by the MLX thread and read by anyone.
@@ -163,7 +169,11 @@ struct Bytes {
 pub struct Runtime {
     commands: mpsc::Sender<Command>,
     bytes: Arc<Bytes>,
+    thread: Option<std::thread::JoinHandle<()>>,
 }
+
+/// How long a dropped runtime waits for its thread. A thread that waits for a lost neighbour never ends.
+const LAST_STEP: Duration = Duration::from_secs(2);
 
 impl Runtime {
     /// Starts the thread. It does nothing before [`Compute::load`].
@@ -172,8 +182,9 @@ impl Runtime {
         let bytes = Arc::<Bytes>::default();
         let seen = Arc::clone(&bytes);
         // MLX's streams belong to the thread that made them, so one thread does everything.
-        std::thread::Builder::new().name("mlx".to_owned()).spawn(move || run(&config, &seen, &inbox))?;
-        Ok(Self { commands, bytes })
+        let thread =
+            std::thread::Builder::new().name("mlx".to_owned()).spawn(move || run(&config, &seen, &inbox))?;
+        Ok(Self { commands, bytes, thread: Some(thread) })
     }
 
     /// As [`Compute::step`], with the log-probabilities too.
@@ -186,6 +197,23 @@ impl Runtime {
         // If the thread is gone, the reply is dropped with the command, and the answer says so.
         let _ = self.commands.send(command(reply));
         answer
+    }
+}
+
+impl Drop for Runtime {
+    /// Waits a little for the thread: MLX's own clean-up at the end of the process must not meet arrays
+    /// that are still being freed. Whoever ends the process with a thread that hangs should use
+    /// [`russet_mlx::leave`].
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        let Some(thread) = self.thread.take() else { return };
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < LAST_STEP {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -215,7 +243,10 @@ impl Compute for Runtime {
 
     fn memory(&self) -> Memory {
         let bytes = |result: mlx_rs::error::Result<usize>| result.map_or(0, |bytes| bytes as u64);
-        Memory { bytes: bytes(mlx_rs::memory::active_memory()), peak_bytes: bytes(mlx_rs::memory::peak_memory()) }
+        Memory {
+            bytes: bytes(mlx_rs::memory::active_memory()),
+            peak_bytes: bytes(mlx_rs::memory::peak_memory()),
+        }
     }
 }
 
@@ -253,6 +284,7 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
             Command::StepInDetail(step, reply) => {
                 let _ = reply.send(step_on(rank.as_mut(), &step, too_early("step")));
             }
+            Command::Stop => return,
             Command::Reset(slot) => {
                 if let Some(rank) = &mut rank {
                     rank.reset(slot);
@@ -262,7 +294,11 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
     }
 }
 
-fn step_on(rank: Option<&mut Rank>, step: &Step, too_early: RuntimeError) -> Result<Option<Stepped>, ComputeError> {
+fn step_on(
+    rank: Option<&mut Rank>,
+    step: &Step,
+    too_early: RuntimeError,
+) -> Result<Option<Stepped>, ComputeError> {
     Ok(rank.ok_or(too_early)?.step(step)?)
 }
 

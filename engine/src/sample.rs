@@ -26,7 +26,9 @@ pub struct Sampled {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SampleError {
     /// The model computed something that is not a number.
-    #[error("the logits of {bad} of {vocabulary} tokens are not numbers; the weights are damaged or overflow in this dtype, try --dtype f32")]
+    #[error(
+        "the logits of {bad} of {vocabulary} tokens are not numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
+    )]
     NotANumber {
         /// Tokens affected.
         bad: usize,
@@ -195,7 +197,9 @@ mod tests {
     #[test]
     fn one_seed_gives_one_sequence_from_any_index_on() {
         let draw = |seed, from| -> Vec<u32> {
-            let one = |index| choose(&choice(sampling(1.0, 1.0, 0, 0.0), &[], seed, index), &mut logprobs(&[0.25; 4]));
+            let one = |index| {
+                choose(&choice(sampling(1.0, 1.0, 0, 0.0), &[], seed, index), &mut logprobs(&[0.25; 4]))
+            };
             (from..32).map(|index| one(index).unwrap().token).collect()
         };
         assert_eq!(draw(1, 0), draw(1, 0));
@@ -206,7 +210,9 @@ mod tests {
     #[test]
     fn draws_follow_the_probabilities_and_low_temperature_sharpens_them() {
         for (temperature, least, most) in [(1.0, 550, 650), (0.05, 975, 1000)] {
-            let one = |index| choose(&choice(sampling(temperature, 1.0, 0, 0.0), &[], 3, index), &mut logprobs(&[0.4, 0.6]));
+            let one = |index| {
+                choose(&choice(sampling(temperature, 1.0, 0, 0.0), &[], 3, index), &mut logprobs(&[0.4, 0.6]))
+            };
             let best = (0..1000).filter(|&index| one(index).unwrap().token == 1).count();
             assert!((least..=most).contains(&best), "{best} of 1000 at {temperature}");
         }
@@ -216,8 +222,11 @@ mod tests {
     fn a_nucleus_wider_than_the_guess_is_found_too() {
         let mut wide = vec![(1.0f32 / 2000.0).ln(); 2000];
         wide[1999] += 0.01;
-        let mut candidates: Vec<Sampled> =
-            wide.iter().enumerate().map(|(token, &logprob)| Sampled { token: token as u32, logprob }).collect();
+        let mut candidates: Vec<Sampled> = wide
+            .iter()
+            .enumerate()
+            .map(|(token, &logprob)| Sampled { token: token as u32, logprob })
+            .collect();
         keep_nucleus(&mut candidates, 0.5);
         assert!((998..=1002).contains(&candidates.len()), "{}", candidates.len());
         assert_eq!(candidates[0].token, 1999);
@@ -227,6 +236,9 @@ mod tests {
     fn impossible_choices_are_errors() {
         let all_banned = choice(Sampling::default(), &[0, 1], 0, 0);
         assert_eq!(choose(&all_banned, &mut [-1.0, -1.0]), Err(SampleError::NothingLeft { vocabulary: 2 }));
-        assert_eq!(choose(&all_banned, &mut [f32::NAN, -1.0]), Err(SampleError::NotANumber { bad: 1, vocabulary: 2 }));
+        assert_eq!(
+            choose(&all_banned, &mut [f32::NAN, -1.0]),
+            Err(SampleError::NotANumber { bad: 1, vocabulary: 2 })
+        );
     }
 }

@@ -53,7 +53,9 @@ pub enum WeightsError {
         reason: String,
     },
     /// The model has no such tensor.
-    #[error("tensor {tensor} is missing from {place}; the files do not belong to this config.json, or the copy is incomplete")]
+    #[error(
+        "tensor {tensor} is missing from {place}; the files do not belong to this config.json, or the copy is incomplete"
+    )]
     Missing {
         /// Its name.
         tensor: String,
@@ -61,7 +63,9 @@ pub enum WeightsError {
         place: PathBuf,
     },
     /// The tensor has another shape than the configuration calls for.
-    #[error("tensor {tensor} in {file} has shape {found:?}, but config.json calls for {wanted:?}; the files do not belong together")]
+    #[error(
+        "tensor {tensor} in {file} has shape {found:?}, but config.json calls for {wanted:?}; the files do not belong together"
+    )]
     Shape {
         /// Its name.
         tensor: String,
@@ -73,7 +77,9 @@ pub enum WeightsError {
         wanted: Vec<usize>,
     },
     /// The element type is not one this engine computes with.
-    #[error("tensor {tensor} in {file} has element type {dtype}, which is not supported; supported are F32, F16 and BF16, and U32 for affine-quantised weights")]
+    #[error(
+        "tensor {tensor} in {file} has element type {dtype}, which is not supported; supported are F32, F16 and BF16, and U32 for affine-quantised weights"
+    )]
     Dtype {
         /// Its name.
         tensor: String,
@@ -83,7 +89,9 @@ pub enum WeightsError {
         dtype: String,
     },
     /// Quantised in a way this engine does not know.
-    #[error("{tensor} is quantised as {found}; supported is affine with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128")]
+    #[error(
+        "{tensor} is quantised as {found}; supported is affine with 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
+    )]
     Quantisation {
         /// The weight.
         tensor: String,
@@ -208,9 +216,11 @@ fn read_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, Wei
     let wrong = |reason: String| WeightsError::Index { path: path.to_owned(), reason };
     let index: Index = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
     // A name with a path in it could lead out of the model's folder.
-    if let Some(name) = index.weight_map.values().find(|name| {
-        name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.')
-    }) {
+    if let Some(name) = index
+        .weight_map
+        .values()
+        .find(|name| name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.'))
+    {
         return Err(wrong(format!("{name:?} is not a plain file name")));
     }
     Ok(index.weight_map)
@@ -249,7 +259,9 @@ impl<'a> Weights<'a> {
             "F32" => Dtype::Float32,
             "F16" => Dtype::Float16,
             "BF16" => Dtype::Bfloat16,
-            other => return Err(WeightsError::Dtype { tensor: tensor.to_owned(), file, dtype: other.to_owned() }),
+            other => {
+                return Err(WeightsError::Dtype { tensor: tensor.to_owned(), file, dtype: other.to_owned() });
+            }
         };
         let array = self.array(tensor, dtype)?;
         match self.dtype {
@@ -322,11 +334,16 @@ fn packing(
             [rows, columns]
         ),
     };
-    let (&[packed_rows, packed_columns], &[scale_rows, groups]) = (&packed.shape[..], &scales.shape[..]) else {
+    let (&[packed_rows, packed_columns], &[scale_rows, groups]) = (&packed.shape[..], &scales.shape[..])
+    else {
         return Err(unknown());
     };
     let whole = packed_rows == rows && scale_rows == rows && groups > 0 && columns > 0;
-    if !whole || !columns.is_multiple_of(groups) || !(packed_columns * 32).is_multiple_of(columns) || scales.dtype == "U8" {
+    if !whole
+        || !columns.is_multiple_of(groups)
+        || !(packed_columns * 32).is_multiple_of(columns)
+        || scales.dtype == "U8"
+    {
         return Err(unknown());
     }
     let (group_size, bits) = (columns / groups, packed_columns * 32 / columns);

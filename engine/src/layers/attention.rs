@@ -41,7 +41,8 @@ impl Attention {
     /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `path`.
     pub fn load(weights: &mut Weights<'_>, path: &str, shape: AttentionShape) -> Result<Self, WeightsError> {
         let AttentionShape { width, heads, kv_heads, head_dim, bias } = shape;
-        let mut linear = |name, inputs, outputs| Linear::load(weights, &format!("{path}.{name}"), inputs, outputs, bias);
+        let mut linear =
+            |name, inputs, outputs| Linear::load(weights, &format!("{path}.{name}"), inputs, outputs, bias);
         Ok(Self {
             shape,
             query: linear("q_proj", width, heads * head_dim)?,

@@ -11,7 +11,12 @@ pub struct Embedding(Matrix);
 
 impl Embedding {
     /// Loads `path.weight`.
-    pub fn load(weights: &mut Weights<'_>, path: &str, vocabulary: usize, width: usize) -> Result<Self, WeightsError> {
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        vocabulary: usize,
+        width: usize,
+    ) -> Result<Self, WeightsError> {
         Ok(Self(weights.matrix(path, vocabulary, width)?))
     }
 

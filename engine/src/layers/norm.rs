@@ -13,7 +13,12 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// Loads `path.weight`.
-    pub fn load(weights: &mut Weights<'_>, path: &str, width: usize, epsilon: f32) -> Result<Self, WeightsError> {
+    pub fn load(
+        weights: &mut Weights<'_>,
+        path: &str,
+        width: usize,
+        epsilon: f32,
+    ) -> Result<Self, WeightsError> {
         Ok(Self { weight: weights.tensor(&format!("{path}.weight"), &[width])?, epsilon })
     }
 

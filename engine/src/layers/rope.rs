@@ -54,7 +54,12 @@ enum Frequencies {
 
 impl Rope {
     /// For heads `width` wide.
-    pub fn new(width: usize, base: f32, traditional: bool, scaling: Option<&RopeScaling>) -> Result<Self, RopeError> {
+    pub fn new(
+        width: usize,
+        base: f32,
+        traditional: bool,
+        scaling: Option<&RopeScaling>,
+    ) -> Result<Self, RopeError> {
         let kind = scaling
             .and_then(|scaling| scaling.r#type.as_deref().or(scaling.rope_type.as_deref()))
             .unwrap_or("default");
@@ -90,7 +95,9 @@ impl Rope {
             Frequencies::Base { base, scale } => {
                 fast::rope(x, self.width, self.traditional, *base, *scale, offset, None)
             }
-            Frequencies::Table(table) => fast::rope(x, self.width, self.traditional, None, 1.0, offset, table),
+            Frequencies::Table(table) => {
+                fast::rope(x, self.width, self.traditional, None, 1.0, offset, table)
+            }
         }
     }
 }
@@ -113,8 +120,7 @@ impl Llama3 {
         let plain = number(base).power(exponents)?;
         let wavelengths = number(2.0 * std::f32::consts::PI).multiply(&plain)?;
         let (long, short) = (self.original / self.low, self.original / self.high);
-        let stretched =
-            select(wavelengths.gt(number(long))?, plain.multiply(number(self.factor))?, &plain)?;
+        let stretched = select(wavelengths.gt(number(long))?, plain.multiply(number(self.factor))?, &plain)?;
         let between = logical_and(wavelengths.gt(number(short))?, wavelengths.lt(number(long))?)?;
         let smooth = number(self.original)
             .divide(&wavelengths)?
@@ -147,7 +153,8 @@ mod tests {
 
     #[test]
     fn unknown_and_incomplete_scalings_are_named() {
-        let error = Rope::new(64, 1e4, false, Some(&scaling(r#"{"rope_type":"yarn","factor":4}"#))).unwrap_err();
+        let error =
+            Rope::new(64, 1e4, false, Some(&scaling(r#"{"rope_type":"yarn","factor":4}"#))).unwrap_err();
         assert!(error.to_string().contains("\"yarn\" is not supported"), "{error}");
         let error = Rope::new(64, 1e4, false, Some(&scaling(r#"{"type":"linear"}"#))).unwrap_err();
         assert!(error.to_string().contains("factor = None"), "{error}");

@@ -107,7 +107,9 @@ impl Config {
             return field("head_dim", shape.head_dim, "rotary positions need an even number".to_owned());
         }
         match self.layer_types.iter().flatten().find(|kind| *kind != "full_attention") {
-            Some(kind) => Err(ConfigError::Unsupported(format!("layer type \"{kind}\" (only full_attention)"))),
+            Some(kind) => {
+                Err(ConfigError::Unsupported(format!("layer type \"{kind}\" (only full_attention)")))
+            }
             None => Ok(()),
         }
     }
@@ -200,7 +202,13 @@ impl Block {
             input_norm: RmsNorm::load(weights, &format!("{path}.input_layernorm"), width, epsilon)?,
             attention: Attention::load(weights, &format!("{path}.self_attn"), config.attention())?,
             post_norm: RmsNorm::load(weights, &format!("{path}.post_attention_layernorm"), width, epsilon)?,
-            mlp: GatedMlp::load(weights, &format!("{path}.mlp"), width, config.intermediate_size, config.mlp_bias)?,
+            mlp: GatedMlp::load(
+                weights,
+                &format!("{path}.mlp"),
+                width,
+                config.intermediate_size,
+                config.mlp_bias,
+            )?,
         })
     }
 

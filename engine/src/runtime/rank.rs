@@ -7,7 +7,7 @@ use mlx_rs::{
     Array, Dtype,
     error::Exception,
     memory,
-    ops::{logsumexp_axis, indexing::TryIndexOp},
+    ops::{indexing::TryIndexOp, logsumexp_axis},
     transforms::eval,
 };
 use russet_mlx::distributed::Group;
@@ -41,7 +41,10 @@ struct Sequence {
 
 impl Rank {
     /// Reads the configuration and this rank's weights.
-    pub(super) fn load(config: &RuntimeConfig, mut progress: impl FnMut(u64, u64)) -> Result<Self, RuntimeError> {
+    pub(super) fn load(
+        config: &RuntimeConfig,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Self, RuntimeError> {
         russet_mlx::install_error_handler();
         russet_mlx::blas::set_threads(config.blas_threads);
         let configuration = models::configure(&config.model_dir)?;
@@ -107,7 +110,11 @@ impl Rank {
             .remove(&step.slot)
             .unwrap_or_else(|| Sequence { cache: self.model.new_cache(), length: 0 });
         if sequence.length != step.offset {
-            return Err(RuntimeError::OutOfStep { slot: step.slot, have: sequence.length, wanted: step.offset });
+            return Err(RuntimeError::OutOfStep {
+                slot: step.slot,
+                have: sequence.length,
+                wanted: step.offset,
+            });
         }
         let logprobs = self.compute(&mut sequence, step)?;
         sequence.length += step.tokens.len() as u32;

@@ -21,7 +21,9 @@ pub const HOSTFILE: &str = "MLX_HOSTFILE";
 /// first thing in main. It returns only with the variables in place or with an error.
 pub fn ensure_environment(rank: u32, hostfile: &Path) -> io::Result<()> {
     let set = |name| std::env::var_os(name);
-    if set(RANK).is_some_and(|value| value == *rank.to_string()) && set(HOSTFILE).is_some_and(|value| value == hostfile) {
+    if set(RANK).is_some_and(|value| value == *rank.to_string())
+        && set(HOSTFILE).is_some_and(|value| value == hostfile)
+    {
         return Ok(());
     }
     use std::os::unix::process::CommandExt;
@@ -34,9 +36,9 @@ pub fn ensure_environment(rank: u32, hostfile: &Path) -> io::Result<()> {
 
 /// Writes the addresses and joins.
 pub(super) fn join(rank: u32, hosts: &[String]) -> Result<Group, String> {
-    let hostfile = std::env::var_os(HOSTFILE)
-        .map(PathBuf::from)
-        .ok_or_else(|| format!("{HOSTFILE} is not set; start the process through ring::ensure_environment"))?;
+    let hostfile = std::env::var_os(HOSTFILE).map(PathBuf::from).ok_or_else(|| {
+        format!("{HOSTFILE} is not set; start the process through ring::ensure_environment")
+    })?;
     if std::env::var(RANK).ok() != Some(rank.to_string()) {
         return Err(format!("{RANK} is {:?} in the environment", std::env::var(RANK).ok()));
     }

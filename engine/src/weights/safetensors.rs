@@ -139,7 +139,8 @@ mod tests {
 
     #[test]
     fn good_headers_are_read_and_bad_ones_say_what_is_wrong() {
-        let good = br#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F16","shape":[2,3],"data_offsets":[4,16]}}  "#;
+        let good =
+            br#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F16","shape":[2,3],"data_offsets":[4,16]}}  "#;
         let entries = parse(good, 16).unwrap();
         assert_eq!(entries["a"], Entry { dtype: "F16".into(), shape: vec![2, 3], begin: 4, end: 16 });
 

@@ -9,7 +9,8 @@ fn safetensors(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
     let mut offset = 0;
     let mut header = serde_json::Map::new();
     for (name, dtype, shape, bytes) in tensors {
-        let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]});
+        let entry =
+            serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + bytes]});
         header.insert((*name).to_owned(), entry);
         offset += bytes;
     }
@@ -78,7 +79,8 @@ fn an_index_leads_to_plain_file_names_only() {
 
 #[test]
 fn packing_follows_from_the_shapes() {
-    let entry = |dtype: &str, shape: &[usize]| Entry { dtype: dtype.into(), shape: shape.to_vec(), begin: 0, end: 0 };
+    let entry =
+        |dtype: &str, shape: &[usize]| Entry { dtype: dtype.into(), shape: shape.to_vec(), begin: 0, end: 0 };
     for (packed, scales, expected) in [
         ([8, 16], [8, 2], Some((64, 4))),
         ([8, 32], [8, 4], Some((32, 8))),

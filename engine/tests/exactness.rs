@@ -1,0 +1,423 @@
+//! Holds the engine to mlx-lm: the same prompts on the same weights have to give the same log-probabilities
+//! within a tolerance, and the same greedy tokens wherever the oracle's choice was clear. On one rank and
+//! on pipelines of two and three processes over MLX's ring on loopback.
+//!
+//! **The rule.** Log-probabilities differ by at most the tolerance. Tokens are equal wherever the gap between
+//! the oracle's two best tokens exceeds ten times the tolerance; elsewhere a different token is excused,
+//! counted and printed, and at most one in a hundred tokens may be. After an excused token both go on
+//! with the oracle's.
+//!
+//! `RUSSET_ORACLE` names the folder that `oracle.py` filled; `cargo xtask test` sets it. Without it there is
+//! nothing to compare with, which under CI is a failure.
+//!
+//! Not a libtest: every rank is a process of its own, and that process is this program again.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, ExitCode, Stdio},
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use russet_engine::{
+    compute::{Choice, Compute, Step},
+    runtime::{Runtime, RuntimeConfig, Stepped, ring},
+    weights::LoadDtype,
+};
+use russet_wire::request::Sampling;
+use serde::{Deserialize, Serialize};
+
+/// Layers per rank of the groups every model is tried on: alone, even and uneven splits. Models have 5.
+const SPLITS: &[&[u32]] = &[&[5], &[3, 2], &[1, 4], &[2, 2, 1], &[1, 3, 1]];
+/// Sequences that run at once, step by step in turn, as a busy engine's do.
+const SLOTS: usize = 4;
+/// One group takes seconds; a group that hangs must fail the test and not hang it.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Most tokens that may be excused.
+const EXCUSED_SHARE: f64 = 0.01;
+
+/// Of these, what the half types are tried on: they are slow on a CPU.
+const HALF_SPLITS: &[&[u32]] = &[&[5], &[2, 2, 1]];
+
+/// How far log-probabilities may be apart. Both sides run the same kernels; in float32 the oracle's fused
+/// element-wise operations round differently (5e-6 measured), in the half types every operation rounds to
+/// the same few bits (no difference measured).
+fn tolerance(dtype: &str) -> f32 {
+    if dtype == "float32" { 5e-5 } else { 1e-3 }
+}
+
+#[derive(Deserialize)]
+struct Oracle {
+    vocabulary: usize,
+    widen: bool,
+    dtype: String,
+    layers: u32,
+    prompts: Vec<Vec<u32>>,
+    tokens: Vec<Vec<u32>>,
+    gaps: Vec<Vec<f32>>,
+}
+
+/// What rank 0 tells the others, through the parent.
+#[derive(Serialize, Deserialize)]
+enum Order {
+    Step { slot: u32, offset: u32, tokens: Vec<u32> },
+    Reset { slot: u32 },
+}
+
+/// What rank 0 found.
+#[derive(Default, Serialize, Deserialize)]
+struct Report {
+    tokens: usize,
+    largest_difference: f32,
+    close_calls: usize,
+    excused: usize,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match arguments.split_first() {
+        Some((verb, rest)) if verb == "rank" => rank_process(rest),
+        _ => parent(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("exactness: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parent() -> Result<()> {
+    let Some(folder) = std::env::var_os("RUSSET_ORACLE").map(PathBuf::from) else {
+        ensure!(
+            std::env::var_os("CI").is_none(),
+            "RUSSET_ORACLE is not set; run `cargo xtask test`, which sets it"
+        );
+        println!("exactness: not run, RUSSET_ORACLE is not set (cargo xtask test sets it)");
+        return Ok(());
+    };
+    let mut variants: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .with_context(|| format!("read {}", folder.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.join("oracle.json").exists())
+        .collect();
+    variants.sort();
+    ensure!(!variants.is_empty(), "{} holds no variant with an oracle.json; run oracle.py", folder.display());
+
+    let only = std::env::var("RUSSET_EXACTNESS_ONLY").unwrap_or_default();
+    let mut failures = Vec::new();
+    for variant in variants {
+        let name = variant.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
+        for split in if oracle.dtype == "float32" { SPLITS } else { HALF_SPLITS } {
+            let case = format!("{name} on {split:?}");
+            if !case.contains(&only) {
+                continue;
+            }
+            match group(&variant, split) {
+                Ok((report, elapsed)) => println!(
+                    "exactness: {case}: {} tokens, {} excused, {} close calls, log-probabilities within {:.1e} ({:.1} s)",
+                    report.tokens,
+                    report.excused,
+                    report.close_calls,
+                    report.largest_difference,
+                    elapsed.as_secs_f32()
+                ),
+                Err(error) => {
+                    println!("exactness: {case}: FAILED: {error:#}");
+                    failures.push(case);
+                }
+            }
+        }
+    }
+    ensure!(failures.is_empty(), "{} groups differ from mlx-lm: {failures:?}", failures.len());
+    Ok(())
+}
+
+/// Ends the processes of a group whatever happens.
+struct Group(Vec<Child>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs one group to its report.
+fn group(variant: &Path, split: &[u32]) -> Result<(Report, Duration)> {
+    let started = Instant::now();
+    let work = tempfile::tempdir()?;
+    let hosts = free_addresses(split.len())?;
+    let mut children = Group(Vec::new());
+    for rank in 0..split.len() {
+        let child = Command::new(std::env::current_exe()?)
+            .arg("rank")
+            .arg(variant)
+            .args([&rank.to_string(), &serde_json::to_string(split)?, &hosts.join(",")])
+            .env(ring::RANK, rank.to_string())
+            .env(ring::HOSTFILE, work.path().join(format!("hosts-{rank}.json")))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        children.0.push(child);
+    }
+
+    // Only rank 0 speaks; the others listen. Their errors are kept for the message.
+    let (lines, inbox) = mpsc::channel();
+    let output = children.0[0].stdout.take().context("rank 0 has no output")?;
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if lines.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let mut followers: Vec<ChildStdin> =
+        children.0.iter_mut().skip(1).filter_map(|child| child.stdin.take()).collect();
+    let report = loop {
+        let left = PATIENCE.checked_sub(started.elapsed()).context("the group did not finish in time")?;
+        let Ok(line) = inbox.recv_timeout(left) else {
+            bail!("rank 0 said no more\n{}", errors(children));
+        };
+        if let Some(report) = line.strip_prefix("report ") {
+            break serde_json::from_str(report)?;
+        }
+        if let Some(order) = line.strip_prefix("order ") {
+            for follower in &mut followers {
+                // A follower that is gone shows in rank 0's error.
+                let _ = writeln!(follower, "{order}").and_then(|()| follower.flush());
+            }
+        }
+    };
+    // The end of their input is the end of the followers, and each has to end well.
+    drop(followers);
+    for child in &mut children.0 {
+        drop(child.stdin.take());
+    }
+    let failed = |children: &mut Group| -> Result<bool> {
+        let mut failed = false;
+        for child in &mut children.0 {
+            failed |= !child.wait()?.success();
+        }
+        Ok(failed)
+    };
+    if failed(&mut children)? {
+        bail!("a rank ended badly\n{}", errors(children));
+    }
+    Ok((report, started.elapsed()))
+}
+
+/// What the ranks wrote to standard error.
+fn errors(mut children: Group) -> String {
+    let mut text = String::new();
+    for (rank, child) in children.0.iter_mut().enumerate() {
+        let _ = child.kill();
+        let mut said = String::new();
+        if let Some(stderr) = child.stderr.take() {
+            let lines: Vec<String> = BufReader::new(stderr).lines().map_while(Result::ok).collect();
+            said = lines.join("\n");
+        }
+        text.push_str(&format!("rank {rank}: {said}\n"));
+    }
+    text
+}
+
+/// Addresses that were free a moment ago.
+fn free_addresses(count: usize) -> Result<Vec<String>> {
+    let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    listeners.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}
+
+/// `rank VARIANT RANK SPLIT HOSTS`: one process of a group.
+fn rank_process(arguments: &[String]) -> Result<()> {
+    let [variant, rank, split, hosts] = arguments else { bail!("rank VARIANT RANK SPLIT HOSTS") };
+    let variant = PathBuf::from(variant);
+    let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
+    let split: Vec<u32> = serde_json::from_str(split)?;
+    ensure!(
+        split.iter().sum::<u32>() == oracle.layers,
+        "the split {split:?} is not for {} layers",
+        oracle.layers
+    );
+    let rank: u32 = rank.parse()?;
+    let runtime = Runtime::start(RuntimeConfig {
+        model_dir: variant.clone(),
+        layers_per_rank: Some(split),
+        rank,
+        hosts: hosts.split(',').map(str::to_owned).collect(),
+        dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
+        blas_threads: 1,
+    })?;
+    runtime.load().blocking_recv()??;
+    let progress = runtime.progress();
+    ensure!(
+        progress.loaded_bytes == progress.total_bytes && progress.total_bytes > 0,
+        "rank {rank} read {} of {} bytes",
+        progress.loaded_bytes,
+        progress.total_bytes
+    );
+    runtime.join().blocking_recv()??;
+    if rank > 0 { follow(&runtime) } else { lead(&runtime, &variant, &oracle) }
+}
+
+/// Does what rank 0 says until it says no more.
+fn follow(runtime: &Runtime) -> Result<()> {
+    for line in std::io::stdin().lines() {
+        match serde_json::from_str(&line?)? {
+            Order::Step { slot, offset, tokens } => {
+                let answer = runtime.step(Step { slot, offset, tokens, choice: None }).blocking_recv()??;
+                ensure!(answer.is_none(), "a follower chose a token");
+            }
+            Order::Reset { slot } => runtime.reset(slot),
+        }
+    }
+    Ok(())
+}
+
+/// One sequence under comparison.
+struct Sequence<'a> {
+    prompt: &'a [u32],
+    tokens: &'a [u32],
+    gaps: &'a [f32],
+    logprobs: &'a [f32],
+    /// Tokens asked for so far, so in the caches.
+    length: usize,
+    /// Tokens compared.
+    compared: usize,
+}
+
+/// Runs every prompt, a few at a time, and compares.
+fn lead(runtime: &Runtime, variant: &Path, oracle: &Oracle) -> Result<()> {
+    let bytes = std::fs::read(variant.join("oracle.f32"))?;
+    let logprobs: Vec<f32> =
+        bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
+    let per_prompt = oracle.tokens.first().map_or(0, Vec::len) * oracle.vocabulary;
+    ensure!(logprobs.len() == per_prompt * oracle.prompts.len(), "oracle.f32 does not belong to oracle.json");
+    ensure!(
+        oracle.prompts.len() >= 20 && per_prompt / oracle.vocabulary >= 64,
+        "the oracle answered too little"
+    );
+
+    let mut sequences: Vec<Sequence<'_>> = oracle
+        .prompts
+        .iter()
+        .zip(&oracle.tokens)
+        .zip(&oracle.gaps)
+        .zip(logprobs.chunks_exact(per_prompt))
+        .map(|(((prompt, tokens), gaps), logprobs)| Sequence {
+            prompt,
+            tokens,
+            gaps,
+            logprobs,
+            length: 0,
+            compared: 0,
+        })
+        .collect();
+    let mut report = Report::default();
+    for some in sequences.chunks_mut(SLOTS) {
+        run_together(runtime, some, oracle, &mut report)?;
+    }
+    let share = report.excused as f64 / report.tokens as f64;
+    ensure!(
+        share <= EXCUSED_SHARE,
+        "{} of {} tokens were excused, more than 1 %",
+        report.excused,
+        report.tokens
+    );
+    say("report", &report)
+}
+
+fn run_together(
+    runtime: &Runtime,
+    sequences: &mut [Sequence<'_>],
+    oracle: &Oracle,
+    report: &mut Report,
+) -> Result<()> {
+    while sequences.iter().any(|sequence| sequence.compared < sequence.tokens.len()) {
+        // All are asked before any is waited for, so that ranks work on different sequences at once.
+        let mut answers = Vec::new();
+        for (slot, sequence) in sequences.iter_mut().enumerate() {
+            if sequence.compared < sequence.tokens.len() {
+                let step = sequence.next_step(slot as u32);
+                let Step { slot, offset, tokens, .. } = step.clone();
+                say("order", &Order::Step { slot, offset, tokens })?;
+                answers.push((slot as usize, runtime.step_in_detail(step)));
+            }
+        }
+        for (slot, answer) in answers {
+            if let Some(stepped) = answer.blocking_recv()?? {
+                sequences[slot].compare(&stepped, oracle, report)?;
+            }
+        }
+    }
+    for slot in 0..sequences.len() as u32 {
+        say("order", &Order::Reset { slot })?;
+        runtime.reset(slot);
+    }
+    Ok(())
+}
+
+impl Sequence<'_> {
+    /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does.
+    fn next_step(&mut self, slot: u32) -> Step {
+        let offset = self.length as u32;
+        let before_last = self.prompt.len() - 1;
+        let (tokens, chosen) = if self.length < before_last {
+            (self.prompt[self.length..before_last.min(self.length + 2048)].to_vec(), false)
+        } else if self.length == before_last {
+            (vec![self.prompt[before_last]], true)
+        } else {
+            (vec![self.tokens[self.compared - 1]], true)
+        };
+        self.length += tokens.len();
+        let index = self.compared as u32;
+        let choice =
+            chosen.then(|| Choice { sampling: Sampling::default(), seed: 0, index, banned: Arc::from([]) });
+        Step { slot, offset, tokens, choice }
+    }
+
+    fn compare(&mut self, stepped: &Stepped, oracle: &Oracle, report: &mut Report) -> Result<()> {
+        let at = self.compared;
+        let expected = &self.logprobs[at * oracle.vocabulary..][..oracle.vocabulary];
+        ensure!(stepped.logprobs.len() == expected.len(), "the engine has {} tokens", stepped.logprobs.len());
+        let difference = expected
+            .iter()
+            .zip(&stepped.logprobs)
+            .map(|(one, other)| (one - other).abs())
+            .fold(0.0, |most: f32, one| if one.is_nan() { f32::INFINITY } else { most.max(one) });
+        let place = || format!("token {at} after a prompt of {}", self.prompt.len());
+        let tolerance = tolerance(&oracle.dtype);
+        ensure!(
+            difference <= tolerance,
+            "{}: log-probabilities differ by {difference}, more than {tolerance}",
+            place()
+        );
+
+        let close = self.gaps[at] <= 10.0 * tolerance;
+        let (ours, theirs) = (stepped.sampled.token, self.tokens[at]);
+        if ours != theirs {
+            ensure!(close, "{}: {ours} instead of {theirs}, with a gap of {}", place(), self.gaps[at]);
+            report.excused += 1;
+        }
+        report.close_calls += usize::from(close);
+        report.tokens += 1;
+        report.largest_difference = report.largest_difference.max(difference);
+        self.compared += 1;
+        Ok(())
+    }
+}
+
+fn say(word: &str, value: &impl Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{word} {}", serde_json::to_string(value)?)?;
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,186 @@
+"""Writes what mlx-lm answers, for `exactness.rs` to hold the engine to.
+
+    oracle.py OUT
+
+For every variant below: OUT/<variant>/ is a Hugging Face folder with random weights made by mlx-lm's own class, and in
+it oracle.json (prompts, greedy tokens, the gap between the two most probable tokens) and oracle.f32 (log-probabilities
+of every position, little-endian float32, [prompts, tokens, vocabulary]). mlx-lm loads the folder and generates as it
+does for anyone: `load_model`, then `generate_step`. Nothing here knows the engine.
+"""
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.generate import generate_step
+from mlx_lm.models import llama
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+SEED = 11
+VOCABULARY = 320
+TOKENS = 64
+# One position, several, around the cache's step of 256, and beyond one chunk of 2048.
+LENGTHS = [1, 2, 3, 5, 8, 9, 12, 15, 16, 17, 21, 25, 31, 33, 40, 47, 63, 64, 100, 190, 230, 254, 255, 256, 257, 2060]
+
+BASE = dict(
+    model_type="llama",
+    hidden_size=64,
+    num_hidden_layers=5,
+    intermediate_size=160,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    rms_norm_eps=1e-5,
+    vocab_size=VOCABULARY,
+    max_position_embeddings=4096,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+)
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
+)
+
+
+def heads_in_eight_bits(path, module):
+    """Everything in four bits, head and first layer in eight: overrides per path, as mixed recipes have them."""
+    if not hasattr(module, "to_quantized"):
+        return False
+    wide = path == "lm_head" or path.startswith("model.layers.0.")
+    return {"group_size": 32, "bits": 8 if wide else 4}
+
+
+VARIANTS = {
+    "tied-llama3": dict(config=dict(rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "untied-biased": dict(
+        config=dict(
+            tie_word_embeddings=False,
+            attention_bias=True,
+            mlp_bias=True,
+            head_dim=24,
+            rope_scaling=dict(type="linear", factor=2.0),
+        ),
+        shards=3,
+    ),
+    "mistral-traditional": dict(
+        config=dict(
+            model_type="mistral", tie_word_embeddings=False, num_key_value_heads=1, rope_traditional=True,
+            sliding_window=None,
+        ),
+        index=False,
+    ),
+    "affine4": dict(config=dict(tie_word_embeddings=False), quantise=dict(group_size=32, bits=4)),
+    "affine8-tied": dict(config=dict(num_key_value_heads=4), quantise=dict(group_size=64, bits=8)),
+    "affine-mixed": dict(
+        config=dict(tie_word_embeddings=False),
+        quantise=dict(group_size=32, bits=4, quant_predicate=heads_in_eight_bits),
+    ),
+    # The engine widens these while loading; the oracle does so after.
+    "bfloat16-as-float32": dict(config=dict(), dtype=mx.bfloat16, widen=True),
+    "affine4-float16-as-float32": dict(
+        config=dict(tie_word_embeddings=False), dtype=mx.float16, widen=True, quantise=dict(group_size=64, bits=4)
+    ),
+    "bfloat16": dict(config=dict(tie_word_embeddings=False), dtype=mx.bfloat16),
+    "float16": dict(config=dict(), dtype=mx.float16),
+}
+
+
+def make(variant, spec, folder):
+    mx.random.seed(SEED)
+    config = BASE | spec["config"]
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    # Norms of one and biases near nothing would hide mistakes in them.
+    def shake(path, value):
+        return value + 0.3 * mx.random.normal(value.shape) if value.ndim == 1 else value
+
+    model.update(tree_map_with_path(shake, model.parameters()))
+    model.set_dtype(spec.get("dtype", mx.float32))
+    if "quantise" in spec:
+        model, config = quantize_model(model, config, **spec["quantise"])
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(folder, model)
+    save_config(dict(config), folder / "config.json")
+    if spec.get("index") is False:
+        (folder / "model.safetensors.index.json").unlink()
+    if spec.get("shards"):
+        split(folder, spec["shards"])
+
+
+def tree_map_with_path(function, tree):
+    from mlx.utils import tree_map_with_path as upstream
+
+    return upstream(function, tree)
+
+
+def split(folder, count):
+    """The same weights in several files with an index, tensors dealt in turn."""
+    weights = sorted(mx.load(str(folder / "model.safetensors")).items())
+    names = [f"model-{number + 1:05}-of-{count:05}.safetensors" for number in range(count)]
+    index = {name: names[place % count] for place, (name, _) in enumerate(weights)}
+    for file in names:
+        mx.save_safetensors(str(folder / file), {name: value for name, value in weights if index[name] == file})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def widened(model):
+    """Every weight as float32, quantised ones unpacked first."""
+    from mlx_lm.utils import dequantize_model
+
+    if any(path.endswith("scales") for path, _ in tree_flatten(model.parameters())):
+        model.update(
+            tree_map(lambda value: value.astype(mx.float32) if value.dtype != mx.uint32 else value, model.parameters())
+        )
+        model = dequantize_model(model)
+    model.set_dtype(mx.float32)
+    return model
+
+
+def answer(folder, spec):
+    model, _ = load_model(folder)
+    if spec.get("widen"):
+        model = widened(model)
+    random = Random(SEED)
+    prompts, tokens, gaps, everything = [], [], [], []
+    for length in LENGTHS:
+        prompt = [random.randrange(VOCABULARY) for _ in range(length)]
+        chosen, apart = [], []
+        for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=TOKENS):
+            logprobs = np.array(logprobs.astype(mx.float32))
+            second, first = np.partition(logprobs, -2)[-2:]
+            chosen.append(int(token))
+            apart.append(float(first - second))
+            everything.append(logprobs)
+        prompts.append(prompt)
+        tokens.append(chosen)
+        gaps.append(apart)
+    np.stack(everything).astype("<f4").tofile(folder / "oracle.f32")
+    # Written last: its presence says that the rest is whole.
+    (folder / "oracle.json").write_text(
+        json.dumps(
+            dict(
+                vocabulary=VOCABULARY,
+                widen=bool(spec.get("widen")),
+                dtype=str(spec.get("dtype", mx.float32)).rsplit(".", 1)[-1] if not spec.get("widen") else "float32",
+                layers=BASE["num_hidden_layers"],
+                prompts=prompts,
+                tokens=tokens,
+                gaps=gaps,
+            )
+        )
+    )
+
+
+def main():
+    out = Path(sys.argv[1])
+    mx.set_default_device(mx.cpu)
+    for variant, spec in VARIANTS.items():
+        make(variant, spec, out / variant)
+        answer(out / variant, spec)
+        print(f"oracle: {variant}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
