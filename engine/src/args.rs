@@ -187,7 +187,10 @@ mod tests {
             (format!("--layers-per-rank 2,2 {ring} --peers 1=127.0.0.1:9@b,0=127.0.0.1:8@a"), Ok(1)),
             (format!("--layers-per-rank 2,2 {ring} --rank 1"), Ok(0)),
             ("--rank 1".into(), Err(ArgsError::Rank { rank: 1, size: 1 })),
-            ("--layers-per-rank 2,2".into(), Err(ArgsError::Count { flag: "--ring-hosts", given: 0, size: 2 })),
+            (
+                "--layers-per-rank 2,2".into(),
+                Err(ArgsError::Count { flag: "--ring-hosts", given: 0, size: 2 }),
+            ),
             (
                 format!("--layers-per-rank 2,2 {ring} --peers 0=127.0.0.1:8@a"),
                 Err(ArgsError::Count { flag: "--peers", given: 1, size: 2 }),

@@ -38,14 +38,16 @@ pub fn model_dir() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let vocabulary: Map<String, serde_json::Value> =
         (0..=255u8).map(|byte| (character_of_byte(byte).to_string(), json!(token_of_byte(byte)))).collect();
-    let added: Vec<_> = [(BEGIN, "<|begin|>"), (USER, "<|user|>"), (ASSISTANT, "<|assistant|>"), (END, "<|end|>")]
-        .into_iter()
-        .map(|(id, content)| {
-            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+    let added: Vec<_> =
+        [(BEGIN, "<|begin|>"), (USER, "<|user|>"), (ASSISTANT, "<|assistant|>"), (END, "<|end|>")]
+            .into_iter()
+            .map(|(id, content)| {
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false,
                    "rstrip": false, "normalized": false, "special": true})
-        })
-        .collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+            })
+            .collect();
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
         "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
@@ -93,7 +95,6 @@ struct FakeState {
     steps: Vec<Step>,
     resets: Vec<u32>,
     loadable: bool,
-    repeats: u32,
 }
 
 impl Fake {
@@ -108,7 +109,6 @@ impl Fake {
             steps: Vec::new(),
             resets: Vec::new(),
             loadable: true,
-            repeats: 1,
         };
         Arc::new(Self { state: Arc::new(Mutex::new(state)), gate, pace })
     }
@@ -120,11 +120,6 @@ impl Fake {
     /// Makes loading fail.
     pub fn break_weights(&self) {
         self.state.lock().loadable = false;
-    }
-
-    /// How often the answer repeats the question.
-    pub fn repeat(&self, times: u32) {
-        self.state.lock().repeats = times;
     }
 
     pub fn steps(&self) -> Vec<Step> {
@@ -147,7 +142,7 @@ impl FakeState {
         let end = answer.map_or(sequence.len(), |length| start + length);
         let said: Vec<u32> = sequence[start..end].iter().copied().filter(|&token| token < 256).collect();
         let length = said.len() as u32;
-        if length == 0 || (choice.index >= length * self.repeats && !choice.banned.contains(&END)) {
+        if length == 0 || (choice.index >= length && !choice.banned.contains(&END)) {
             return Some(END);
         }
         Some(said[(choice.index % length) as usize])
@@ -193,7 +188,9 @@ impl Compute for Fake {
             tokio::time::sleep(pace).await;
             match mood {
                 Mood::Fine => drop(sender.send(Ok(token))),
-                Mood::Broken => drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into())))),
+                Mood::Broken => {
+                    drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into()))))
+                }
                 Mood::Hung => {
                     std::future::pending::<()>().await;
                     drop(sender);

@@ -25,6 +25,9 @@ pub mod tokens;
 
 #[cfg(test)]
 mod fixture;
+#[cfg(test)]
+#[path = "../tests/support/identities.rs"]
+mod identities;
 
 #[cfg(feature = "mlx")]
 pub mod cache;

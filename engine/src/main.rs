@@ -3,7 +3,9 @@
 
 #[cfg(not(feature = "mlx"))]
 fn main() -> anyhow::Result<()> {
-    anyhow::bail!("this russet-engine was built without MLX and cannot compute; build it with the feature `mlx`")
+    anyhow::bail!(
+        "this russet-engine was built without MLX and cannot compute; build it with the feature `mlx`"
+    )
 }
 
 #[cfg(feature = "mlx")]

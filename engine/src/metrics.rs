@@ -12,8 +12,8 @@ use crate::compute::{Memory, Progress};
 
 /// vLLM's buckets for the time to the first token.
 const FIRST_TOKEN: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-    160.0, 640.0, 2560.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
 ];
 /// vLLM's buckets for the time between tokens.
 const BETWEEN_TOKENS: &[f64] = &[
@@ -21,8 +21,8 @@ const BETWEEN_TOKENS: &[f64] = &[
 ];
 /// vLLM's buckets for everything that lasts as long as a request.
 const REQUEST: &[f64] = &[
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
 ];
 
 /// All metrics of one engine; clones share them.
@@ -64,7 +64,12 @@ pub struct Metrics {
 impl Metrics {
     /// The metrics of rank `rank` of a group serving `model`, with room for `context_tokens` in
     /// each of `max_sequences` slots.
-    pub fn new(model: &str, rank: u32, context_tokens: u32, max_sequences: u32) -> Result<Self, prometheus::Error> {
+    pub fn new(
+        model: &str,
+        rank: u32,
+        context_tokens: u32,
+        max_sequences: u32,
+    ) -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let labels = |opts: Opts| opts.const_label("model_name", model).const_label("engine", "0");
         let request = |name: &str, help: &str| labels(Opts::new(format!("vllm:{name}"), help));
@@ -73,15 +78,28 @@ impl Metrics {
             opts.buckets = buckets.to_vec();
             Histogram::with_opts(opts)
         };
-        let own = |name: &str, help: &str| Opts::new(format!("russet_engine_{name}"), help).const_label("model_name", model);
+        let own = |name: &str, help: &str| {
+            Opts::new(format!("russet_engine_{name}"), help).const_label("model_name", model)
+        };
         let metrics = Self {
             running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
             waiting: IntGauge::with_opts(request("num_requests_waiting", "Requests waiting for a slot."))?,
-            kv_usage: Gauge::with_opts(request("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it."))?,
+            kv_usage: Gauge::with_opts(request(
+                "kv_cache_usage_perc",
+                "Share of the KV cache in use; 1 is all of it.",
+            ))?,
             prompt_tokens: IntCounter::with_opts(request("prompt_tokens_total", "Prompt tokens read."))?,
             generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
-            first_token: time("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN)?,
-            between_tokens: time("inter_token_latency_seconds", "From one token to the next.", BETWEEN_TOKENS)?,
+            first_token: time(
+                "time_to_first_token_seconds",
+                "From arrival to the first token.",
+                FIRST_TOKEN,
+            )?,
+            between_tokens: time(
+                "inter_token_latency_seconds",
+                "From one token to the next.",
+                BETWEEN_TOKENS,
+            )?,
             request: time("e2e_request_latency_seconds", "From arrival to the end of the answer.", REQUEST)?,
             queue: time("request_queue_time_seconds", "From arrival to a slot.", REQUEST)?,
             prefill: time("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)?,
@@ -113,8 +131,24 @@ impl Metrics {
     ) -> Result<(), prometheus::Error> {
         // Destructured, so that a metric cannot be made and then forgotten here.
         let Self {
-            registry, running, waiting, kv_usage, prompt_tokens, generated_tokens, first_token, between_tokens,
-            request, queue, prefill, decode, steps, success, failures, memory, peak_memory, loaded,
+            registry,
+            running,
+            waiting,
+            kv_usage,
+            prompt_tokens,
+            generated_tokens,
+            first_token,
+            between_tokens,
+            request,
+            queue,
+            prefill,
+            decode,
+            steps,
+            success,
+            failures,
+            memory,
+            peak_memory,
+            loaded,
         } = self;
         for own in [memory, peak_memory, loaded] {
             registry.register(Box::new(own.clone()))?;
@@ -182,10 +216,19 @@ mod tests {
     fn rank_zero_shows_what_dashboards_for_vllm_read() {
         let names = names(0);
         for name in [
-            "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info",
-            "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
-            "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
-            "prompt_tokens_total", "generation_tokens_total", "request_success_total",
+            "num_requests_waiting",
+            "num_requests_running",
+            "kv_cache_usage_perc",
+            "cache_config_info",
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "prompt_tokens_total",
+            "generation_tokens_total",
+            "request_success_total",
         ] {
             assert!(names.contains(&format!("vllm:{name}")), "{name} is missing from {names:?}");
         }

@@ -295,7 +295,8 @@ impl Schedule {
         while let Ok(ticket) = self.tickets.try_recv() {
             self.waiting.push_back(ticket);
         }
-        let (gone, waiting): (VecDeque<_>, _) = self.waiting.drain(..).partition(|ticket| ticket.caller.gone());
+        let (gone, waiting): (VecDeque<_>, _) =
+            self.waiting.drain(..).partition(|ticket| ticket.caller.gone());
         self.waiting = waiting;
         for Ticket { prompt, caller, .. } in gone {
             let usage = Usage { prompt_tokens: prompt.len() as u32, completion_tokens: 0 };
@@ -303,7 +304,9 @@ impl Schedule {
         }
         while !self.waiting.is_empty() {
             let Some(slot) = self.free.pop_first() else { break };
-            let Some(Ticket { request, prompt, limit, caller, place }) = self.waiting.pop_front() else { break };
+            let Some(Ticket { request, prompt, limit, caller, place }) = self.waiting.pop_front() else {
+                break;
+            };
             drop(place);
             self.metrics.running.inc();
             let now = Instant::now();
@@ -311,7 +314,13 @@ impl Schedule {
             caller.tell(Event::Started { prompt_tokens: prompt.len() as u32 });
             let seed = request.sampling.seed.unwrap_or_else(rand::random);
             let sequence = Sequence::new(
-                slot, &request, prompt, limit, seed, self.tokens.ends().clone(), self.tokens.stream(),
+                slot,
+                &request,
+                prompt,
+                limit,
+                seed,
+                self.tokens.ends().clone(),
+                self.tokens.stream(),
             );
             self.running.push(Running { sequence, caller, started: now, first: None, last: now });
         }
@@ -343,7 +352,10 @@ impl Schedule {
                 Ok(Ok(Err(error))) => return Err(error.to_string()),
                 Ok(Err(_)) => return Err("the compute thread is gone; see the engine's log".into()),
                 Err(_) => {
-                    return Err(format!("a step did not end within {} s; the group hangs", STEP_DEADLINE.as_secs()));
+                    return Err(format!(
+                        "a step did not end within {} s; the group hangs",
+                        STEP_DEADLINE.as_secs()
+                    ));
                 }
             };
             let one = &mut self.running[index];

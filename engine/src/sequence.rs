@@ -205,7 +205,11 @@ mod tests {
     }
 
     /// Feeds bytes (and perhaps an end) as the model's choices; returns text, finish and count.
-    fn answer(request: &GenerationRequest, limit: u32, choices: &[u32]) -> (String, Option<FinishReason>, u32) {
+    fn answer(
+        request: &GenerationRequest,
+        limit: u32,
+        choices: &[u32],
+    ) -> (String, Option<FinishReason>, u32) {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();
         let mut sequence =
@@ -256,15 +260,13 @@ mod tests {
     fn a_prompt_is_read_in_large_steps_and_its_last_token_alone() {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence = Sequence::new(
-            3, &request(), vec![9; 5000], 10, 7, tokens.ends().clone(), tokens.stream(),
-        );
+        let mut sequence =
+            Sequence::new(3, &request(), vec![9; 5000], 10, 7, tokens.ends().clone(), tokens.stream());
         let steps: Vec<Step> = (0..4).map(|_| sequence.step()).collect();
         let shapes: Vec<_> =
             steps.iter().map(|step| (step.offset, step.tokens.len(), step.choice.is_some())).collect();
         assert_eq!(shapes, [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)]);
-        let mut single =
-            Sequence::new(0, &request(), vec![9], 10, 7, tokens.ends().clone(), tokens.stream());
+        let mut single = Sequence::new(0, &request(), vec![9], 10, 7, tokens.ends().clone(), tokens.stream());
         assert!(single.step().choice.is_some());
     }
 

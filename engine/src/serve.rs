@@ -12,7 +12,9 @@ use russet_rpc::engine::engine_server::EngineServer;
 use russet_rpc::tls::{Files, TlsError};
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -32,7 +34,7 @@ use crate::tokens::Tokens;
 const PING: Duration = Duration::from_secs(5);
 /// Time for the last events to reach those who wait for them, once everything has ended.
 const FLUSH: Duration = Duration::from_secs(3);
-/// An engine that failed at once waits this long for its agent to ask why.
+/// A young engine that failed waits until this age for its agent to ask why.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Why a rank could not even begin.
@@ -90,9 +92,11 @@ pub struct Rank {
 }
 
 async fn listen(flag: &'static str, address: std::net::SocketAddr) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| ServeError::Listen { flag, address: address.to_string(), source })
+    TcpListener::bind(address).await.map_err(|source| ServeError::Listen {
+        flag,
+        address: address.to_string(),
+        source,
+    })
 }
 
 impl Rank {
@@ -100,7 +104,8 @@ impl Rank {
     pub async fn bind(args: Args, compute: Arc<dyn Compute>) -> Result<Self, ServeError> {
         let followers = args.followers()?;
         let tls = Files::in_dir(&args.tls_dir);
-        let metrics = Metrics::new(&args.served_model_name, args.rank, args.context_tokens, args.max_sequences)?;
+        let metrics =
+            Metrics::new(&args.served_model_name, args.rank, args.context_tokens, args.max_sequences)?;
         let control = control::bind(&args.control_socket).map_err(|source| ServeError::Listen {
             flag: "--control-socket",
             address: args.control_socket.display().to_string(),
@@ -123,6 +128,7 @@ impl Rank {
 
     /// Serves until the end.
     pub async fn run(self) -> Result<Outcome, ServeError> {
+        let born = Instant::now();
         let Self { args, followers, tls, compute, life, metrics, engine, control, admin } = self;
         let hello = pb::Hello {
             build: russet_rpc::ENGINE_BUILD.to_owned(),
@@ -146,13 +152,15 @@ impl Rank {
         };
         let admin_address = admin.local_addr().map(|address| address.to_string()).unwrap_or_default();
         let ready = Arc::new(AtomicBool::new(false));
-        let admin = tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
+        let admin =
+            tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
         let identity =
             Identity { epoch: args.epoch, shard_uid: args.shard_uid.clone(), metrics_address: admin_address };
         let agent = Agent::new(compute.clone(), life.clone(), metrics.clone(), identity);
         let service = Service { description: describe(&args), role, life: life.clone() };
         let engine = serve_engine(&args, &tls, engine, service, &life)?;
-        let control = serve_control(control, agent.clone(), &life);
+        let (close_control, closed) = oneshot::channel();
+        let control = serve_control(control, agent.clone(), &life, closed);
 
         let orphan = Duration::from_secs(args.orphan_seconds);
         let orphan = tokio::spawn({
@@ -169,8 +177,9 @@ impl Rank {
             _ => Outcome::Stopped,
         };
         if matches!(outcome, Outcome::Failed(_)) {
-            farewell(&agent).await;
+            farewell(&agent, born).await;
         }
+        drop(close_control);
         // The scheduler ends every stream, and the servers wait for the streams; a peer that reads
         // no more must not keep this process.
         let _ = tokio::time::timeout(FLUSH, async {
@@ -220,10 +229,19 @@ fn serve_engine(
     Ok(tokio::spawn(report("engine", life.clone(), server)))
 }
 
-fn serve_control(listener: tokio::net::UnixListener, agent: Agent, life: &Life) -> Serving {
-    let server = Server::builder()
-        .add_service(ControlServer::new(agent))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), ended(life));
+/// Open until `closed`: longer than the rank lives, so that its agent may still ask why it ended.
+fn serve_control(
+    listener: tokio::net::UnixListener,
+    agent: Agent,
+    life: &Life,
+    closed: oneshot::Receiver<()>,
+) -> Serving {
+    let server = Server::builder().add_service(ControlServer::new(agent)).serve_with_incoming_shutdown(
+        UnixListenerStream::new(listener),
+        async {
+            let _ = closed.await;
+        },
+    );
     tokio::spawn(report("control", life.clone(), server))
 }
 
@@ -321,7 +339,11 @@ async fn bound_drain(life: Life, patience: Duration) {
         return life.stop();
     }
     tokio::time::sleep(patience).await;
-    life.fail(format!("{} after {} s of draining, requests were still running", now.draining.unwrap_or_default(), patience.as_secs()));
+    life.fail(format!(
+        "{} after {} s of draining, requests were still running",
+        now.draining.unwrap_or_default(),
+        patience.as_secs()
+    ));
 }
 
 async fn follow_readiness(life: Life, ready: Arc<AtomicBool>) {
@@ -339,11 +361,14 @@ async fn follow_readiness(life: Life, ready: Arc<AtomicBool>) {
 }
 
 /// An engine may fail before its agent has opened the watch; the reason should not be lost in a log.
-async fn farewell(agent: &Agent) {
+async fn farewell(agent: &Agent, born: Instant) {
     let asked = async {
         while !agent.was_adopted() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let _ = tokio::time::timeout(FAREWELL, asked).await;
+    let _ = tokio::time::timeout_at(born + FAREWELL, asked).await;
 }
+
+#[cfg(test)]
+mod tests;

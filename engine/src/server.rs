@@ -49,7 +49,9 @@ fn authorise<T>(request: &Request<T>, verb: &str, may: fn(&str) -> bool) -> Resu
     match tls::peer_user(request) {
         Some(user) if may(&user) => Ok(()),
         Some(user) => Err(Status::permission_denied(format!("{user:?} may not {verb} on an engine"))),
-        None => Err(Status::unauthenticated("an engine talks only to peers with a certificate that names them")),
+        None => {
+            Err(Status::unauthenticated("an engine talks only to peers with a certificate that names them"))
+        }
     }
 }
 
@@ -58,17 +60,25 @@ impl Engine for Service {
     type GenerateStream = Pin<Box<dyn Stream<Item = Result<pb::GenerateEvent, Status>> + Send>>;
     type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::FollowReply, Status>> + Send>>;
 
-    async fn describe(&self, _: Request<pb::DescribeRequest>) -> Result<Response<pb::EngineDescription>, Status> {
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::EngineDescription>, Status> {
         Ok(Response::new(self.description.clone()))
     }
 
-    async fn generate(&self, request: Request<pb::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+    async fn generate(
+        &self,
+        request: Request<pb::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
         authorise(&request, "generate", may_generate)?;
         let entrance = match &self.role {
             Role::Leader(entrance) => entrance.get(),
             Role::Follower(_) => {
                 let rank = self.description.rank;
-                return Err(Status::failed_precondition(format!("rank {rank} answers no requests; ask rank 0")));
+                return Err(Status::failed_precondition(format!(
+                    "rank {rank} answers no requests; ask rank 0"
+                )));
             }
         };
         let events: Self::GenerateStream = match entrance {
@@ -77,7 +87,8 @@ impl Engine for Service {
                 Box::pin(UnboundedReceiverStream::new(events).map(|event| Ok(event.into())))
             }
             None => {
-                let message = self.life.refusal().unwrap_or_else(|| "this engine is about to serve; try again".into());
+                let message =
+                    self.life.refusal().unwrap_or_else(|| "this engine is about to serve; try again".into());
                 let failure = Event::Failed(Failure { kind: FailureKind::Unavailable, message });
                 Box::pin(futures::stream::iter([Ok(failure.into())]))
             }

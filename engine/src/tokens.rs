@@ -245,13 +245,20 @@ mod tests {
     fn the_ends_of_all_files_count() {
         for (config, generation, tokenizer_config, expected) in [
             (r#"{"eos_token_id": 2}"#, r#"{"eos_token_id": [5, 7]}"#, r#"{}"#, &[2, 5, 7][..]),
-            (r#"{"eos_token_id": null}"#, r#"{}"#, r#"{"eos_token": {"content": "<|end|>"}}"#, &[fixture::END]),
+            (
+                r#"{"eos_token_id": null}"#,
+                r#"{}"#,
+                r#"{"eos_token": {"content": "<|end|>"}}"#,
+                &[fixture::END],
+            ),
             (r#"{}"#, r#"{"eos_token_id": 9}"#, r#"{"eos_token": "not a token"}"#, &[9]),
         ] {
             let dir = fixture::model_dir();
-            for (file, text) in
-                [("config.json", config), ("generation_config.json", generation), ("tokenizer_config.json", tokenizer_config)]
-            {
+            for (file, text) in [
+                ("config.json", config),
+                ("generation_config.json", generation),
+                ("tokenizer_config.json", tokenizer_config),
+            ] {
                 std::fs::write(dir.path().join(file), text).unwrap();
             }
             assert_eq!(Tokens::load(dir.path()).unwrap().ends().as_ref(), expected);

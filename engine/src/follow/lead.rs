@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::{join_all, select_all};
 use futures::FutureExt as _;
+use futures::future::{join_all, select_all};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
@@ -89,7 +89,10 @@ async fn find(
             }
             Err(status) => {
                 let reason = describe(&status);
-                life.advance(Phase::Loaded, &format!("waiting for rank {rank} on {node} at {address}: {reason}"));
+                life.advance(
+                    Phase::Loaded,
+                    &format!("waiting for rank {rank} on {node} at {address}: {reason}"),
+                );
                 tracing::debug!(rank, node, address, reason, "not there yet");
                 tokio::time::sleep(RETRY).await;
             }
@@ -101,7 +104,11 @@ async fn find(
 fn is_final(status: &Status) -> bool {
     matches!(
         status.code(),
-        Code::FailedPrecondition | Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented | Code::InvalidArgument
+        Code::FailedPrecondition
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+            | Code::InvalidArgument
     )
 }
 

@@ -52,7 +52,11 @@ pub type Replies = UnboundedSender<Result<pb::FollowReply, Status>>;
 impl Follower {
     /// Checks who asks, waits until the weights are there, and obeys from then on. The answer's
     /// headers are what tells rank 0 that this rank is loaded.
-    pub async fn follow(self: Arc<Self>, mut commands: Streaming<pb::FollowCommand>, replies: Replies) -> Result<(), Status> {
+    pub async fn follow(
+        self: Arc<Self>,
+        mut commands: Streaming<pb::FollowCommand>,
+        replies: Replies,
+    ) -> Result<(), Status> {
         let first = tokio::time::timeout(HELLO_DEADLINE, commands.message()).await;
         let hello = match first {
             Ok(Ok(Some(pb::FollowCommand { command: Some(Command::Hello(hello)) }))) => hello,
@@ -61,7 +65,9 @@ impl Follower {
         };
         if let Some(difference) = difference(&self.hello, &hello) {
             tracing::warn!(rank = self.rank, difference, "refused a leader");
-            return Err(Status::failed_precondition(format!("{difference}; ranks of one group must be equal in all of these")));
+            return Err(Status::failed_precondition(format!(
+                "{difference}; ranks of one group must be equal in all of these"
+            )));
         }
         if self.led.swap(true, Ordering::AcqRel) {
             return Err(Status::failed_precondition(format!(
@@ -131,18 +137,18 @@ impl Follower {
             if self.life.now().draining.is_some() { Ok(None) } else { Err(how) }
         };
         match message {
-            Ok(Some(pb::FollowCommand { command: Some(command) })) => {
-                match &command {
-                    Command::Step(pb::Step { slot, tokens, .. }) if *slot >= self.max_sequences || tokens.is_empty() => {
-                        Err(format!(
-                            "rank 0 sent a step of {} tokens for slot {slot}, but there are {} slots; start all ranks with the same --max-sequences",
-                            tokens.len(),
-                            self.max_sequences,
-                        ))
-                    }
-                    _ => Ok(Some(command)),
+            Ok(Some(pb::FollowCommand { command: Some(command) })) => match &command {
+                Command::Step(pb::Step { slot, tokens, .. })
+                    if *slot >= self.max_sequences || tokens.is_empty() =>
+                {
+                    Err(format!(
+                        "rank 0 sent a step of {} tokens for slot {slot}, but there are {} slots; start all ranks with the same --max-sequences",
+                        tokens.len(),
+                        self.max_sequences,
+                    ))
                 }
-            }
+                _ => Ok(Some(command)),
+            },
             Ok(Some(pb::FollowCommand { command: None })) => {
                 Err("rank 0 sent a command this build does not know; run equal builds on all ranks".into())
             }
@@ -185,8 +191,14 @@ mod tests {
         let own = pb::Hello { build: "b1".into(), group_uid: "g".into(), epoch: 3, size: 2 };
         assert_eq!(difference(&own, &own.clone()), None);
         for (other, expected) in [
-            (pb::Hello { build: "b2".into(), ..own.clone() }, "the builds differ: this rank has b1, rank 0 has b2"),
-            (pb::Hello { group_uid: "h".into(), ..own.clone() }, "the groups differ: this rank has g, rank 0 has h"),
+            (
+                pb::Hello { build: "b2".into(), ..own.clone() },
+                "the builds differ: this rank has b1, rank 0 has b2",
+            ),
+            (
+                pb::Hello { group_uid: "h".into(), ..own.clone() },
+                "the groups differ: this rank has g, rank 0 has h",
+            ),
             (pb::Hello { epoch: 4, ..own.clone() }, "the epochs differ: this rank has 3, rank 0 has 4"),
             (pb::Hello { size: 3, ..own.clone() }, "the sizes differ: this rank has 2, rank 0 has 3"),
         ] {

@@ -32,10 +32,14 @@ pub enum TemplateError {
     #[error("the model's chat template refuses this conversation: {0}")]
     Refused(String),
     /// It ran too long.
-    #[error("the chat template took more than {FUEL} steps; shorten the conversation, or fix the template if even a short one fails")]
+    #[error(
+        "the chat template took more than {FUEL} steps; shorten the conversation, or fix the template if even a short one fails"
+    )]
     TooLong,
     /// It wrote too much.
-    #[error("the chat template wrote more than {MOST_OUTPUT} bytes; shorten the conversation, or fix the template if even a short one fails")]
+    #[error(
+        "the chat template wrote more than {MOST_OUTPUT} bytes; shorten the conversation, or fix the template if even a short one fails"
+    )]
     TooLarge,
     /// It failed in another way.
     #[error("the chat template failed: {0}")]
@@ -80,9 +84,7 @@ impl Template {
             Err(Error::new(ErrorKind::InvalidOperation, "refused by the template")
                 .with_source(Refusal(message)))
         });
-        environment
-            .add_template_owned(NAME, without_generation_marks(source))
-            .map_err(syntax)?;
+        environment.add_template_owned(NAME, without_generation_marks(source)).map_err(syntax)?;
         Ok(Self { environment, special })
     }
 
@@ -111,7 +113,9 @@ impl Template {
         let mut output = Limited { bytes: Vec::new(), overrun: false };
         let result = template.render_captured_to(context, &mut output).map(drop);
         match result {
-            Ok(()) => String::from_utf8(output.bytes).map_err(|error| TemplateError::Failed(error.to_string())),
+            Ok(()) => {
+                String::from_utf8(output.bytes).map_err(|error| TemplateError::Failed(error.to_string()))
+            }
             Err(_) if output.overrun => Err(TemplateError::TooLarge),
             Err(error) => Err(explain(&error)),
         }
@@ -181,10 +185,14 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
         Some(width) => {
             let indent = vec![b' '; width.min(16)];
             let formatter = serde_json::ser::PrettyFormatter::with_indent(&indent);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter)).map_err(failed)?;
+            value
+                .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))
+                .map_err(failed)?;
         }
         None => {
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)).map_err(failed)?;
+            value
+                .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced))
+                .map_err(failed)?;
         }
     }
     let text = String::from_utf8(bytes)
@@ -239,7 +247,8 @@ mod tests {
     }
 
     fn render(source: &str, messages: &[Message]) -> Result<String, TemplateError> {
-        let special = SpecialTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), ..Default::default() };
+        let special =
+            SpecialTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), ..Default::default() };
         let now: Zoned = "2026-11-21T08:00:00+00:00[UTC]".parse().unwrap();
         Template::new(source, special)?.render(messages, &now)
     }
@@ -249,18 +258,35 @@ mod tests {
         let talk = [say("system", "Be brief."), say("user", " Hi <b>\"you\"</b> ")];
         for (source, expected) in [
             // Python methods, filters, loop variables, whitespace rules of blocks.
-            ("{{ bos_token }}{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'].strip() + eos_token }}{% endfor %}",
-             "<s>[system]Be brief.</s>[user]Hi <b>\"you\"</b></s>"),
-            ("{%- if messages[0]['role'] == 'system' %}\n    {%- set rest = messages[1:] %}\n{%- endif %}\n{{ rest | length }}", "1"),
-            ("{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\nA:\n{% endif %}", "U\nA:\n"),
+            (
+                "{{ bos_token }}{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'].strip() + eos_token }}{% endfor %}",
+                "<s>[system]Be brief.</s>[user]Hi <b>\"you\"</b></s>",
+            ),
+            (
+                "{%- if messages[0]['role'] == 'system' %}\n    {%- set rest = messages[1:] %}\n{%- endif %}\n{{ rest | length }}",
+                "1",
+            ),
+            (
+                "{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}\n{% if add_generation_prompt %}\nA:\n{% endif %}",
+                "U\nA:\n",
+            ),
             ("{{ messages[1] | tojson }}", "{\"role\": \"user\", \"content\": \" Hi <b>\\\"you\\\"</b> \"}"),
             ("{{ [1, {'a': none}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": null\n  }\n]"),
             ("{{ strftime_now('%d %b %Y') }}", "21 Nov 2026"),
             ("{% if tools is not none %}tools{% else %}none{% endif %}", "none"),
-            ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% generation %}{{ m.role }}{%- endgeneration %}{% endfor %}", "user"),
-            ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+            (
+                "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% generation %}{{ m.role }}{%- endgeneration %}{% endfor %}",
+                "user",
+            ),
+            (
+                "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+                "2",
+            ),
             ("{% macro turn(m) %}<{{ m.role }}>{% endmacro %}{{ turn(messages[0]) }}", "<system>"),
-            ("{{ messages[0].content.split(' ')[-1].upper() }}{{ 'x' if messages[0].content.startswith('Be') }}", "BRIEF.x"),
+            (
+                "{{ messages[0].content.split(' ')[-1].upper() }}{{ 'x' if messages[0].content.startswith('Be') }}",
+                "BRIEF.x",
+            ),
         ] {
             assert_eq!(render(source, &talk).as_deref(), Ok(expected), "{source}");
         }
@@ -270,9 +296,13 @@ mod tests {
     fn hostile_and_broken_templates_end_with_an_error() {
         let deep = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
         for (source, check) in [
-            ("{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
-             (|error| matches!(error, TemplateError::TooLong)) as fn(&TemplateError) -> bool),
-            ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", |error| matches!(error, TemplateError::TooLarge)),
+            (
+                "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+                (|error| matches!(error, TemplateError::TooLong)) as fn(&TemplateError) -> bool,
+            ),
+            ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", |error| {
+                matches!(error, TemplateError::TooLarge)
+            }),
             ("{{ 'x' * 99999999999 }}", |error| matches!(error, TemplateError::Failed(_))),
             (deep, |error| matches!(error, TemplateError::Failed(_) | TemplateError::TooLong)),
             ("{% include '/etc/passwd' %}", |error| matches!(error, TemplateError::Failed(_))),

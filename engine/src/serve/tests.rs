@@ -1,0 +1,540 @@
+//! Whole ranks in one process, over real sockets and mTLS, with a fake compute half.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser as _;
+use russet_rpc::engine::control_client::ControlClient;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::tls::{self, Files};
+use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+
+use super::*;
+use crate::compute::Step;
+use crate::fixture::{self, Fake, Mood};
+use crate::identities::Identities;
+use crate::schedule::MOST_WAITING;
+
+/// Nothing here takes a second on an idle machine; a busy one gets a minute.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+}
+
+async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(what, wait).await;
+}
+
+/// A model, a CA and the sockets of some ranks.
+struct Lab {
+    identities: Identities,
+    model: TempDir,
+    sockets: TempDir,
+}
+
+/// A rank at work, on threads of its own, so that it can be killed as a whole.
+struct Process {
+    address: String,
+    node: String,
+    life: Life,
+    states: Option<tokio::task::JoinHandle<Vec<pb::EngineState>>>,
+    outcome: tokio::sync::oneshot::Receiver<Result<Outcome, String>>,
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Process {
+    /// As kill -9 does: sockets close, nothing is said.
+    fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    async fn outcome(&mut self) -> Outcome {
+        within("the outcome", &mut self.outcome).await.unwrap().unwrap()
+    }
+
+    async fn serving(&self) {
+        within("serving", self.life.until(|now| now.phase >= Phase::Serving)).await;
+        assert_eq!(self.life.now().phase, Phase::Serving, "{}", self.life.now().message);
+    }
+
+    /// Everything the agent was told, once the rank has ended.
+    async fn states(&mut self) -> Vec<pb::EngineState> {
+        within("the end of the watch", self.states.take().unwrap()).await.unwrap()
+    }
+
+    fn peer(&self, rank: u32) -> String {
+        format!("{rank}={}@{}", self.address, self.node)
+    }
+}
+
+impl Lab {
+    fn new() -> Self {
+        Self {
+            identities: Identities::new(),
+            model: fixture::model_dir(),
+            sockets: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Starts a rank on `node` with more flags, watched by an agent.
+    async fn start(&self, node: &str, flags: &str, fake: Arc<Fake>) -> Process {
+        let mut process = self.start_unwatched(node, flags, fake).await;
+        let socket = self.sockets.path().join(node);
+        process.states = Some(tokio::spawn(async move {
+            let mut client = ControlClient::new(tls::unix_channel(socket));
+            let mut states = client.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+            let mut all = Vec::new();
+            while let Ok(Some(state)) = states.message().await {
+                all.push(state);
+            }
+            all
+        }));
+        process
+    }
+
+    async fn start_unwatched(&self, node: &str, flags: &str, fake: Arc<Fake>) -> Process {
+        let path = |path: &std::path::Path| path.display().to_string();
+        let base = [
+            "russet-engine".to_owned(),
+            format!("--model-dir={}", path(self.model.path())),
+            "--served-model-name=small".to_owned(),
+            format!("--tls-dir={}", path(&self.identities.node(node))),
+            format!("--control-socket={}", path(&self.sockets.path().join(node))),
+            "--group-uid=g".to_owned(),
+        ];
+        let context = if flags.contains("--context-tokens") { "" } else { "--context-tokens 128" };
+        let flags = flags.split_whitespace().chain(context.split_whitespace()).map(str::to_owned);
+        let args = Args::try_parse_from(base.into_iter().chain(flags)).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (sender, bound) = tokio::sync::oneshot::channel();
+        let (ended, outcome) = tokio::sync::oneshot::channel();
+        let compute = fake.clone();
+        runtime.spawn(async move {
+            let rank = Rank::bind(args, compute).await.unwrap();
+            sender.send((rank.address().unwrap().to_string(), rank.life())).unwrap();
+            let _ = ended.send(rank.run().await.map_err(|error| error.to_string()));
+        });
+        let (address, life) = bound.await.unwrap();
+        Process { address, node: node.to_owned(), life, states: None, outcome, runtime: Some(runtime) }
+    }
+
+    /// A pipeline: rank 0 on node `n0`, and so on.
+    async fn pipeline(&self, fakes: &[Arc<Fake>], flags: &str) -> Vec<Process> {
+        let layers = vec!["1"; fakes.len()].join(",");
+        let ring = vec!["127.0.0.1:1"; fakes.len()].join(",");
+        let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} {flags}");
+        let mut followers = Vec::new();
+        for (rank, fake) in fakes.iter().enumerate().skip(1) {
+            followers.push(self.start(&format!("n{rank}"), &format!("{shared} --rank {rank}"), fake.clone()).await);
+        }
+        let peers: Vec<String> =
+            followers.iter().enumerate().map(|(index, process)| process.peer(index as u32 + 1)).collect();
+        let leader = self.start("n0", &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone()).await;
+        std::iter::once(leader).chain(followers).collect()
+    }
+
+    fn channel(&self, process: &Process, user: &str) -> Channel {
+        self.identities.user(user).channel(&process.address, &process.node).unwrap()
+    }
+
+    fn client(&self, process: &Process) -> EngineClient<Channel> {
+        EngineClient::new(self.channel(process, tls::GATEWAY_USER))
+    }
+}
+
+fn say(content: &str) -> GenerationRequest {
+    GenerationRequest {
+        id: format!("say {content}"),
+        messages: vec![Message { role: "user".into(), content: content.into() }],
+        max_tokens: None,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        ignore_eos: false,
+    }
+}
+
+/// An answer that goes on until `tokens`.
+fn say_for(content: &str, tokens: u32) -> GenerationRequest {
+    GenerationRequest { ignore_eos: true, max_tokens: Some(tokens), ..say(content) }
+}
+
+async fn ask(client: &mut EngineClient<Channel>, request: GenerationRequest) -> Streaming<pb::GenerateEvent> {
+    within("the answer's headers", client.generate(pb::GenerateRequest::from(request))).await.unwrap().into_inner()
+}
+
+async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
+    within("an event", events.message()).await.unwrap().map(Event::from)
+}
+
+/// The whole answer: its text and its end, after a check that there is exactly one.
+async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (String, Event) {
+    let mut text = String::new();
+    let mut end = None;
+    while let Some(event) = next(events).await {
+        assert!(end.is_none(), "{event:?} after {end:?}");
+        match event {
+            Event::Started { .. } => assert_eq!(text, ""),
+            Event::Token { text: piece, .. } => text.push_str(&piece),
+            event => end = Some(event),
+        }
+    }
+    (text, end.expect("a stream never just ends"))
+}
+
+fn failure(event: Event) -> Failure {
+    match event {
+        Event::Failed(failure) => failure,
+        event => panic!("{event:?} is no failure"),
+    }
+}
+
+/// `begin user … end assistant`: what the fixture's template puts around.
+const FRAME: u32 = 4;
+
+#[tokio::test]
+async fn one_rank_answers_and_says_what_it_cost() {
+    let lab = Lab::new();
+    let rank = lab.start("n0", "", Fake::new()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    for (request, text, reason, tokens) in [
+        (say("héllo 日本"), "héllo 日本", FinishReason::Stop, 13),
+        (say_for("ab", 5), "ababa", FinishReason::Length, 5),
+        (GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") }, "hel", FinishReason::Stop, 7),
+        // The context ends before the answer does.
+        (GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) }, "xxxx", FinishReason::Length, 4),
+    ] {
+        let prompt_tokens = request.messages[0].content.len() as u32 + FRAME;
+        let mut events = ask(&mut client, request).await;
+        let usage = Usage { prompt_tokens, completion_tokens: tokens };
+        assert_eq!(collect(&mut events).await, (text.to_owned(), Event::Finished { reason, usage }));
+    }
+    let description = client.describe(pb::DescribeRequest {}).await.unwrap().into_inner();
+    assert_eq!((description.model.as_str(), description.rank, description.size), ("small", 0, 1));
+}
+
+#[tokio::test]
+async fn requests_interleave_step_by_step_and_wait_for_a_slot() {
+    let lab = Lab::new();
+    let fake = Fake::with(Duration::from_millis(5), None);
+    let rank = lab.start("n0", "--max-sequences 2", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut first = ask(&mut client, say_for("a", 40)).await;
+    let mut second = ask(&mut client, say_for("b", 40)).await;
+    for events in [&mut first, &mut second] {
+        assert!(matches!(next(events).await, Some(Event::Started { .. })));
+    }
+    let mut third = ask(&mut client, say("c")).await;
+    assert_eq!(collect(&mut first).await.0, "a".repeat(40));
+    assert_eq!(collect(&mut second).await.0, "b".repeat(40));
+    assert_eq!(collect(&mut third).await.0, "c");
+    let slots: Vec<u32> = fake.steps().iter().map(|step| step.slot).collect();
+    let turns = slots.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(turns > 30, "the two slots took turns only {turns} times: {slots:?}");
+    assert!(fake.steps().iter().all(|step| step.slot < 2));
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_frees_its_slot() {
+    let lab = Lab::new();
+    let fake = Fake::with(Duration::from_millis(2), None);
+    let rank = lab.start("n0", "--max-sequences 1 --context-tokens 100000", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut events = ask(&mut client, say_for("a", 90_000)).await;
+    while !matches!(next(&mut events).await, Some(Event::Token { .. })) {}
+    // One that still waits may leave as well.
+    drop(ask(&mut client, say("never")).await);
+    drop(events);
+    eventually("freeing the slot", || fake.resets() == [0]).await;
+    let mut events = ask(&mut client, say("next")).await;
+    assert_eq!(collect(&mut events).await.0, "next");
+    let said_never = |step: &Step| step.tokens.contains(&fixture::token_of_byte(b'v'));
+    assert!(!fake.steps().iter().any(said_never), "the request that left while waiting was run");
+}
+
+#[tokio::test]
+async fn every_wrong_request_gets_a_typed_failure() {
+    let lab = Lab::new();
+    let fake = Fake::new();
+    let rank = lab.start("n0", "--max-sequences 1", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut wizard = say("hi");
+    wizard.messages[0].role = "wizard".into();
+    let mut hot = say("hi");
+    hot.sampling.temperature = f32::INFINITY;
+    for (request, kind, expected) in [
+        (say(&"x".repeat(124)), FailureKind::InvalidRequest, "has 128 tokens, but the context holds 128"),
+        (wizard, FailureKind::InvalidRequest, "only user and assistant speak here"),
+        (hot, FailureKind::InvalidRequest, "temperature is inf"),
+    ] {
+        let mut events = ask(&mut client, request).await;
+        let (_, end) = collect(&mut events).await;
+        let failure = failure(end);
+        assert_eq!(failure.kind, kind);
+        assert!(failure.message.contains(expected), "{}", failure.message);
+    }
+    // One runs for ever, as many as may wait do, and the next one is too many.
+    fake.set_mood(Mood::Hung);
+    let mut held = Vec::new();
+    for _ in 0..=MOST_WAITING {
+        held.push(ask(&mut client, say("x")).await);
+        if held.len() == 1 {
+            assert!(matches!(next(&mut held[0]).await, Some(Event::Started { .. })));
+        }
+    }
+    let mut events = ask(&mut client, say("x")).await;
+    let failure = failure(collect(&mut events).await.1);
+    assert_eq!(failure.kind, FailureKind::Overloaded);
+    assert!(failure.message.contains("1 requests are running and 64 are waiting"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn strangers_are_refused() {
+    let lab = Lab::new();
+    let rank = lab.start("n0", "", Fake::new()).await;
+    rank.serving().await;
+    let request = || pb::GenerateRequest::from(say("hi"));
+    let mut stranger = EngineClient::new(lab.channel(&rank, "somebody"));
+    assert_eq!(stranger.generate(request()).await.unwrap_err().code(), Code::PermissionDenied);
+    let follow = |mut client: EngineClient<Channel>| async move {
+        let commands = futures::stream::iter([pb::FollowCommand { command: None }]);
+        client.follow(commands).await.unwrap_err().code()
+    };
+    assert_eq!(follow(lab.client(&rank)).await, Code::PermissionDenied);
+    // A node may lead, but nobody leads rank 0.
+    assert_eq!(follow(EngineClient::new(lab.channel(&rank, "russet:node:b"))).await, Code::FailedPrecondition);
+    // Another CA does not even get a connection.
+    let other = Identities::new().user(tls::GATEWAY_USER);
+    let mixed = Files { ca: lab.identities.user(tls::GATEWAY_USER).ca, ..other };
+    // The other CA's files end with it, so they are read here.
+    if let Ok(channel) = mixed.channel(&rank.address, &rank.node) {
+        assert!(EngineClient::new(channel).generate(request()).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_pipeline_runs_the_same_steps_on_every_rank() {
+    let lab = Lab::new();
+    let fakes = [Fake::new(), Fake::new(), Fake::new()];
+    let mut ranks = lab.pipeline(&fakes, "").await;
+    for rank in &ranks {
+        rank.serving().await;
+    }
+    let mut client = lab.client(&ranks[0]);
+    for _ in 0..2 {
+        let mut events = ask(&mut client, say("pipeline")).await;
+        assert_eq!(collect(&mut events).await.0, "pipeline");
+    }
+    let steps: Vec<Step> = fakes[0].steps().into_iter().map(|step| Step { choice: None, ..step }).collect();
+    for follower in &fakes[1..] {
+        eventually("the last steps of a follower", || follower.steps() == steps).await;
+        eventually("the last reset of a follower", || follower.resets() == fakes[0].resets()).await;
+    }
+    assert_eq!(lab.client(&ranks[1]).generate(pb::GenerateRequest::from(say("hi"))).await.unwrap_err().code(), Code::FailedPrecondition);
+    let states = {
+        ranks[0].life.drain("the test is over");
+        assert_eq!(ranks[0].outcome().await, Outcome::Stopped);
+        ranks[0].states().await
+    };
+    assert!(states.iter().any(|state| state.phase() == pb::Phase::Serving));
+}
+
+#[tokio::test]
+async fn a_lost_follower_ends_every_stream_with_a_reason_even_when_mlx_hangs() {
+    for (mood, how) in [(Mood::Fine, "killed"), (Mood::Hung, "killed"), (Mood::Fine, "broken")] {
+        let lab = Lab::new();
+        let fakes = [Fake::with(Duration::from_millis(2), None), Fake::new(), Fake::new()];
+        let mut ranks = lab.pipeline(&fakes, "--max-sequences 1 --context-tokens 100000").await;
+        ranks[0].serving().await;
+        let mut client = lab.client(&ranks[0]);
+        let mut running = ask(&mut client, say_for("a", 90_000)).await;
+        while !matches!(next(&mut running).await, Some(Event::Token { .. })) {}
+        let mut waiting = ask(&mut client, say("b")).await;
+        fakes[0].set_mood(mood);
+        let expected = match how {
+            "killed" => {
+                ranks[2].kill();
+                "rank 2 on n2"
+            }
+            _ => {
+                fakes[1].set_mood(Mood::Broken);
+                "rank 1: [ring] connection to a peer was lost"
+            }
+        };
+        for events in [&mut running, &mut waiting] {
+            let failure = failure(collect(events).await.1);
+            assert_eq!(failure.kind, FailureKind::Unavailable);
+            assert!(failure.message.contains(expected), "{how}: {}", failure.message);
+        }
+        assert!(matches!(ranks[0].outcome().await, Outcome::Failed(reason) if reason.contains(expected)));
+        let last = ranks[0].states().await.pop().unwrap();
+        assert_eq!(last.phase(), pb::Phase::Failed);
+        assert!(last.message.contains(expected), "{}", last.message);
+        // The survivor is of no more use either.
+        assert!(matches!(ranks[1].outcome().await, Outcome::Failed(_)));
+    }
+}
+
+#[tokio::test]
+async fn a_follower_ends_when_rank_zero_is_gone() {
+    let lab = Lab::new();
+    let fakes = [Fake::new(), Fake::new()];
+    let mut ranks = lab.pipeline(&fakes, "").await;
+    ranks[1].serving().await;
+    ranks[0].kill();
+    assert!(matches!(ranks[1].outcome().await, Outcome::Failed(reason) if reason.contains("rank 0")));
+}
+
+#[tokio::test]
+async fn ranks_that_do_not_belong_together_refuse_each_other_by_name() {
+    let lab = Lab::new();
+    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1";
+    let follower = lab.start("n1", &format!("{group} --rank 1 --epoch 3"), Fake::new()).await;
+    let peers = follower.peer(1);
+    let mut leader = lab.start("n0", &format!("{group} --epoch 4 --peers {peers}"), Fake::new()).await;
+    let Outcome::Failed(reason) = leader.outcome().await else { panic!("rank 0 served") };
+    assert!(reason.contains("rank 1 on n1"), "{reason}");
+    assert!(reason.contains("the epochs differ: this rank has 3, rank 0 has 4"), "{reason}");
+    // The follower still waits for the right one.
+    let mut right = lab.start("n2", &format!("{group} --epoch 3 --peers {peers}"), Fake::new()).await;
+    right.serving().await;
+    right.life.drain("the test is over");
+    assert_eq!(right.outcome().await, Outcome::Stopped);
+}
+
+#[tokio::test]
+async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
+    let lab = Lab::new();
+    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1";
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let leader = lab.start("n0", &format!("{group} --peers 1={free}@n1"), Fake::new()).await;
+    within("naming whom it waits for", leader.life.until(|now| now.message.contains("waiting for rank 1 on n1"))).await;
+    let mut events = ask(&mut lab.client(&leader), say("early")).await;
+    assert_eq!(failure(collect(&mut events).await.1).kind, FailureKind::Unavailable);
+    let follower = lab.start("n1", &format!("{group} --rank 1 --listen {free}"), Fake::new()).await;
+    follower.serving().await;
+    leader.serving().await;
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_is_told_to_the_agent() {
+    let lab = Lab::new();
+    std::fs::write(lab.model.path().join("tokenizer.json"), "{").unwrap();
+    let mut rank = lab.start("n0", "", Fake::new()).await;
+    assert!(matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("tokenizer.json is broken")));
+    let last = rank.states().await.pop().unwrap();
+    assert_eq!(last.phase(), pb::Phase::Failed);
+    assert!(last.message.contains("tokenizer.json is broken"));
+
+    let lab = Lab::new();
+    let fake = Fake::new();
+    fake.break_weights();
+    let mut rank = lab.start("n0", "", fake).await;
+    assert!(matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("model.safetensors is broken")));
+}
+
+#[tokio::test]
+async fn an_engine_that_no_agent_watches_ends_itself() {
+    let lab = Lab::new();
+    let mut rank = lab.start_unwatched("n0", "--orphan-seconds 1", Fake::new()).await;
+    assert_eq!(rank.outcome().await, Outcome::Failed("no agent has watched this engine for 1 s".into()));
+
+    // Watched, it outlives its patience, and ends after the watch does.
+    let mut rank = lab.start("n1", "--orphan-seconds 1", Fake::new()).await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(rank.life.now().phase, Phase::Serving);
+    rank.states.take().unwrap().abort();
+    assert!(matches!(rank.outcome().await, Outcome::Failed(_)));
+}
+
+#[tokio::test]
+async fn stopping_answers_what_runs_and_refuses_the_rest() {
+    let lab = Lab::new();
+    let mut rank = lab.start("n0", "", Fake::with(Duration::from_millis(20), None)).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut events = ask(&mut client, say_for("a", 50)).await;
+    assert!(matches!(next(&mut events).await, Some(Event::Started { .. })));
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    control.stop(pb::StopRequest {}).await.unwrap();
+    let mut late = ask(&mut client, say("late")).await;
+    let refused = failure(collect(&mut late).await.1);
+    assert_eq!(refused.kind, FailureKind::Unavailable);
+    assert!(refused.message.contains("stopping"), "{}", refused.message);
+    assert_eq!(collect(&mut events).await.0, "a".repeat(50));
+    assert_eq!(rank.outcome().await, Outcome::Stopped);
+}
+
+#[tokio::test]
+async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
+    let lab = Lab::new();
+    let mut rank = lab.start("n0", "--epoch 7 --shard-uid s", Fake::new()).await;
+    rank.serving().await;
+    let mut events = ask(&mut lab.client(&rank), say("measure")).await;
+    collect(&mut events).await;
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+    let state = within("the state at once", watch.message()).await.unwrap().unwrap();
+    assert_eq!((state.phase(), state.epoch, state.shard_uid.as_str()), (pb::Phase::Serving, 7, "s"));
+    let mut text = String::new();
+    for path in ["/metrics", "/readyz"] {
+        let mut admin = tokio::net::TcpStream::connect(&state.metrics_address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        admin.write_all(request.as_bytes()).await.unwrap();
+        admin.read_to_string(&mut text).await.unwrap();
+    }
+    assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{text}");
+    for line in [
+        "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"small\"} 1",
+        "vllm:generation_tokens_total{engine=\"0\",model_name=\"small\"} 8",
+        "vllm:prompt_tokens_total{engine=\"0\",model_name=\"small\"} 11",
+        "vllm:num_requests_running{engine=\"0\",model_name=\"small\"} 0",
+        "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"small\"} 1",
+        "vllm:cache_config_info{block_size=\"128\",engine=\"0\",model_name=\"small\",num_gpu_blocks=\"4\"} 1",
+    ] {
+        assert!(text.contains(line), "{line} is missing from {text}");
+    }
+    rank.life.drain("the test is over");
+    let phases: Vec<pb::Phase> = rank.states().await.iter().map(pb::EngineState::phase).collect();
+    assert!(phases.is_sorted() && phases.contains(&pb::Phase::Serving), "{phases:?}");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named_with_its_flag() {
+    let lab = Lab::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let tls = lab.identities.node("n0").display().to_string();
+    let socket = lab.sockets.path().join("s").display().to_string();
+    let args = Args::try_parse_from([
+        "russet-engine", "--model-dir", "/m", "--served-model-name", "m", "--tls-dir", &tls,
+        "--control-socket", &socket, "--listen", &address.to_string(),
+    ]);
+    let error = Rank::bind(args.unwrap(), Fake::new()).await.err().unwrap().to_string();
+    assert!(error.contains(&format!("cannot listen on {address} (--listen)")), "{error}");
+}
