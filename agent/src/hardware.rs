@@ -1,0 +1,124 @@
+//! What this machine is: chip, cores, memory, disk, system, addresses. Measured here, judged
+//! elsewhere. One file per operating system; both parse texts with pure functions that are tested
+//! everywhere.
+
+pub mod linux;
+pub mod macos;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(target_os = "macos")]
+use macos as system;
+
+/// A machine as measured once at start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Name of the processor.
+    pub chip: Option<String>,
+    /// Logical cores.
+    pub cores: u32,
+    /// Bytes built in.
+    pub memory: u64,
+    /// Operating system and build.
+    pub os: String,
+    /// Identity of this boot; a restarted machine has another one.
+    pub boot_id: String,
+}
+
+impl Machine {
+    /// Measures this machine.
+    pub fn measure() -> io::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        Ok(Self { cores, ..system::measure()? })
+    }
+}
+
+/// Bytes of memory that new work could take now.
+pub fn available_memory() -> io::Result<u64> {
+    system::available_memory()
+}
+
+/// When process `pid` started, in the system's own terms; `None` when it is gone or only waits to
+/// be reaped. A pid alone may be somebody else's by now; with its start time it may not.
+pub fn process_start(pid: u32) -> Option<String> {
+    system::process_start(pid)
+}
+
+/// Total and free bytes of the file system that holds `path`.
+pub fn disk(path: &Path) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok((stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize))
+}
+
+/// The address other machines reach this one at: the local end of the route to the API server, or,
+/// when that is this machine, the first global IPv4 address of an interface that is up.
+pub fn address_towards(server: Option<SocketAddr>) -> IpAddr {
+    // Connecting a UDP socket sends nothing; it only asks the routing table.
+    let routed = server.and_then(|server| {
+        let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(server).ok()?;
+        socket.local_addr().ok().map(|local| local.ip())
+    });
+    match routed {
+        Some(address) if !address.is_loopback() && !address.is_unspecified() => address,
+        _ => interface_addresses().first().copied().unwrap_or(Ipv4Addr::LOCALHOST.into()),
+    }
+}
+
+/// Global IPv4 addresses of interfaces that are up, in the system's order.
+pub fn interface_addresses() -> Vec<IpAddr> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let addresses = interfaces.iter().filter(|interface| interface.is_oper_up()).filter_map(|interface| {
+        match interface.ip() {
+            IpAddr::V4(address) if !address.is_loopback() && !address.is_link_local() => {
+                Some(IpAddr::V4(address))
+            }
+            _ => None,
+        }
+    });
+    addresses.collect()
+}
+
+/// The machine's own name as a Kubernetes name: lower case, no domain.
+pub fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let first = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let name: String = first
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .collect();
+    match name.trim_matches('-') {
+        "" => "node".into(),
+        name => name.chars().take(63).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_can_be_measured() {
+        let machine = Machine::measure().unwrap();
+        assert!(machine.memory > 1 << 20 && machine.cores > 0, "{machine:?}");
+        assert!(!machine.boot_id.is_empty() && !machine.os.is_empty(), "{machine:?}");
+        assert!(available_memory().unwrap() <= machine.memory);
+        let (total, free) = disk(Path::new("/")).unwrap();
+        assert!(total >= free && total > 0);
+        let own = std::process::id();
+        assert!(process_start(own).is_some() && process_start(own) == process_start(own));
+        assert_eq!(process_start(u32::MAX - 1), None);
+    }
+
+    #[test]
+    fn a_server_on_this_machine_still_gives_an_address_for_others() {
+        let address = address_towards(Some(([127, 0, 0, 1], 6443).into()));
+        assert!(!address.is_unspecified());
+        assert!(!address.is_loopback() || interface_addresses().is_empty());
+    }
+}

@@ -1,0 +1,88 @@
+//! Linux, from `/proc` and `/etc/os-release`. The parsers are pure; only the functions at the top
+//! read files.
+
+use std::io;
+
+use super::Machine;
+
+/// Reads the machine's own files.
+#[cfg(target_os = "linux")]
+pub fn measure() -> io::Result<Machine> {
+    let read = std::fs::read_to_string;
+    let release = read("/etc/os-release").unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Ok(Machine {
+        chip: chip(&read("/proc/cpuinfo")?),
+        cores: 0,
+        memory: field(&read("/proc/meminfo")?, "MemTotal")?,
+        os: os(&release, &kernel),
+        boot_id: read("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+    })
+}
+
+/// Bytes the kernel could hand out without swapping.
+#[cfg(target_os = "linux")]
+pub fn available_memory() -> io::Result<u64> {
+    field(&std::fs::read_to_string("/proc/meminfo")?, "MemAvailable")
+}
+
+/// Start time of a process in clock ticks since boot.
+#[cfg(target_os = "linux")]
+pub fn process_start(pid: u32) -> Option<String> {
+    start_ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The processor's name; ARM kernels name none.
+pub fn chip(cpuinfo: &str) -> Option<String> {
+    let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(key, _)| matches!(key.trim(), "model name" | "Model")).map(|(_, name)| name.trim().to_owned())
+}
+
+/// Bytes of a field of `/proc/meminfo`, which counts in kibibytes.
+pub fn field(meminfo: &str, name: &str) -> io::Result<u64> {
+    let mut lines = meminfo.lines().filter_map(|line| line.split_once(':'));
+    let value = lines.find(|(key, _)| *key == name).and_then(|(_, rest)| {
+        rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+    });
+    value.ok_or_else(|| io::Error::other(format!("/proc/meminfo has no {name}")))
+}
+
+/// Name of the distribution and the kernel.
+pub fn os(release: &str, kernel: &str) -> String {
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let name = name.map_or("Linux", |name| name.trim_matches('"'));
+    format!("{name}, Linux {}", kernel.trim())
+}
+
+/// Start time out of `/proc/PID/stat`; `None` for a zombie. The second field is the program's name
+/// and may contain anything, so counting begins after its last bracket.
+pub fn start_ticks(stat: &str) -> Option<String> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?;
+    // The state is field 3, the start time field 22.
+    let start = fields.nth(18)?;
+    (!matches!(state, "Z" | "X")).then(|| start.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_by_its_start_even_with_a_nasty_name() {
+        let rest = "1 7 7 0 -1 4194304 100 0 0 0 1 2 0 0 20 0 1 0 987654 1000 200";
+        assert_eq!(start_ticks(&format!("42 (a) Z (b)) S {rest}")).as_deref(), Some("987654"));
+        assert_eq!(start_ticks(&format!("42 (gone) Z {rest}")), None);
+        assert_eq!(start_ticks("nonsense"), None);
+    }
+
+    #[test]
+    fn memory_and_names_are_read() {
+        let meminfo = "MemTotal:       24576 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n";
+        assert_eq!(field(meminfo, "MemAvailable").unwrap(), 1 << 20);
+        assert!(field(meminfo, "Mem").is_err());
+        assert_eq!(chip("processor: 0\nmodel name\t: Quick 9000\n").as_deref(), Some("Quick 9000"));
+        assert_eq!(os("NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "6.1\n"), "Debian 12, Linux 6.1");
+    }
+}

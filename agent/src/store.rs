@@ -1,0 +1,518 @@
+//! Model files on this machine: where they come from (one file per scheme and one line in
+//! [`SCHEMES`]), what their headers say, and how they become a published folder whose every byte
+//! was hashed after the last write. Knows nothing of Kubernetes but the reasons it reports.
+//!
+//! ```text
+//! uri ─▶ scheme lists ─▶ headers ─▶ shape
+//!                   └──▶ download (*.part, resumed) ─▶ verify (re-read) ─▶ publish (one rename)
+//! ```
+
+pub mod download;
+mod file;
+pub mod headers;
+mod https;
+mod hub;
+pub mod publish;
+pub mod verify;
+mod web;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{StreamExt as _, TryStreamExt as _};
+use russet_crds::conditions::Reason;
+use russet_wire::shape::ModelShape;
+use thiserror::Error;
+use tokio::sync::watch;
+
+pub use self::publish::{Manifest, Published};
+use self::headers::HeaderError;
+use self::publish::Shelf;
+use self::verify::Digest;
+use self::web::Web;
+
+/// A place to fetch weights from. A new one is one file and one line in [`SCHEMES`].
+pub struct Scheme {
+    /// Beginning of its URIs.
+    pub prefix: &'static str,
+    /// Whether a revision is resolved to a commit, which names the bytes.
+    pub pinned: bool,
+    list: for<'a> fn(&'a Context, &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>>,
+}
+
+/// Every scheme.
+pub const SCHEMES: &[Scheme] = &[file::SCHEME, hub::SCHEME, https::SCHEME];
+
+/// What every scheme may use.
+#[derive(Clone)]
+pub struct Context {
+    /// Folders that `file://` may read; empty allows none.
+    pub allow_file_roots: Vec<PathBuf>,
+    /// Base URL of the hub.
+    pub hf_endpoint: reqwest::Url,
+    /// First pause after a failed transfer; doubles up to 30 s while nothing arrives.
+    pub retry: Duration,
+    client: reqwest::Client,
+}
+
+/// One model as somebody asked for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The source's URI.
+    pub uri: String,
+    /// Commit if one is known, else branch or tag, else the default branch.
+    pub revision: Option<String>,
+    /// Whether `revision` is a commit.
+    pub pinned: bool,
+    /// Bearer token of the source.
+    pub token: Option<String>,
+    /// SHA-256 the manifest must have.
+    pub sha256: Option<String>,
+}
+
+/// A model's files as its source lists them.
+pub struct Source {
+    /// Commit the listing belongs to.
+    pub commit: Option<String>,
+    /// The files Russet takes, sorted by name.
+    pub files: Vec<SourceFile>,
+    web: Option<Web>,
+}
+
+/// One file of a source.
+#[derive(Clone, Debug)]
+pub struct SourceFile {
+    /// Its name; never a path.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// What the source promises of its content.
+    pub digest: Option<Digest>,
+    place: Place,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Disk(PathBuf),
+    Web(reqwest::Url),
+}
+
+/// What the headers of a source say.
+#[derive(Clone, Debug)]
+pub struct Headers {
+    /// Sizes and layers.
+    pub shape: ModelShape,
+    /// Commit, for schemes that have one.
+    pub commit: Option<String>,
+    /// Bytes of all files that will be fetched.
+    pub bytes_total: u64,
+}
+
+/// Where a copy stands; watched by whoever reports it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// What is being done.
+    pub stage: Stage,
+    /// Bytes on disk.
+    pub done: u64,
+    /// Bytes wanted; 0 while unknown.
+    pub total: u64,
+    /// Commit once resolved.
+    pub commit: Option<String>,
+    /// Shape once read.
+    pub shape: Option<ModelShape>,
+    /// What holds the transfer up, until bytes flow again.
+    pub trouble: Option<(Reason, String)>,
+}
+
+/// What is being done for a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Listing and reading headers.
+    #[default]
+    Resolving,
+    /// Bytes are on their way.
+    Downloading,
+    /// Bytes are read again and hashed.
+    Verifying,
+}
+
+/// Why a model cannot be read or copied. Each is one reason of a ModelCopy's conditions.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// No scheme has this prefix.
+    #[error("{uri} has a scheme this agent does not know; use hf://owner/name, https://host/folder or file:///folder")]
+    UnknownScheme {
+        /// The URI.
+        uri: String,
+    },
+    /// The URI does not parse.
+    #[error("{uri} is malformed: {problem}")]
+    BadUri {
+        /// The URI.
+        uri: String,
+        /// What is wrong and how to write it.
+        problem: String,
+    },
+    /// `file://` outside the allowed folders.
+    #[error("this agent may not read {path}: it is outside the allowed folders ({roots}); start the agent with --allow-file-root and a folder above it")]
+    NotAllowed {
+        /// The path.
+        path: PathBuf,
+        /// Allowed folders.
+        roots: String,
+    },
+    /// Nothing is there.
+    #[error("{what} does not exist ({detail}); check the URI and the revision")]
+    NotFound {
+        /// URL or path.
+        what: String,
+        /// Status or system message.
+        detail: String,
+    },
+    /// Credentials are missing or wrong.
+    #[error("{what} refused access ({detail}); put a token that may read it into a Secret under the key `token` and name it in the Model's source.secretRef")]
+    Forbidden {
+        /// URL.
+        what: String,
+        /// Status.
+        detail: String,
+    },
+    /// The source does not answer properly; tried again.
+    #[error("{what} cannot be reached: {detail}; it is tried again")]
+    Unreachable {
+        /// URL.
+        what: String,
+        /// Why.
+        detail: String,
+    },
+    /// The transfer ended early.
+    #[error("{file} ended after {got} of {want} bytes; it is resumed from there")]
+    Truncated {
+        /// The file.
+        file: String,
+        /// Bytes on disk.
+        got: u64,
+        /// Bytes promised.
+        want: u64,
+    },
+    /// A header is not what it should be.
+    #[error("the model cannot be read")]
+    Header(#[from] HeaderError),
+    /// The bytes are not those promised.
+    #[error("{file} has the digest {actual}, not {expected}; the copy was thrown away and is fetched again. If this repeats, the source itself is damaged")]
+    Digest {
+        /// The file, or `the manifest`.
+        file: String,
+        /// Promised.
+        expected: String,
+        /// Found.
+        actual: String,
+    },
+    /// Too little room.
+    #[error("{path} has {free} bytes free, but {need} more bytes are needed and {reserve} stay reserved; free some room or move the data directory")]
+    DiskFull {
+        /// The store.
+        path: PathBuf,
+        /// Bytes free.
+        free: u64,
+        /// Bytes still to come.
+        need: u64,
+        /// Bytes kept for the machine.
+        reserve: u64,
+    },
+    /// The file system failed.
+    #[error("{path} cannot be used: {source}")]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl StoreError {
+    /// The reason shown in conditions.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::UnknownScheme { .. } | Self::NotAllowed { .. } => Reason::SourceNotAllowed,
+            Self::BadUri { .. } => Reason::InvalidSpec,
+            Self::NotFound { .. } => Reason::SourceNotFound,
+            Self::Forbidden { .. } => Reason::SourceForbidden,
+            Self::Unreachable { .. } | Self::Io { .. } => Reason::SourceUnreachable,
+            Self::Truncated { .. } => Reason::Truncated,
+            Self::Header(_) => Reason::CorruptModel,
+            Self::Digest { .. } => Reason::DigestMismatch,
+            Self::DiskFull { .. } => Reason::DiskFull,
+        }
+    }
+
+    /// The message with its causes, for a condition.
+    pub fn chain(&self) -> String {
+        match self {
+            Self::Header(header) => format!("{self}: {header}"),
+            other => other.to_string(),
+        }
+    }
+
+    /// Whether the same transfer may succeed in a moment.
+    fn transient(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Truncated { .. })
+    }
+
+    fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// Whether Russet takes a file of that name: weights are data, so nothing that could be code is
+/// fetched, and nothing outside the model's own folder can be named.
+pub fn takes(name: &str) -> bool {
+    let plain = !name.is_empty()
+        && name.len() <= 200
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+=".contains(&byte));
+    let suffix = name.rsplit_once('.').map(|(_, suffix)| suffix);
+    let data = matches!(suffix, Some("safetensors" | "json" | "txt" | "jinja"));
+    plain && (data || name == "tokenizer.model") && name != publish::MANIFEST
+}
+
+impl Context {
+    /// A context whose hub is `hf_endpoint`.
+    pub fn new(hf_endpoint: &str, allow_file_roots: Vec<PathBuf>) -> Result<Self, StoreError> {
+        let hf_endpoint = reqwest::Url::parse(hf_endpoint)
+            .ok()
+            .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+            .ok_or_else(|| StoreError::BadUri {
+                uri: hf_endpoint.to_owned(),
+                problem: "HF_ENDPOINT must be a URL such as https://huggingface.co".into(),
+            })?;
+        let client = web::client().map_err(|error| StoreError::Unreachable {
+            what: "the web".into(),
+            detail: format!("no HTTP client could be made: {error}"),
+        })?;
+        Ok(Self { allow_file_roots, hf_endpoint, retry: Duration::from_millis(500), client })
+    }
+}
+
+/// The store of one machine.
+#[derive(Clone)]
+pub struct Store {
+    context: Context,
+    shelf: Shelf,
+}
+
+impl Store {
+    /// A store under `root`, made if absent.
+    pub fn open(root: PathBuf, context: Context) -> Result<Self, StoreError> {
+        Ok(Self { context, shelf: Shelf::open(root)? })
+    }
+
+    /// The published folder of `wanted`, without asking its source; `None` when it is not complete
+    /// or when only the source could say which commit is meant.
+    pub fn published(&self, wanted: &Wanted) -> Option<Published> {
+        self.shelf.published(&self.key(wanted)?)
+    }
+
+    /// What names the bytes of `wanted` in this store; `None` while the commit is unknown.
+    pub fn key(&self, wanted: &Wanted) -> Option<String> {
+        let scheme = scheme_of(&wanted.uri).ok()?;
+        let commit = match (scheme.pinned, wanted.pinned) {
+            (true, false) => return None,
+            (true, true) => wanted.revision.as_deref(),
+            (false, _) => None,
+        };
+        Some(publish::key(&wanted.uri, commit, wanted.sha256.as_deref()))
+    }
+
+    /// Removes published folders and partial ones whose key is not in `keep`.
+    pub fn collect(&self, keep: &std::collections::BTreeSet<String>) -> Result<Vec<String>, StoreError> {
+        self.shelf.collect(keep)
+    }
+
+    /// Reads the headers of `wanted` without copying it.
+    pub async fn headers(&self, wanted: &Wanted) -> Result<Headers, StoreError> {
+        let source = self.list(wanted).await?;
+        let (source, shape) = read_headers(source).await?;
+        Ok(Headers {
+            shape,
+            commit: source.commit.clone(),
+            bytes_total: source.files.iter().map(|file| file.size).sum(),
+        })
+    }
+
+    /// Copies `wanted` here and publishes it, resuming whatever an earlier try left. Transfers that
+    /// break are resumed for as long as the caller polls; everything else is returned.
+    pub async fn fetch(
+        &self,
+        wanted: &Wanted,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<Published, StoreError> {
+        if let Some(published) = self.published(wanted) {
+            return Ok(published);
+        }
+        progress.send_modify(|state| state.stage = Stage::Resolving);
+        let source = self.list(wanted).await?;
+        let (source, shape) = read_headers(source).await?;
+        let commit = source.commit.clone();
+        let key = publish::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref());
+        if let Some(published) = self.shelf.published(&key) {
+            return Ok(published);
+        }
+        let partial = self.shelf.partial(&key)?;
+        let total = source.files.iter().map(|file| file.size).sum();
+        let done: u64 = source.files.iter().map(|file| download::present(&partial, file)).sum();
+        progress.send_modify(|state| {
+            state.stage = Stage::Downloading;
+            state.done = done;
+            state.total = total;
+            state.commit = commit.clone();
+            state.shape = Some(shape.clone());
+        });
+        self.shelf.room_for(total - done.min(total))?;
+
+        // Four at once: enough to hide the latency of small files, few enough that a slow disk
+        // still writes long runs.
+        let transfers: Vec<_> = source
+            .files
+            .iter()
+            .map(|file| download::file(&self.context, &source, file, &partial, progress))
+            .collect();
+        futures::stream::iter(transfers)
+            .buffer_unordered(4)
+            .try_collect::<Vec<()>>()
+            .await?;
+
+        progress.send_modify(|state| {
+            state.stage = Stage::Verifying;
+            state.trouble = None;
+        });
+        let manifest = Manifest {
+            uri: wanted.uri.clone(),
+            commit,
+            files: verify::all(&partial, &source.files).await?,
+            shape,
+        };
+        if let Some(expected) = &wanted.sha256 {
+            let actual = manifest.sha256();
+            if *expected != actual {
+                self.shelf.forget(&key)?;
+                return Err(StoreError::Digest {
+                    file: "the manifest".into(),
+                    expected: expected.clone(),
+                    actual,
+                });
+            }
+        }
+        self.shelf.publish(&key, &manifest)
+    }
+
+    async fn list(&self, wanted: &Wanted) -> Result<Source, StoreError> {
+        let mut source = (scheme_of(&wanted.uri)?.list)(&self.context, wanted).await?;
+        source.files.retain(|file| takes(&file.name));
+        source.files.sort_by(|a, b| a.name.cmp(&b.name));
+        source.files.dedup_by(|a, b| a.name == b.name);
+        Ok(source)
+    }
+}
+
+/// Reads configuration, index and the headers of the weight files, and drops weight files that the
+/// model does not use.
+async fn read_headers(mut source: Source) -> Result<(Source, ModelShape), StoreError> {
+    let config = source.small(headers::CONFIG).await?;
+    let config = headers::Config::parse(&config)?;
+    let index = match source.files.iter().any(|file| file.name == headers::INDEX) {
+        true => Some(source.small(headers::INDEX).await?),
+        false => None,
+    };
+    let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
+    let weights = headers::weight_files(index.as_deref(), &names)?;
+    source.files.retain(|file| !file.name.ends_with(".safetensors") || weights.contains(&file.name));
+
+    let mut tensors = Vec::new();
+    for name in &weights {
+        let file = source.file(name)?;
+        let start = source.read(file, 0, 8.min(file.size)).await?;
+        let length = headers::header_length(name, &start, file.size)?;
+        let json = source.read(file, 8, length).await?;
+        tensors.extend(headers::tensors(name, &json, file.size)?);
+    }
+    let shape = headers::shape(&config, &tensors)?;
+    Ok((source, shape))
+}
+
+impl Source {
+    fn file(&self, name: &str) -> Result<&SourceFile, StoreError> {
+        self.files.iter().find(|file| file.name == name).ok_or_else(|| {
+            HeaderError::Missing { file: name.to_owned() }.into()
+        })
+    }
+
+    /// A whole small file, such as the configuration.
+    async fn small(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        let file = self.file(name)?;
+        if file.size > headers::MAX_HEADER {
+            return Err(HeaderError::TooLong {
+                file: name.to_owned(),
+                length: file.size,
+                limit: headers::MAX_HEADER,
+            }
+            .into());
+        }
+        self.read(file, 0, file.size).await
+    }
+
+    /// `length` bytes of a file from `offset` on.
+    async fn read(&self, file: &SourceFile, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        match (&file.place, &self.web) {
+            (Place::Disk(path), _) => file::read(path, offset, length).await,
+            (Place::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (Place::Web(url), None) => Err(StoreError::Unreachable {
+                what: url.to_string(),
+                detail: "the listing carries no web client; report this as a bug".into(),
+            }),
+        }
+    }
+}
+
+fn scheme_of(uri: &str) -> Result<&'static Scheme, StoreError> {
+    SCHEMES
+        .iter()
+        .find(|scheme| uri.starts_with(scheme.prefix))
+        .ok_or_else(|| StoreError::UnknownScheme { uri: uri.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_data_of_the_models_own_folder_is_taken() {
+        for (name, taken) in [
+            ("config.json", true),
+            ("model-00001-of-00002.safetensors", true),
+            ("tokenizer.model", true),
+            ("chat_template.jinja", true),
+            ("merges.txt", true),
+            ("modeling_llama.py", false),
+            ("pytorch_model.bin", false),
+            ("weights.pkl", false),
+            ("consolidated.pth", false),
+            ("../config.json", false),
+            ("original/params.json", false),
+            ("a\\b.json", false),
+            (".hidden.json", false),
+            ("evil\0.json", false),
+            ("MANIFEST.json", false),
+            ("README.md", false),
+            ("", false),
+        ] {
+            assert_eq!(takes(name), taken, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! One file's way to the disk: appended to `<name>.part`, resumed where it stopped for as long as
+//! it is wanted, renamed when every promised byte is there. Hashing comes later and elsewhere.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use reqwest::header::ETAG;
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
+use tokio::sync::watch;
+
+use super::{Context, Place, Progress, Source, SourceFile, StoreError, web};
+
+/// Longest pause between two tries: a source that comes back is noticed within half a minute.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Bytes written at once; small writes halve the rate of fast disks.
+const BUFFER: usize = 1 << 20;
+
+/// Pauses that double while nothing arrives.
+struct Backoff {
+    base: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    fn new(base: Duration) -> Self {
+        Self { base, next: base }
+    }
+
+    fn pause(&mut self, progressed: bool) -> Duration {
+        if progressed {
+            self.next = self.base;
+        }
+        let pause = self.next;
+        self.next = (self.next * 2).min(MAX_PAUSE);
+        pause
+    }
+}
+
+fn part(folder: &Path, file: &SourceFile) -> PathBuf {
+    folder.join(format!("{}.part", file.name))
+}
+
+/// Bytes of `file` an earlier try left in `folder`.
+pub(super) fn present(folder: &Path, file: &SourceFile) -> u64 {
+    let size = |path: PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    size(folder.join(&file.name)).max(size(part(folder, file))).min(file.size)
+}
+
+/// Brings `file` into `folder`, whole.
+pub(super) async fn file(
+    context: &Context,
+    source: &Source,
+    file: &SourceFile,
+    folder: &Path,
+    progress: &watch::Sender<Progress>,
+) -> Result<(), StoreError> {
+    let done = folder.join(&file.name);
+    if std::fs::metadata(&done).is_ok_and(|found| found.len() == file.size) {
+        return Ok(());
+    }
+    let mut backoff = Backoff::new(context.retry);
+    loop {
+        let before = present(folder, file);
+        let error = match attempt(source, file, folder, progress).await {
+            Ok(()) => break,
+            Err(error) if error.transient() => error,
+            Err(error) => return Err(error),
+        };
+        let pause = backoff.pause(present(folder, file) > before);
+        tracing::warn!(file = file.name, error = error.chain(), ?pause, "transfer interrupted");
+        progress.send_modify(|state| state.trouble = Some((error.reason(), error.chain())));
+        tokio::time::sleep(pause).await;
+    }
+    let part = part(folder, file);
+    tokio::fs::rename(&part, &done).await.map_err(StoreError::io(&part))?;
+    // Written beside the part to recognise the same bytes when resuming; of no use any more.
+    tokio::fs::remove_file(tag_path(&part)).await.ok();
+    Ok(())
+}
+
+fn tag_path(part: &Path) -> PathBuf {
+    part.with_extension("part.etag")
+}
+
+/// One try: from where the part ends to the end of the file.
+async fn attempt(
+    source: &Source,
+    file: &SourceFile,
+    folder: &Path,
+    progress: &watch::Sender<Progress>,
+) -> Result<(), StoreError> {
+    let path = part(folder, file);
+    let mut sink = Sink::open(&path, progress).await?;
+    if sink.length > file.size {
+        sink.restart().await?;
+    }
+    if sink.length < file.size {
+        match (&file.place, &source.web) {
+            (Place::Disk(original), _) => from_disk(original, file, &mut sink).await,
+            (Place::Web(url), Some(web)) => from_web(web, url, file, &mut sink).await,
+            (Place::Web(url), None) => Err(StoreError::Unreachable {
+                what: url.to_string(),
+                detail: "the listing carries no web client; report this as a bug".into(),
+            }),
+        }?;
+    }
+    // Bytes of an interrupted transfer are kept by `write`; these are the last ones.
+    sink.flush().await?;
+    if sink.length != file.size {
+        return Err(StoreError::Truncated {
+            file: file.name.clone(),
+            got: sink.length,
+            want: file.size,
+        });
+    }
+    Ok(())
+}
+
+async fn from_disk(original: &Path, file: &SourceFile, sink: &mut Sink<'_>) -> Result<(), StoreError> {
+    let io = || StoreError::io(original);
+    let mut input = tokio::fs::File::open(original).await.map_err(io())?;
+    input.seek(std::io::SeekFrom::Start(sink.length)).await.map_err(io())?;
+    let mut input = input.take(file.size - sink.length);
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let count = input.read(&mut buffer).await.map_err(io())?;
+        if count == 0 {
+            return Ok(());
+        }
+        sink.write(&buffer[..count]).await?;
+    }
+}
+
+async fn from_web(
+    web: &web::Web,
+    url: &reqwest::Url,
+    file: &SourceFile,
+    sink: &mut Sink<'_>,
+) -> Result<(), StoreError> {
+    let tag_path = tag_path(&sink.path);
+    let known = tokio::fs::read_to_string(&tag_path).await.ok();
+    let resume = (sink.length > 0).then_some((sink.length, None));
+    // Weak tags promise equal meaning, not equal bytes, and may not guard a range.
+    let guard = known.as_deref().filter(|tag| resume.is_some() && !tag.starts_with("W/"));
+    let mut response = web.get(url, resume, guard).await?.response;
+
+    let tag = response.headers().get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
+    let changed = matches!((&known, &tag), (Some(known), Some(tag)) if known != tag);
+    match response.status() {
+        StatusCode::PARTIAL_CONTENT if web::start(&response) == Some(sink.length) && !changed => {}
+        StatusCode::OK => sink.restart().await?,
+        // The server's file is another one than the part began with: begin anew.
+        status => {
+            sink.restart().await?;
+            tokio::fs::remove_file(&tag_path).await.ok();
+            return Err(StoreError::Unreachable {
+                what: url.to_string(),
+                detail: format!("it cannot continue the part that is here (HTTP {status})"),
+            });
+        }
+    }
+    if let Some(tag) = &tag {
+        tokio::fs::write(&tag_path, tag).await.map_err(StoreError::io(&tag_path))?;
+    }
+    loop {
+        let chunk = match response.chunk().await {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                sink.flush().await?;
+                tracing::debug!(file = file.name, %error, "the connection broke");
+                return Err(StoreError::Truncated {
+                    file: file.name.clone(),
+                    got: sink.length,
+                    want: file.size,
+                });
+            }
+        };
+        let room = file.size - sink.length;
+        if chunk.len() as u64 > room {
+            sink.restart().await?;
+            return Err(StoreError::Unreachable {
+                what: url.to_string(),
+                detail: format!("it sends more than the {} bytes it promised", file.size),
+            });
+        }
+        sink.write(&chunk).await?;
+    }
+}
+
+/// The part, written in long runs; what it counts as progress is on disk when it is flushed.
+struct Sink<'a> {
+    path: PathBuf,
+    file: tokio::io::BufWriter<tokio::fs::File>,
+    length: u64,
+    progress: &'a watch::Sender<Progress>,
+}
+
+impl<'a> Sink<'a> {
+    async fn open(path: &Path, progress: &'a watch::Sender<Progress>) -> Result<Self, StoreError> {
+        let io = || StoreError::io(path);
+        let mut options = tokio::fs::OpenOptions::new();
+        let file = options.create(true).append(true).open(path).await.map_err(io())?;
+        let length = file.metadata().await.map_err(io())?.len();
+        let file = tokio::io::BufWriter::with_capacity(BUFFER, file);
+        Ok(Self { path: path.to_owned(), file, length, progress })
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.file.write_all(bytes).await.map_err(StoreError::io(&self.path))?;
+        self.length += bytes.len() as u64;
+        self.progress.send_modify(|state| {
+            state.done += bytes.len() as u64;
+            state.trouble = None;
+        });
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), StoreError> {
+        self.file.flush().await.map_err(StoreError::io(&self.path))
+    }
+
+    async fn restart(&mut self) -> Result<(), StoreError> {
+        let io = || StoreError::io(&self.path);
+        self.file.flush().await.map_err(io())?;
+        self.file.get_mut().set_len(0).await.map_err(io())?;
+        let length = std::mem::take(&mut self.length);
+        self.progress.send_modify(|state| state.done = state.done.saturating_sub(length));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_until_bytes_flow_again() {
+        let mut backoff = Backoff::new(Duration::from_secs(1));
+        let seconds: Vec<u64> = [false, false, false, true, false, false, false, false, false]
+            .map(|progressed| backoff.pause(progressed).as_secs())
+            .into();
+        assert_eq!(seconds, [1, 2, 4, 1, 2, 4, 8, 16, 30]);
+    }
+}

@@ -1,0 +1,139 @@
+//! `file:///folder`: a folder of this machine, copied like any other source so that nobody can
+//! change bytes that were verified. Only folders the agent's owner allowed are read.
+
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+
+use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+
+pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, list };
+
+fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+    async move {
+        let roots = context.allow_file_roots.clone();
+        let uri = wanted.uri.clone();
+        blocking(move || list_folder(&uri, &roots)).await
+    }
+    .boxed()
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(StoreError::Io {
+            path: PathBuf::new(),
+            source: std::io::Error::other(error),
+        }),
+    }
+}
+
+fn list_folder(uri: &str, roots: &[PathBuf]) -> Result<Source, StoreError> {
+    let path = uri.strip_prefix(SCHEME.prefix).filter(|path| path.starts_with('/')).ok_or_else(|| {
+        StoreError::BadUri {
+            uri: uri.to_owned(),
+            problem: "write an absolute path after three slashes, such as file:///models/smoke".into(),
+        }
+    })?;
+    let folder = allowed(Path::new(path), roots)?;
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
+        let entry = entry.map_err(StoreError::io(&folder))?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if !super::takes(&name) {
+            continue;
+        }
+        // Caches of other tools keep links to blobs; what a link leads to must be allowed as well.
+        let path = allowed(&entry.path(), roots)?;
+        let metadata = std::fs::metadata(&path).map_err(StoreError::io(&path))?;
+        if metadata.is_file() {
+            files.push(SourceFile { name, size: metadata.len(), digest: None, place: Place::Disk(path) });
+        }
+    }
+    Ok(Source { commit: None, files, web: None })
+}
+
+/// The canonical form of `path`, if it lies under an allowed folder. A path that does not exist is
+/// only reported as missing inside the allowed folders, so that nobody can probe the machine.
+fn allowed(path: &Path, roots: &[PathBuf]) -> Result<PathBuf, StoreError> {
+    let refused = || StoreError::NotAllowed {
+        path: path.to_owned(),
+        roots: match roots {
+            [] => "none".into(),
+            roots => roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", "),
+        },
+    };
+    let roots: Vec<PathBuf> = roots.iter().filter_map(|root| root.canonicalize().ok()).collect();
+    match path.canonicalize() {
+        Ok(canonical) if roots.iter().any(|root| canonical.starts_with(root)) => Ok(canonical),
+        Ok(_) => Err(refused()),
+        Err(error) => {
+            let parts_up = path.components().any(|part| part == std::path::Component::ParentDir);
+            match !parts_up && roots.iter().any(|root| path.starts_with(root)) {
+                true => Err(StoreError::NotFound {
+                    what: path.display().to_string(),
+                    detail: error.to_string(),
+                }),
+                false => Err(refused()),
+            }
+        }
+    }
+}
+
+/// `length` bytes of a local file from `offset` on.
+pub(super) async fn read(path: &Path, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
+    let path = path.to_owned();
+    blocking(move || {
+        let mut file = std::fs::File::open(&path).map_err(StoreError::io(&path))?;
+        file.seek(SeekFrom::Start(offset)).map_err(StoreError::io(&path))?;
+        let mut bytes = Vec::new();
+        file.take(length).read_to_end(&mut bytes).map_err(StoreError::io(&path))?;
+        if (bytes.len() as u64) < length {
+            return Err(StoreError::Truncated {
+                file: path.display().to_string(),
+                got: offset + bytes.len() as u64,
+                want: offset + length,
+            });
+        }
+        Ok(bytes)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use russet_crds::conditions::Reason;
+
+    #[test]
+    fn only_allowed_folders_are_read_and_links_do_not_lead_out() {
+        let root = tempfile::tempdir().unwrap();
+        let base = root.path().canonicalize().unwrap();
+        let (inside, outside) = (base.join("inside/model"), base.join("outside"));
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::create_dir_all(&outside).unwrap();
+        std::fs::write(inside.join("config.json"), "{}").unwrap();
+        std::fs::write(inside.join("run.py"), "").unwrap();
+        std::fs::write(outside.join("secret.json"), "{}").unwrap();
+        let roots = [base.join("inside")];
+        let uri = |path: &Path| format!("file://{}", path.display());
+
+        let source = list_folder(&uri(&inside), &roots).unwrap();
+        assert_eq!(source.files.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), ["config.json"]);
+
+        let reason = |uri: &str, roots: &[PathBuf]| list_folder(uri, roots).err().map(|error| error.reason());
+        assert_eq!(reason(&uri(&inside), &[]), Some(Reason::SourceNotAllowed));
+        assert_eq!(reason(&uri(&outside), &roots), Some(Reason::SourceNotAllowed));
+        assert_eq!(reason(&uri(&inside.join("../../outside")), &roots), Some(Reason::SourceNotAllowed));
+        assert_eq!(reason(&uri(&base.join("nothing")), &roots), Some(Reason::SourceNotAllowed));
+        assert_eq!(reason(&uri(&base.join("inside/nothing")), &roots), Some(Reason::SourceNotFound));
+        assert_eq!(reason("file://relative", &roots), Some(Reason::InvalidSpec));
+
+        std::os::unix::fs::symlink(outside.join("secret.json"), inside.join("link.json")).unwrap();
+        assert_eq!(reason(&uri(&inside), &roots), Some(Reason::SourceNotAllowed));
+    }
+}

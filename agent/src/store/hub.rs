@@ -1,0 +1,148 @@
+//! `hf://owner/name`: a repository of the Hugging Face hub or of a mirror (`HF_ENDPOINT`). A
+//! revision is resolved to a commit first, and every file comes from that commit.
+
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use reqwest::Url;
+use serde::Deserialize;
+
+use super::verify::Digest;
+use super::web::Web;
+use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
+
+pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, list };
+
+/// What the hub's API tells of a revision.
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+    async move {
+        let repository = repository(&wanted.uri)?;
+        let web = Web::new(&context.client, wanted.token.as_deref(), &context.hf_endpoint);
+        let revision = wanted.revision.as_deref().unwrap_or("main");
+        let mut url = joined(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
+        url.set_query(Some("blobs=true"));
+        let answer = web.get(&url, None, None).await?;
+        let body = answer.response.bytes().await.map_err(|error| super::web::unreachable(&url, &error))?;
+        let found: Revision = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
+            what: url.to_string(),
+            detail: format!("its answer is not a hub's: {error}"),
+        })?;
+        let commit = check_commit(&url, &found.sha, wanted)?;
+
+        let files = futures::stream::iter(found.siblings)
+            .filter(|sibling| std::future::ready(super::takes(&sibling.rfilename)))
+            .map(|sibling| {
+                let name = sibling.rfilename.clone();
+                let url = joined(&context.hf_endpoint, &[], &repository, &["resolve", &commit, &name]);
+                described(&web, sibling, url)
+            })
+            .buffer_unordered(4)
+            .try_collect()
+            .await?;
+        Ok(Source { commit: Some(commit), files, web: Some(web) })
+    }
+    .boxed()
+}
+
+/// A file with size and digest: from the listing where it says, else from the file's own headers.
+async fn described(web: &Web, sibling: Sibling, url: Url) -> Result<SourceFile, StoreError> {
+    let Sibling { rfilename: name, size, blob_id, lfs } = sibling;
+    let lfs_size = lfs.as_ref().and_then(|lfs| lfs.size);
+    let digest = match lfs {
+        Some(Lfs { sha256, .. }) => sha256.and_then(|sha| Digest::of_etag(&sha)),
+        None => blob_id.and_then(|id| Digest::of_etag(&id)),
+    };
+    let (size, digest) = match (lfs_size.or(size), digest) {
+        (Some(size), Some(digest)) => (size, Some(digest)),
+        (size, digest) => {
+            let probed = web.probe(&url).await?;
+            (size.or(probed.size).unwrap_or_default(), digest.or(probed.digest))
+        }
+    };
+    Ok(SourceFile { name, size, digest, place: Place::Web(url) })
+}
+
+fn check_commit(url: &Url, sha: &str, wanted: &Wanted) -> Result<String, StoreError> {
+    let hex = sha.len() >= 7 && sha.len() <= 64 && sha.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let same = !wanted.pinned || wanted.revision.as_deref() == Some(sha);
+    if hex && same {
+        return Ok(sha.to_owned());
+    }
+    Err(StoreError::Unreachable {
+        what: url.to_string(),
+        detail: format!("it answered with commit {sha:?}, which is not the one asked for"),
+    })
+}
+
+fn repository(uri: &str) -> Result<[String; 2], StoreError> {
+    let plain = |part: &&str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
+    let path = uri.strip_prefix(SCHEME.prefix).unwrap_or_default();
+    match path.trim_end_matches('/').split('/').collect::<Vec<_>>()[..] {
+        [owner, name] if plain(&owner) && plain(&name) => Ok([owner.to_owned(), name.to_owned()]),
+        _ => Err(StoreError::BadUri {
+            uri: uri.to_owned(),
+            problem: "write hf://owner/name, and a branch or commit into source.revision".into(),
+        }),
+    }
+}
+
+/// `base` with further path segments; a slash inside a segment (`refs/pr/1`) is escaped.
+fn joined(base: &Url, before: &[&str], repository: &[String; 2], after: &[&str]) -> Url {
+    let mut url = base.clone();
+    // Only URLs that cannot be a base (`mailto:`) have no segments, and an endpoint has a host.
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(before).extend(repository).extend(after);
+    }
+    url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_are_two_plain_names() {
+        for (uri, good) in [
+            ("hf://mlx-community/Qwen3-30B-A3B-4bit", true),
+            ("hf://a/b/", true),
+            ("hf://a", false),
+            ("hf://a/b/c", false),
+            ("hf://../b", false),
+            ("hf://a/b?x=1", false),
+        ] {
+            assert_eq!(repository(uri).is_ok(), good, "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_below_a_path_and_a_revision_with_slashes_make_one_url() {
+        let base = Url::parse("http://mirror.local/hub/").unwrap();
+        let url = joined(&base, &["api", "models"], &["a".into(), "b".into()], &["revision", "refs/pr/1"]);
+        assert_eq!(url.as_str(), "http://mirror.local/hub/api/models/a/b/revision/refs%2Fpr%2F1");
+    }
+}

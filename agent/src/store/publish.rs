@@ -1,0 +1,263 @@
+//! The folders of the store: partial copies, published ones and what separates them, one rename.
+//! A published folder is complete, hashed and never written again.
+//!
+//! ```text
+//! <root>/.partial/<key>/model.safetensors.part   being written
+//! <root>/<key>/{model.safetensors, MANIFEST.json}  published
+//! ```
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use russet_wire::shape::ModelShape;
+use serde::{Deserialize, Serialize};
+use sha2::Digest as _;
+
+use super::StoreError;
+use super::verify::VerifiedFile;
+
+/// Name of the manifest in a published folder.
+pub const MANIFEST: &str = "MANIFEST.json";
+const PARTIAL: &str = ".partial";
+
+/// Bytes the store never takes from the machine: logs and the system's own files need some room
+/// when a download and something else fill the disk together.
+const RESERVE: u64 = 1 << 30;
+
+/// What a published folder holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// Where it came from.
+    pub uri: String,
+    /// Commit, for sources that have one.
+    pub commit: Option<String>,
+    /// Every file, sorted by name.
+    pub files: Vec<VerifiedFile>,
+    /// What the headers said.
+    pub shape: ModelShape,
+}
+
+impl Manifest {
+    /// SHA-256 of the sorted lines `<sha256>  <file>`.
+    pub fn sha256(&self) -> String {
+        let mut lines: Vec<String> =
+            self.files.iter().map(|file| format!("{}  {}\n", file.sha256, file.name)).collect();
+        lines.sort();
+        hex::encode(sha2::Sha256::digest(lines.concat()))
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+}
+
+/// A folder an engine may read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Published {
+    /// What names its bytes in this store.
+    pub key: String,
+    /// The folder.
+    pub path: PathBuf,
+    /// What it holds.
+    pub manifest: Manifest,
+}
+
+/// The name of the folder of these bytes: one commit of one source, or one pinned manifest.
+pub fn key(uri: &str, commit: Option<&str>, sha256: Option<&str>) -> String {
+    let parts = [uri, commit.unwrap_or_default(), sha256.unwrap_or_default()];
+    let mut digest = sha2::Sha256::new();
+    for part in parts {
+        // Lengths keep `a` + `bc` and `ab` + `c` apart.
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    hex::encode(&digest.finalize()[..16])
+}
+
+#[derive(Clone)]
+pub(super) struct Shelf {
+    root: PathBuf,
+}
+
+impl Shelf {
+    pub fn open(root: PathBuf) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(root.join(PARTIAL)).map_err(StoreError::io(&root))?;
+        Ok(Self { root })
+    }
+
+    /// The published folder, if it is there with every file at its size.
+    pub fn published(&self, key: &str) -> Option<Published> {
+        let path = self.root.join(key);
+        let manifest: Manifest = serde_json::from_slice(&std::fs::read(path.join(MANIFEST)).ok()?).ok()?;
+        let whole = manifest.files.iter().all(|file| {
+            std::fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.size)
+        });
+        whole.then(|| Published { key: key.to_owned(), path, manifest })
+    }
+
+    /// The folder a copy grows in.
+    pub fn partial(&self, key: &str) -> Result<PathBuf, StoreError> {
+        let path = self.root.join(PARTIAL).join(key);
+        std::fs::create_dir_all(&path).map_err(StoreError::io(&path))?;
+        Ok(path)
+    }
+
+    /// Throws a partial copy away.
+    pub fn forget(&self, key: &str) -> Result<(), StoreError> {
+        remove(&self.root.join(PARTIAL).join(key))
+    }
+
+    /// Whether `need` more bytes fit.
+    pub fn room_for(&self, need: u64) -> Result<(), StoreError> {
+        let (_, free) = crate::hardware::disk(&self.root).map_err(StoreError::io(&self.root))?;
+        room(&self.root, free, need)
+    }
+
+    /// Makes a verified partial copy visible in one step.
+    pub fn publish(&self, key: &str, manifest: &Manifest) -> Result<Published, StoreError> {
+        let partial = self.root.join(PARTIAL).join(key);
+        let names: BTreeSet<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+        let io = || StoreError::io(&partial);
+        for entry in std::fs::read_dir(&partial).map_err(io())? {
+            let entry = entry.map_err(io())?;
+            if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
+                std::fs::remove_file(entry.path()).map_err(StoreError::io(entry.path()))?;
+            }
+        }
+        for name in names {
+            sync(&partial.join(name))?;
+        }
+        let text = serde_json::to_vec_pretty(manifest).map_err(|error| StoreError::Io {
+            path: partial.join(MANIFEST),
+            source: error.into(),
+        })?;
+        let mut file = std::fs::File::create(partial.join(MANIFEST)).map_err(io())?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(io())?;
+        sync(&partial)?;
+        let path = self.root.join(key);
+        // What is there already is incomplete, or it would have been used.
+        remove(&path)?;
+        std::fs::rename(&partial, &path).map_err(io())?;
+        sync(&self.root)?;
+        Ok(Published { key: key.to_owned(), path, manifest: manifest.clone() })
+    }
+
+    /// Removes every folder whose key is not in `keep`; returns the keys of published ones.
+    pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
+        let mut removed = Vec::new();
+        for (folder, published) in [(self.root.clone(), true), (self.root.join(PARTIAL), false)] {
+            for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
+                let entry = entry.map_err(StoreError::io(&folder))?;
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                // Only names this store gives are this store's to remove.
+                let ours = name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+                if !ours || keep.contains(&name) {
+                    continue;
+                }
+                // The manifest goes first: a folder half removed must not look complete.
+                let manifest = entry.path().join(MANIFEST);
+                if manifest.exists() {
+                    std::fs::remove_file(&manifest).map_err(StoreError::io(&manifest))?;
+                }
+                remove(&entry.path())?;
+                if published {
+                    removed.push(name);
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
+
+fn room(path: &Path, free: u64, need: u64) -> Result<(), StoreError> {
+    if need == 0 || free >= need.saturating_add(RESERVE) {
+        return Ok(());
+    }
+    Err(StoreError::DiskFull { path: path.to_owned(), free, need, reserve: RESERVE })
+}
+
+fn sync(path: &Path) -> Result<(), StoreError> {
+    std::fs::File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::io(path))
+}
+
+fn remove(path: &Path) -> Result<(), StoreError> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(StoreError::Io { path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(files: &[(&str, &str)]) -> Manifest {
+        let files = files
+            .iter()
+            .map(|(name, content)| VerifiedFile {
+                name: (*name).into(),
+                size: content.len() as u64,
+                sha256: hex::encode(sha2::Sha256::digest(content)),
+            })
+            .collect();
+        Manifest { uri: "file:///m".into(), commit: None, files, shape: ModelShape::default() }
+    }
+
+    #[test]
+    fn a_folder_is_there_only_whole_and_holds_only_what_was_verified() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(root.path().join("models")).unwrap();
+        let key = key("file:///m", None, None);
+        let partial = shelf.partial(&key).unwrap();
+        std::fs::write(partial.join("config.json"), "{}").unwrap();
+        std::fs::write(partial.join("left.over.part"), "x").unwrap();
+        assert_eq!(shelf.published(&key), None);
+
+        let manifest = manifest(&[("config.json", "{}")]);
+        let published = shelf.publish(&key, &manifest).unwrap();
+        assert_eq!(shelf.published(&key), Some(published.clone()));
+        assert!(!published.path.join("left.over.part").exists() && !partial.exists());
+
+        std::fs::write(published.path.join("config.json"), "{}cut").unwrap();
+        assert_eq!(shelf.published(&key), None, "a file of another size is not what was verified");
+    }
+
+    #[test]
+    fn only_unwanted_folders_of_the_store_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(root.path().join("models")).unwrap();
+        let (kept, gone) = (key("a", None, None), key("b", Some("c"), None));
+        for key in [&kept, &gone] {
+            std::fs::write(shelf.partial(key).unwrap().join("config.json"), "{}").unwrap();
+            shelf.publish(key, &manifest(&[("config.json", "{}")])).unwrap();
+        }
+        std::fs::create_dir(root.path().join("models/somebody-elses")).unwrap();
+        assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), vec![gone.clone()]);
+        assert!(shelf.published(&kept).is_some() && shelf.published(&gone).is_none());
+        assert!(root.path().join("models/somebody-elses").exists());
+    }
+
+    #[test]
+    fn a_full_disk_is_told_in_numbers() {
+        assert!(room(Path::new("/d"), RESERVE + 5, 5).is_ok());
+        assert!(room(Path::new("/d"), 0, 0).is_ok(), "what is complete needs no room");
+        let error = room(Path::new("/d"), RESERVE + 4, 5).unwrap_err().to_string();
+        assert!(error.contains("5 more bytes") && error.contains("/d"), "{error}");
+    }
+
+    #[test]
+    fn the_digest_of_a_manifest_is_that_of_sha256sums_output() {
+        let manifest = manifest(&[("b.json", "2"), ("a.json", "1")]);
+        let mut lines = [
+            format!("{:x}  a.json\n", sha2::Sha256::digest("1")),
+            format!("{:x}  b.json\n", sha2::Sha256::digest("2")),
+        ];
+        lines.sort();
+        assert_eq!(manifest.sha256(), format!("{:x}", sha2::Sha256::digest(lines.concat())));
+    }
+}

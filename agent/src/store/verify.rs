@@ -1,0 +1,144 @@
+//! Hashing bytes that are on disk, by reading them again after the last write. What was hashed on
+//! its way in proves nothing about what the disk kept.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use serde::{Deserialize, Serialize};
+use sha2::Digest as _;
+
+use super::{Place, SourceFile, StoreError};
+
+/// What a source promises of a file's content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Digest {
+    /// SHA-256, as hubs keep for large files.
+    Sha256(String),
+    /// SHA-1 of a git blob, as hubs keep for small files.
+    GitBlob(String),
+}
+
+/// A file whose bytes were hashed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifiedFile {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// SHA-256 of them.
+    pub sha256: String,
+}
+
+impl Digest {
+    /// The digest in an ETag, told by its length; `None` for tags that are something else.
+    pub fn of_etag(tag: &str) -> Option<Self> {
+        let tag = tag.trim_start_matches("W/").trim_matches('"').to_ascii_lowercase();
+        let hex = tag.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match (hex, tag.len()) {
+            (true, 64) => Some(Self::Sha256(tag)),
+            (true, 40) => Some(Self::GitBlob(tag)),
+            _ => None,
+        }
+    }
+}
+
+struct Hashed {
+    size: u64,
+    sha256: String,
+    git_blob: String,
+}
+
+/// Hashes every file of a partial copy and compares it with what its source promises. A file that
+/// differs is removed, so that the next try fetches it again.
+pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<VerifiedFile>, StoreError> {
+    // Two at once: hashing is the CPU's work, and an engine may be running beside it.
+    let hashes: Vec<_> = files.iter().map(|file| one(folder.to_owned(), file.clone())).collect();
+    let mut verified: Vec<VerifiedFile> = futures::stream::iter(hashes)
+        .buffer_unordered(2)
+        .try_collect()
+        .await?;
+    verified.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(verified)
+}
+
+async fn one(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreError> {
+    let path = folder.join(&file.name);
+    let work = move || {
+        let found = hash(&path)?;
+        let promised = match (&file.digest, &file.place) {
+            (Some(digest), _) => Some(digest.clone()),
+            (None, Place::Disk(original)) => Some(Digest::Sha256(hash(original)?.sha256)),
+            (None, Place::Web(_)) => None,
+        };
+        let wrong = match promised {
+            _ if found.size != file.size => {
+                Some((format!("{} bytes", file.size), format!("{} bytes", found.size)))
+            }
+            Some(Digest::Sha256(sum)) if sum != found.sha256 => Some((sum, found.sha256.clone())),
+            Some(Digest::GitBlob(sum)) if sum != found.git_blob => Some((sum, found.git_blob.clone())),
+            _ => None,
+        };
+        if let Some((expected, actual)) = wrong {
+            std::fs::remove_file(&path).map_err(StoreError::io(&path))?;
+            return Err(StoreError::Digest { file: file.name, expected, actual });
+        }
+        Ok(VerifiedFile { name: file.name, size: found.size, sha256: found.sha256 })
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(StoreError::Io { path: folder, source: std::io::Error::other(error) }),
+    }
+}
+
+fn hash(path: &Path) -> Result<Hashed, StoreError> {
+    let io = || StoreError::io(path);
+    let mut file = std::fs::File::open(path).map_err(io())?;
+    let size = file.metadata().map_err(io())?.len();
+    let mut sha256 = sha2::Sha256::new();
+    let mut git = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
+    git.update(format!("blob {size}\0").as_bytes());
+    let mut buffer = vec![0; 1 << 20];
+    let mut read = 0;
+    loop {
+        let count = file.read(&mut buffer).map_err(io())?;
+        if count == 0 {
+            break;
+        }
+        read += count as u64;
+        sha256.update(&buffer[..count]);
+        // Git blobs are the small files; a second hash over tens of gigabytes would be wasted.
+        if size <= 64 << 20 {
+            git.update(&buffer[..count]);
+        }
+    }
+    Ok(Hashed {
+        size: read,
+        sha256: hex::encode(sha256.finalize()),
+        git_blob: hex::encode(git.finish()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_told_by_the_tags_length() {
+        let sha = "ab".repeat(32);
+        assert_eq!(Digest::of_etag(&format!("\"{sha}\"")), Some(Digest::Sha256(sha)));
+        let blob = "CD".repeat(20);
+        assert_eq!(Digest::of_etag(&format!("W/\"{blob}\"")), Some(Digest::GitBlob("cd".repeat(20))));
+        assert_eq!(Digest::of_etag("\"5f-17\""), None);
+    }
+
+    #[test]
+    fn both_hashes_are_those_sha256sum_and_git_print() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        std::fs::write(&path, "hello\n").unwrap();
+        let hashed = hash(&path).unwrap();
+        assert_eq!(hashed.git_blob, "ce013625030ba8dba906f756967f9e9ca394464a");
+        assert_eq!(hashed.sha256, "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03");
+    }
+}

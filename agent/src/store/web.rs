@@ -1,0 +1,194 @@
+//! The one way bytes come over HTTP: ranges, redirects followed by hand so that a token never
+//! leaves its own host, and statuses turned into errors a person can act on.
+
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LOCATION, RANGE};
+use reqwest::{Response, StatusCode, Url};
+
+use super::StoreError;
+use super::verify::Digest;
+
+/// Redirects followed at most; hubs use one or two.
+const MAX_REDIRECTS: usize = 10;
+
+pub(super) fn client() -> Result<reqwest::Client, reqwest::Error> {
+    reqwest::Client::builder()
+        .user_agent(concat!("russet-agent/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(Duration::from_secs(10))
+        // A stalled transfer must end to be resumed; slow ones go on for as long as bytes come.
+        .read_timeout(Duration::from_secs(30))
+        .build()
+}
+
+/// A client and the token for one origin.
+#[derive(Clone)]
+pub(super) struct Web {
+    client: reqwest::Client,
+    token: Option<(String, reqwest::Url)>,
+}
+
+/// An answer with a body, after all redirects.
+pub(super) struct Answer {
+    pub response: Response,
+    /// Digest and size that any hop announced for the linked file.
+    pub linked: Linked,
+}
+
+/// What a hub says of a file it redirects to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Linked {
+    pub size: Option<u64>,
+    pub digest: Option<Digest>,
+}
+
+impl Web {
+    /// A client that shows `token` to the origin of `home` and to nobody else.
+    pub fn new(client: &reqwest::Client, token: Option<&str>, home: &Url) -> Self {
+        Self { client: client.clone(), token: token.map(|token| (token.to_owned(), home.clone())) }
+    }
+
+    /// GET, of a range from `range.0` to `range.1` inclusive or to the end, if one is given.
+    pub async fn get(
+        &self,
+        url: &Url,
+        range: Option<(u64, Option<u64>)>,
+        if_range: Option<&str>,
+    ) -> Result<Answer, StoreError> {
+        let mut url = url.clone();
+        let mut linked = Linked::default();
+        for _ in 0..MAX_REDIRECTS {
+            let mut request = self.client.get(url.clone());
+            if let Some((token, home)) = &self.token
+                && home.origin() == url.origin()
+            {
+                request = request.bearer_auth(token);
+            }
+            if let Some((from, to)) = range {
+                let to = to.map(|to| to.to_string()).unwrap_or_default();
+                request = request.header(RANGE, format!("bytes={from}-{to}"));
+            }
+            if let Some(tag) = if_range {
+                request = request.header(IF_RANGE, tag);
+            }
+            let response = request.send().await.map_err(|error| unreachable(&url, &error))?;
+            linked = linked.or(Linked::of(response.headers()));
+            if response.status().is_redirection() {
+                url = next(&url, &response)?;
+                continue;
+            }
+            check(&url, &response)?;
+            return Ok(Answer { response, linked });
+        }
+        Err(StoreError::Unreachable {
+            what: url.to_string(),
+            detail: format!("more than {MAX_REDIRECTS} redirects"),
+        })
+    }
+
+    /// `length` bytes from `offset` on.
+    pub async fn read(&self, url: &Url, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
+        let range = Some((offset, Some(offset + length - 1)));
+        let mut response = self.get(url, range, None).await?.response;
+        // A server without ranges sends the whole file: skip to the part that was asked for.
+        let mut skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { offset };
+        let mut bytes: Vec<u8> = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
+            let dropped = skip.min(chunk.len() as u64);
+            skip -= dropped;
+            let left = length - bytes.len() as u64;
+            let part = &chunk[dropped as usize..];
+            bytes.extend_from_slice(&part[..part.len().min(left as usize)]);
+            if bytes.len() as u64 == length {
+                return Ok(bytes);
+            }
+        }
+        Err(StoreError::Truncated {
+            file: url.to_string(),
+            got: offset + bytes.len() as u64,
+            want: offset + length,
+        })
+    }
+
+    /// Size and digest of a file whose listing did not tell.
+    pub async fn probe(&self, url: &Url) -> Result<Linked, StoreError> {
+        let answer = self.get(url, Some((0, Some(0))), None).await?;
+        let size = total(&answer.response).or(answer.linked.size).ok_or_else(|| {
+            StoreError::Unreachable {
+                what: url.to_string(),
+                detail: "the server does not tell the size of the file".into(),
+            }
+        })?;
+        Ok(Linked { size: Some(size), digest: answer.linked.digest })
+    }
+}
+
+impl Linked {
+    fn of(headers: &HeaderMap) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let tag = text("x-linked-etag").or_else(|| headers.get(ETAG).and_then(|tag| tag.to_str().ok()));
+        Self {
+            size: text("x-linked-size").and_then(|size| size.parse().ok()),
+            digest: tag.and_then(Digest::of_etag),
+        }
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self { size: self.size.or(other.size), digest: self.digest.or(other.digest) }
+    }
+}
+
+/// The size of the whole file an answer is of.
+pub(super) fn total(response: &Response) -> Option<u64> {
+    if matches!(response.status(), StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE) {
+        let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
+        return range.rsplit_once('/')?.1.parse().ok();
+    }
+    response.content_length()
+}
+
+/// The offset a partial answer begins at.
+pub(super) fn start(response: &Response) -> Option<u64> {
+    let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok()
+}
+
+fn next(url: &Url, response: &Response) -> Result<Url, StoreError> {
+    let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+    let target = location.and_then(|location| url.join(location).ok());
+    let refused = |detail: String| StoreError::Unreachable { what: url.to_string(), detail };
+    let target = target.ok_or_else(|| refused("it redirects to nowhere".into()))?;
+    if url.scheme() == "https" && target.scheme() != "https" {
+        return Err(refused(format!("it redirects to {target}, which is not encrypted")));
+    }
+    Ok(target)
+}
+
+fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
+    let status = response.status();
+    let (what, detail) = (url.to_string(), format!("HTTP {status}"));
+    match status {
+        StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(()),
+        StatusCode::NOT_FOUND | StatusCode::GONE => Err(StoreError::NotFound { what, detail }),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(StoreError::Forbidden { what, detail }),
+        _ => Err(StoreError::Unreachable { what, detail }),
+    }
+}
+
+/// reqwest's own message names the URL but not the reason, which is in its causes.
+pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
+    let mut detail = String::new();
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if !detail.is_empty() {
+            detail.push_str(": ");
+        }
+        detail.push_str(&error.to_string());
+        cause = error.source();
+    }
+    if detail.is_empty() {
+        detail = error.to_string();
+    }
+    StoreError::Unreachable { what: url.to_string(), detail }
+}

@@ -1,0 +1,102 @@
+//! The join token: what `russet token create` prints and `russet join` reads. It names a bootstrap
+//! token of the API server and pins the cluster's CA; it is no credential of its own.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Marks the format, so that a later one can be told apart.
+const PREFIX: &str = "rst1.";
+
+/// A bootstrap token and the CA it is good for.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct JoinToken {
+    /// Public part of the bootstrap token: six of `[a-z0-9]`.
+    pub id: String,
+    /// Secret part: sixteen of `[a-z0-9]`.
+    pub secret: String,
+    /// `sha256:<hex>` of the CA's subject public key info.
+    pub ca_pin: String,
+}
+
+/// A text that is no join token.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("this is no join token ({problem}); copy the whole line that `russet token create` printed, it begins with `{PREFIX}`")]
+pub struct TokenError {
+    problem: &'static str,
+}
+
+impl JoinToken {
+    /// The one-line form.
+    pub fn encode(&self) -> String {
+        // A struct of three strings always serialises; an empty object would fail to decode.
+        let json = serde_json::to_vec(self).unwrap_or_default();
+        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(json))
+    }
+
+    /// Reads the one-line form.
+    pub fn decode(text: &str) -> Result<Self, TokenError> {
+        let wrong = |problem| TokenError { problem };
+        let body = text.trim().strip_prefix(PREFIX).ok_or(wrong("the beginning is missing"))?;
+        let json = URL_SAFE_NO_PAD.decode(body).map_err(|_| wrong("a part is missing or was changed"))?;
+        let token: Self =
+            serde_json::from_slice(&json).map_err(|_| wrong("its content cannot be read"))?;
+        let plain = |text: &str, length| {
+            text.len() == length
+                && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        };
+        let pin = token.ca_pin.strip_prefix("sha256:").unwrap_or_default();
+        if !plain(&token.id, 6) || !plain(&token.secret, 16) {
+            return Err(wrong("its id or secret has the wrong length"));
+        }
+        if !plain(pin, 64) || hex::decode(pin).is_err() {
+            return Err(wrong("its CA pin is not a SHA-256"));
+        }
+        Ok(token)
+    }
+
+    /// The bearer token the API server knows.
+    pub fn bearer(&self) -> String {
+        format!("{}.{}", self.id, self.secret)
+    }
+}
+
+impl std::fmt::Debug for JoinToken {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "JoinToken({}.…, {})", self.id, self.ca_pin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token() -> JoinToken {
+        JoinToken {
+            id: "abcdef".into(),
+            secret: "0123456789abcdef".into(),
+            ca_pin: format!("sha256:{}", "ab".repeat(32)),
+        }
+    }
+
+    #[test]
+    fn a_token_survives_the_round_trip_and_hides_its_secret_in_logs() {
+        let text = token().encode();
+        assert!(text.starts_with("rst1."));
+        assert_eq!(JoinToken::decode(&format!(" {text}\n")), Ok(token()));
+        assert!(!format!("{:?}", token()).contains("0123456789abcdef"));
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_the_remedy() {
+        let good = token().encode();
+        let short = JoinToken { secret: "short".into(), ..token() }.encode();
+        let pin = JoinToken { ca_pin: "sha256:zz".into(), ..token() }.encode();
+        for text in ["", "abcdef.0123456789abcdef", "rst1.", "rst1.!!", &good[..good.len() - 3], &short, &pin] {
+            let error = JoinToken::decode(text).unwrap_err();
+            assert!(error.to_string().contains("russet token create"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The store against a hub that misbehaves: bytes that stop, bytes that lie, doors that are shut.
+//! The hub is served on loopback by the test itself.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, Response, StatusCode};
+use axum::routing::get;
+use russet_agent::store::{Context, Progress, Stage, Store, StoreError, Wanted};
+use russet_crds::conditions::Reason;
+use tokio::sync::watch;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const LATER: &str = "fedcba9876543210fedcba9876543210fedcba98";
+
+/// What the hub serves and how it misbehaves.
+#[derive(Default)]
+struct Hub {
+    files: BTreeMap<String, Vec<u8>>,
+    /// Bytes after which an answer to this file breaks off, and how often.
+    cut: Mutex<HashMap<String, (usize, u32)>>,
+    /// Digest announced for a file instead of the true one.
+    lie: Mutex<HashMap<String, String>>,
+    /// Whether files are served by another host, as large ones are.
+    redirect: bool,
+    token: Option<String>,
+    /// The commit `main` stands for.
+    head: Mutex<String>,
+    /// Ranges asked for, by file.
+    ranges: Mutex<Vec<(String, String)>>,
+    /// Tokens the second host was shown.
+    leaked: AtomicU64,
+    served: AtomicU64,
+    cdn: Mutex<String>,
+}
+
+impl Hub {
+    async fn start(self) -> (Arc<Self>, String) {
+        let hub = Arc::new(self);
+        let router = Router::new()
+            .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
+            .route("/{owner}/{name}/resolve/{commit}/{file}", get(resolve))
+            .route("/cdn/{file}", get(cdn))
+            .with_state(hub.clone());
+        // Two listeners are two origins: the second one plays the host of the large files.
+        let mut addresses = Vec::new();
+        for _ in 0..2 {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            addresses.push(format!("http://{}", listener.local_addr().unwrap()));
+            let router = router.clone();
+            tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        }
+        *hub.cdn.lock().unwrap() = addresses[1].clone();
+        (hub, addresses[0].clone())
+    }
+
+    fn refuses(&self, headers: &HeaderMap) -> bool {
+        let shown = headers.get("authorization").and_then(|value| value.to_str().ok());
+        self.token.as_ref().is_some_and(|token| shown != Some(&format!("Bearer {token}")))
+    }
+}
+
+fn plain(status: StatusCode) -> Response<Body> {
+    Response::builder().status(status).body(Body::empty()).unwrap()
+}
+
+async fn revision(
+    State(hub): State<Arc<Hub>>,
+    Path((_, _, revision)): Path<(String, String, String)>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    if hub.refuses(&headers) {
+        return plain(StatusCode::UNAUTHORIZED);
+    }
+    let sha = match revision.as_str() {
+        "main" => hub.head.lock().unwrap().clone(),
+        COMMIT | LATER => revision,
+        _ => return plain(StatusCode::NOT_FOUND),
+    };
+    let siblings: Vec<_> = hub
+        .files
+        .keys()
+        .map(|name| serde_json::json!({"rfilename": name}))
+        .collect();
+    Response::new(Body::from(serde_json::json!({"sha": sha, "siblings": siblings}).to_string()))
+}
+
+async fn resolve(
+    State(hub): State<Arc<Hub>>,
+    Path((_, _, commit, file)): Path<(String, String, String, String)>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    assert!(commit == COMMIT || commit == LATER, "files come from commits, never from branches");
+    if hub.refuses(&headers) {
+        return plain(StatusCode::FORBIDDEN);
+    }
+    let Some(bytes) = hub.files.get(&file) else { return plain(StatusCode::NOT_FOUND) };
+    if !hub.redirect {
+        return serve(&hub, &file, &headers);
+    }
+    Response::builder()
+        .status(302)
+        .header("location", format!("{}/cdn/{file}", hub.cdn.lock().unwrap()))
+        .header("x-linked-size", bytes.len())
+        .header("x-linked-etag", format!("\"{}\"", announced(&hub, &file)))
+        .body(Body::empty())
+        .unwrap()
+}
+
+async fn cdn(State(hub): State<Arc<Hub>>, Path(file): Path<String>, headers: HeaderMap) -> Response<Body> {
+    if headers.contains_key("authorization") {
+        hub.leaked.fetch_add(1, Ordering::SeqCst);
+    }
+    serve(&hub, &file, &headers)
+}
+
+fn announced(hub: &Hub, file: &str) -> String {
+    let lie = hub.lie.lock().unwrap().get(file).cloned();
+    lie.unwrap_or_else(|| sha256(&hub.files[file]))
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    hex::encode(sha2::Sha256::digest(bytes))
+}
+
+fn serve(hub: &Hub, file: &str, headers: &HeaderMap) -> Response<Body> {
+    let bytes = &hub.files[file];
+    let range = headers.get("range").and_then(|range| range.to_str().ok()).map(str::to_owned);
+    let (mut from, mut to) = (0, bytes.len());
+    if let Some(range) = &range {
+        hub.ranges.lock().unwrap().push((file.to_owned(), range.clone()));
+        let (start, end) = range.trim_start_matches("bytes=").split_once('-').unwrap();
+        from = start.parse().unwrap();
+        to = end.parse::<usize>().map_or(bytes.len(), |end| (end + 1).min(bytes.len()));
+    }
+    let mut part = bytes[from..to].to_vec();
+    let length = part.len();
+    let mut broken = false;
+    // Probes and headers are short reads; only transfers are cut.
+    if let Some((after, times)) = hub.cut.lock().unwrap().get_mut(file)
+        && *times > 0
+        && length > *after
+    {
+        *times -= 1;
+        part.truncate(*after);
+        broken = true;
+    }
+    hub.served.fetch_add(part.len() as u64, Ordering::SeqCst);
+    let stream = async_stream(part, broken);
+    Response::builder()
+        .status(if range.is_some() { 206 } else { 200 })
+        .header("content-length", length)
+        .header("content-range", format!("bytes {from}-{}/{}", to.max(1) - 1, bytes.len()))
+        .header("etag", format!("\"{}\"", announced(hub, file)))
+        .body(Body::from_stream(stream))
+        .unwrap()
+}
+
+/// The bytes and, if `broken`, an error after them. The server only sends what it has when the next
+/// part is not there yet.
+fn async_stream(part: Vec<u8>, broken: bool) -> impl futures::Stream<Item = std::io::Result<Vec<u8>>> {
+    futures::stream::unfold((Some(part), broken), |(part, broken)| async move {
+        match (part, broken) {
+            (Some(part), broken) => Some((Ok(part), (None, broken))),
+            (None, true) => {
+                tokio::task::yield_now().await;
+                Some((Err(std::io::Error::other("cut")), (None, false)))
+            }
+            (None, false) => None,
+        }
+    })
+}
+
+/// A tiny model: one layer whose weight has `elements` values.
+fn model(elements: usize) -> BTreeMap<String, Vec<u8>> {
+    let data = elements * 4;
+    let header = serde_json::json!({
+        "model.embed_tokens.weight": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]},
+        "model.layers.0.w.weight": {"dtype": "F32", "shape": [elements], "data_offsets": [32, 32 + data]},
+    })
+    .to_string();
+    let mut weights = (header.len() as u64).to_le_bytes().to_vec();
+    weights.extend(header.as_bytes());
+    weights.extend((0..32 + data).map(|index| (index * 7 % 251) as u8));
+    let config = r#"{"model_type":"llama","num_hidden_layers":1,"hidden_size":4,"num_attention_heads":2,"vocab_size":2}"#;
+    BTreeMap::from([
+        ("config.json".to_owned(), config.as_bytes().to_vec()),
+        ("model.safetensors".to_owned(), weights),
+        ("tokenizer.json".to_owned(), b"{}".to_vec()),
+        ("modeling_llama.py".to_owned(), b"import os".to_vec()),
+        ("pytorch_model.bin".to_owned(), b"pickle".to_vec()),
+    ])
+}
+
+fn hub() -> Hub {
+    Hub { files: model(100_000), head: Mutex::new(COMMIT.into()), ..Hub::default() }
+}
+
+fn store(folder: &tempfile::TempDir, endpoint: &str) -> Store {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let mut context = Context::new(endpoint, vec![]).unwrap();
+    context.retry = Duration::from_millis(10);
+    Store::open(folder.path().join("models"), context).unwrap()
+}
+
+fn wanted() -> Wanted {
+    Wanted { uri: "hf://acme/tiny".into(), ..Wanted::default() }
+}
+
+fn progress() -> watch::Sender<Progress> {
+    watch::Sender::new(Progress::default())
+}
+
+fn names(path: &PathBuf) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behind() {
+    let (hub, endpoint) = Hub { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(&folder, &endpoint);
+    let refused = store.headers(&wanted()).await.unwrap_err();
+    assert_eq!(refused.reason(), Reason::SourceForbidden);
+    assert!(refused.to_string().contains("secretRef"));
+
+    let wanted = Wanted { token: Some("hf_secret".into()), ..wanted() };
+    let headers = store.headers(&wanted).await.unwrap();
+    assert_eq!(headers.commit.as_deref(), Some(COMMIT));
+    assert_eq!((headers.shape.layers, headers.shape.layer_bytes[0]), (1, 400_000));
+
+    let progress = progress();
+    let published = store.fetch(&wanted, &progress).await.unwrap();
+    assert_eq!(names(&published.path), ["MANIFEST.json", "config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), hub.files["model.safetensors"]);
+    let state = progress.borrow().clone();
+    assert_eq!((state.done, state.total), (headers.bytes_total, headers.bytes_total));
+    assert_eq!(state.stage, Stage::Verifying);
+    assert_eq!(hub.leaked.load(Ordering::SeqCst), 0, "the token went to another host");
+}
+
+#[tokio::test]
+async fn a_download_that_breaks_is_resumed_where_it_stopped() {
+    let (hub, endpoint) = hub().start().await;
+    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
+    let folder = tempfile::tempdir().unwrap();
+    let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+    assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), hub.files["model.safetensors"]);
+    let ranges: Vec<String> = hub
+        .ranges
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|(file, range)| file == "model.safetensors" && range.ends_with('-'))
+        .map(|(_, range)| range.clone())
+        .collect();
+    assert_eq!(ranges, ["bytes=150000-", "bytes=300000-"]);
+}
+
+#[tokio::test]
+async fn a_copy_whose_agent_was_killed_goes_on_from_its_bytes() {
+    let (hub, endpoint) = hub().start().await;
+    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, u32::MAX));
+    let folder = tempfile::tempdir().unwrap();
+    let progress = progress();
+    let mut state = progress.subscribe();
+    let first = store(&folder, &endpoint);
+    let task = tokio::spawn({
+        let progress = progress.clone();
+        async move { first.fetch(&wanted(), &progress).await.map(|_| ()) }
+    });
+    let stalled = state.wait_for(|state| state.trouble.is_some());
+    let trouble = tokio::time::timeout(Duration::from_secs(60), stalled).await.unwrap().unwrap().trouble.clone();
+    assert_eq!(trouble.unwrap().0, Reason::Truncated);
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+
+    let part = std::fs::read_dir(folder.path().join("models/.partial")).unwrap().next().unwrap().unwrap().path();
+    let kept = std::fs::metadata(part.join("model.safetensors.part")).unwrap().len();
+    assert!(kept >= 150_000, "{kept}");
+    hub.cut.lock().unwrap().clear();
+    hub.served.store(0, Ordering::SeqCst);
+    let published = store(&folder, &endpoint).fetch(&wanted(), &self::progress()).await.unwrap();
+    assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), hub.files["model.safetensors"]);
+    let all: usize = hub.files.values().map(Vec::len).sum();
+    assert!(hub.served.load(Ordering::SeqCst) < all as u64 - kept + 5_000, "bytes were fetched twice");
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_those_promised_are_never_published() {
+    let (hub, endpoint) = hub().start().await;
+    hub.lie.lock().unwrap().insert("model.safetensors".into(), "ab".repeat(32));
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(&folder, &endpoint);
+    let error = store.fetch(&wanted(), &progress()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::DigestMismatch);
+    let message = error.to_string();
+    assert!(message.contains("model.safetensors") && message.contains(&"ab".repeat(32)), "{message}");
+    let pinned = Wanted { revision: Some(COMMIT.into()), pinned: true, ..wanted() };
+    assert_eq!(store.published(&pinned), None);
+
+    hub.lie.lock().unwrap().clear();
+    store.fetch(&wanted(), &progress()).await.unwrap();
+    assert!(store.published(&pinned).is_some());
+
+    let sum = Wanted { sha256: Some("00".repeat(32)), ..wanted() };
+    let error = store.fetch(&sum, &progress()).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Digest { file, .. } if file == "the manifest"), "{error}");
+}
+
+#[tokio::test]
+async fn a_pinned_commit_stays_when_the_branch_moves() {
+    let (hub, endpoint) = hub().start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(&folder, &endpoint);
+    let commit = store.headers(&wanted()).await.unwrap().commit.unwrap();
+    *hub.head.lock().unwrap() = LATER.into();
+    let pinned = Wanted { revision: Some(commit.clone()), pinned: true, ..wanted() };
+    assert_eq!(store.fetch(&pinned, &progress()).await.unwrap().manifest.commit, Some(commit));
+    assert_eq!(store.headers(&wanted()).await.unwrap().commit.as_deref(), Some(LATER));
+
+    let nowhere = Wanted { revision: Some("no-such-branch".into()), ..wanted() };
+    let error = store.headers(&nowhere).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::SourceNotFound);
+    assert!(error.to_string().contains("no-such-branch"), "{error}");
+}
+
+#[tokio::test]
+async fn a_corrupt_header_is_named_with_its_number() {
+    let mut hub = hub();
+    let weights = hub.files.get_mut("model.safetensors").unwrap();
+    weights[..8].copy_from_slice(&999_999_999_u64.to_le_bytes());
+    let (_, endpoint) = hub.start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let error = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::CorruptModel);
+    let message = error.chain();
+    assert!(message.contains("model.safetensors") && message.contains("999999999"), "{message}");
+}
+
+#[tokio::test]
+async fn a_source_that_is_away_says_where_and_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = unused.local_addr().unwrap();
+    drop(unused);
+    let store = store(&folder, &format!("http://{address}"));
+    let error = store.headers(&wanted()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::SourceUnreachable);
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    let error = store.headers(&Wanted { uri: "s3://bucket/x".into(), ..Wanted::default() }).await.unwrap_err();
+    assert!(error.to_string().contains("hf://"), "{error}");
+}
+
+#[tokio::test]
+async fn a_local_folder_is_copied_verified_and_then_independent_of_its_source() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    for (name, bytes) in model(10) {
+        std::fs::write(source.join(name), bytes).unwrap();
+    }
+    let context = Context::new("https://huggingface.co", vec![folder.path().to_owned()]).unwrap();
+    let store = Store::open(folder.path().join("models"), context).unwrap();
+    let wanted = Wanted { uri: format!("file://{}", source.display()), ..Wanted::default() };
+    let published = store.fetch(&wanted, &progress()).await.unwrap();
+    std::fs::remove_dir_all(&source).unwrap();
+    assert_eq!(store.fetch(&wanted, &progress()).await.unwrap(), published);
+    assert_eq!(published.manifest.shape.layers, 1);
+}
