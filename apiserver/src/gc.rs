@@ -1,12 +1,97 @@
-//! What happens to objects without anybody asking.
+//! What happens to objects without anybody asking: dependents go with their owners, a namespace's objects with the
+//! namespace, a definition's objects with the definition, events with time; new namespaces get what every namespace has.
+//! One task each, all driven by watches of the store.
 
+pub mod definitions;
+pub mod events;
+pub mod namespaces;
+pub mod owners;
+
+use std::future::Future;
 use std::sync::Arc;
 
+use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::api::Api;
+use crate::api::{self, Api};
+use crate::object;
+use crate::status::Result;
+use crate::store::{Change, Expect, Outcome, Record, Txn};
+use crate::verbs::delete::{self, Options};
+use crate::verbs::{Call, list, write};
 
-/// Starts the controllers.
-pub fn spawn(_api: &Arc<Api>) -> Vec<JoinHandle<()>> {
-    Vec::new()
+/// Starts the controllers; they end when the server stops.
+pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
+    vec![
+        until_stopped(api, owners::run(api.clone())),
+        until_stopped(api, namespaces::run(api.clone())),
+        until_stopped(api, definitions::run(api.clone())),
+        until_stopped(api, events::run(api.clone())),
+    ]
+}
+
+fn until_stopped(api: &Arc<Api>, controller: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    let stopping = api.stopping.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = controller => {}
+            () = api::stopped(stopping) => {}
+        }
+    })
+}
+
+/// Changes a stored object past admission: what is taken away here is bookkeeping that no rule of the kind concerns. An
+/// object that nothing holds any more is removed. `change` returns false to leave the object as it is.
+async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> Result<()> {
+    loop {
+        let Some(record) = api.store.get(key) else { return Ok(()) };
+        let mut edited = Value::clone(record.object());
+        if !change(&mut edited) {
+            return Ok(());
+        }
+        object::set_meta(&mut edited, "resourceVersion", Value::Null);
+        let finished =
+            object::is_terminating(&edited) && object::finalizers(&edited).is_empty() && write::spec_finalized(&edited);
+        let change = if finished { Change::Delete } else { Change::Put(edited.to_string().into()) };
+        let txn = Txn { key: key.to_string(), expect: Expect::Revision(record.revision), change };
+        match api.store.txn(txn).await.map_err(list::storage_error)? {
+            Outcome::Done(_) => {
+                if let Some(resource) = api.kinds.table().of_key(key) {
+                    write::after(api, &resource);
+                }
+                return Ok(());
+            }
+            Outcome::Refused(_) => {}
+        }
+    }
+}
+
+/// Removes one finalizer.
+async fn release(api: &Api, key: &str, finalizer: &str) -> Result<()> {
+    edit(api, key, |object| {
+        let all = object::finalizers(object);
+        let kept: Vec<String> = all.iter().filter(|held| **held != finalizer).map(ToString::to_string).collect();
+        if kept.len() == all.len() {
+            return false;
+        }
+        object::set_finalizers(object, kept);
+        true
+    })
+    .await
+}
+
+/// Deletes a stored object, unless it is gone or another of its name took its place.
+async fn remove(api: &Arc<Api>, record: &Record, propagation: &str) -> Result<()> {
+    let Some(resource) = api.kinds.table().of_key(&record.key) else { return Ok(()) };
+    let object = record.object();
+    let call = Call::internal(resource, object::namespace(object), object::name(object));
+    let options = Options {
+        propagation: propagation.into(),
+        uid: Some(object::uid(object).to_string()),
+        ..Options::default()
+    };
+    match delete::delete(api, &call, &options).await {
+        Err(error) if matches!(error.code.as_u16(), 404 | 409) => Ok(()),
+        other => other.map(|_| ()),
+    }
 }

@@ -192,6 +192,14 @@ impl Table {
         self.resources.iter().find(|resource| resource.kind == kind && resource.api_version() == api_version).cloned()
     }
 
+    /// The resource whose objects are stored under keys like this one.
+    pub fn of_key(&self, key: &str) -> Option<Arc<Resource>> {
+        self.resources
+            .iter()
+            .find(|resource| resource.backing == Backing::Stored && key.starts_with(&resource.prefix))
+            .cloned()
+    }
+
     /// Each stored resource once, whichever versions show it.
     pub fn stored(&self) -> Vec<Arc<Resource>> {
         let mut seen = std::collections::BTreeSet::new();

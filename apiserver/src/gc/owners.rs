@@ -1,0 +1,267 @@
+//! Owner references. Every object's uid and every reference is indexed from the store's events, which arrive in order, so
+//! an owner is always known before its dependents. Deciding what to do with one object is the pure [`judge`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{edit, release, remove};
+use crate::api::Api;
+use crate::object;
+use crate::store::{EventKind, Record};
+use crate::verbs::delete::{FOREGROUND, ORPHAN};
+
+/// Everything this collector watches.
+const ALL: &str = "/registry/";
+
+/// What is known of an object others may refer to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    key: Arc<str>,
+    namespace: String,
+    /// Being deleted in the foreground: it waits for its dependents.
+    foreground: bool,
+}
+
+#[derive(Default)]
+struct Index {
+    objects: HashMap<String, Known>,
+    /// Owner's uid to keys of dependents.
+    dependents: HashMap<String, BTreeSet<Arc<str>>>,
+    /// Key to the uids of its owners.
+    owners: HashMap<Arc<str>, Vec<String>>,
+}
+
+impl Index {
+    fn forget_owners(&mut self, key: &Arc<str>) {
+        for uid in self.owners.remove(key).unwrap_or_default() {
+            if let Some(keys) = self.dependents.get_mut(&uid) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.dependents.remove(&uid);
+                }
+            }
+        }
+    }
+
+    /// Takes in a written object; tells which keys to look at.
+    fn written(&mut self, record: &Record) -> Vec<Arc<str>> {
+        let object = record.object();
+        let uid = object::uid(object).to_string();
+        if uid.is_empty() {
+            return Vec::new();
+        }
+        let waiting = object::is_terminating(object);
+        let finalizers = object::finalizers(object);
+        let foreground = waiting && finalizers.contains(&FOREGROUND);
+        let orphan = waiting && finalizers.contains(&ORPHAN);
+        let known =
+            Known { key: record.key.clone(), namespace: object::namespace(object).into(), foreground };
+        self.objects.insert(uid.clone(), known);
+        self.forget_owners(&record.key);
+        let owners: Vec<String> =
+            object::owners(object).iter().filter_map(|owner| owner["uid"].as_str()).map(str::to_string).collect();
+        let mut look = Vec::new();
+        if !owners.is_empty() {
+            for owner in &owners {
+                self.dependents.entry(owner.clone()).or_default().insert(record.key.clone());
+            }
+            // An owner that waits for its dependents may have lost or gained one.
+            look.extend(owners.iter().filter_map(|owner| self.objects.get(owner)).filter(|owner| owner.foreground).map(|owner| owner.key.clone()));
+            self.owners.insert(record.key.clone(), owners);
+            look.push(record.key.clone());
+        }
+        if foreground || orphan {
+            look.push(record.key.clone());
+            look.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+        }
+        look
+    }
+
+    /// Takes in a deleted object; tells which keys to look at.
+    fn deleted(&mut self, record: &Record) -> Vec<Arc<str>> {
+        let uid = object::uid(record.object()).to_string();
+        if self.objects.get(&uid).is_some_and(|known| known.key == record.key) {
+            self.objects.remove(&uid);
+        }
+        let owners = self.owners.get(&record.key).cloned().unwrap_or_default();
+        self.forget_owners(&record.key);
+        let mut look: Vec<Arc<str>> = self.dependents.get(&uid).into_iter().flatten().cloned().collect();
+        look.extend(owners.iter().filter_map(|owner| self.objects.get(owner)).map(|owner| owner.key.clone()));
+        look
+    }
+}
+
+/// What becomes of an object, by the state of its owners.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Keep,
+    /// Every owner is gone.
+    Remove,
+    /// Every owner that is left waits for this object to go.
+    RemoveInForeground,
+    /// Some owners are gone and others stay: forget the former.
+    Forget(Vec<String>),
+}
+
+/// How an owner stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Absent,
+    Present,
+    Waiting,
+}
+
+fn judge(owners: &[(String, Owner)]) -> Verdict {
+    if owners.is_empty() {
+        return Verdict::Keep;
+    }
+    let any = |state| owners.iter().any(|(_, owner)| *owner == state);
+    if any(Owner::Present) {
+        let absent = owners.iter().filter(|(_, owner)| *owner == Owner::Absent);
+        let absent: Vec<String> = absent.map(|(uid, _)| uid.clone()).collect();
+        return if absent.is_empty() { Verdict::Keep } else { Verdict::Forget(absent) };
+    }
+    if any(Owner::Waiting) { Verdict::RemoveInForeground } else { Verdict::Remove }
+}
+
+/// Runs the collector.
+pub async fn run(api: Arc<Api>) {
+    loop {
+        if let Err(error) = collect(&api).await {
+            // History was compacted under us, or storage failed: read everything again.
+            tracing::debug!(error, "the owner index is rebuilt");
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn collect(api: &Arc<Api>) -> Result<(), String> {
+    let snapshot = api.store.range(ALL, None, None).map_err(|error| error.to_string())?;
+    let mut watch = api.store.watch(ALL, snapshot.revision).map_err(|error| error.to_string())?;
+    let mut index = Index::default();
+    let mut look: BTreeSet<Arc<str>> = BTreeSet::new();
+    for record in &snapshot.records {
+        index.written(record);
+    }
+    look.extend(index.owners.keys().cloned());
+    look.extend(index.objects.values().filter(|known| known.foreground).map(|known| known.key.clone()));
+    let orphaning = snapshot.records.iter().filter(|record| object::finalizers(record.object()).contains(&ORPHAN));
+    look.extend(orphaning.map(|record| record.key.clone()));
+    loop {
+        for key in std::mem::take(&mut look) {
+            if let Err(error) = consider(api, &index, &key).await {
+                tracing::warn!(%error, key = key.as_ref(), "an object could not be collected and will be tried again");
+                look.insert(key);
+            }
+        }
+        let events = if look.is_empty() {
+            watch.next().await
+        } else {
+            // Something failed: try again soon, with whatever has happened meanwhile.
+            match tokio::time::timeout(Duration::from_millis(500), watch.next()).await {
+                Ok(events) => events,
+                Err(_) => continue,
+            }
+        };
+        for event in events.map_err(|error| error.to_string())? {
+            look.extend(match event.kind {
+                EventKind::Created | EventKind::Updated => index.written(&event.record),
+                EventKind::Deleted => index.deleted(&event.record),
+            });
+        }
+    }
+}
+
+async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>) -> crate::status::Result<()> {
+    let Some(record) = api.store.get(key) else { return Ok(()) };
+    let object = record.object();
+    let namespace = object::namespace(object);
+    let owners: Vec<(String, Owner)> = object::owners(object)
+        .iter()
+        .map(|owner| {
+            let uid = owner["uid"].as_str().unwrap_or_default().to_string();
+            let state = match index.objects.get(&uid) {
+                // An owner in another namespace is no owner.
+                Some(known) if !known.namespace.is_empty() && known.namespace != namespace => Owner::Absent,
+                Some(known) if known.foreground => Owner::Waiting,
+                Some(_) => Owner::Present,
+                None => Owner::Absent,
+            };
+            (uid, state)
+        })
+        .collect();
+    if !object::is_terminating(object) {
+        match judge(&owners) {
+            Verdict::Keep => {}
+            Verdict::Remove => remove(api, &record, "Background").await?,
+            Verdict::RemoveInForeground => {
+                let has_dependents = index.dependents.contains_key(object::uid(object));
+                remove(api, &record, if has_dependents { "Foreground" } else { "Background" }).await?;
+            }
+            Verdict::Forget(uids) => forget(api, key, &uids).await?,
+        }
+        return Ok(());
+    }
+    let uid = object::uid(object);
+    let dependents: Vec<Arc<Record>> =
+        index.dependents.get(uid).into_iter().flatten().filter_map(|key| api.store.get(key)).collect();
+    let finalizers = object::finalizers(object);
+    if finalizers.contains(&ORPHAN) {
+        for dependent in &dependents {
+            forget(api, &dependent.key, &[uid.to_string()]).await?;
+        }
+        release(api, key, ORPHAN).await?;
+    } else if finalizers.contains(&FOREGROUND) {
+        let blocks = |dependent: &Arc<Record>| {
+            object::owners(dependent.object())
+                .iter()
+                .any(|owner| owner["uid"] == *uid && owner["blockOwnerDeletion"] == true)
+        };
+        if !dependents.iter().any(blocks) {
+            release(api, key, FOREGROUND).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes references to these owners.
+async fn forget(api: &Api, key: &str, uids: &[String]) -> crate::status::Result<()> {
+    edit(api, key, |object| {
+        let gone = |owner: &Value| owner["uid"].as_str().is_some_and(|uid| uids.iter().any(|gone| gone == uid));
+        let owners = object::owners(object);
+        let kept: Vec<Value> = owners.iter().filter(|owner| !gone(owner)).cloned().collect();
+        if kept.len() == owners.len() {
+            return false;
+        }
+        let kept = if kept.is_empty() { Value::Null } else { Value::Array(kept) };
+        object::set_meta(object, "ownerReferences", kept);
+        true
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_goes_when_nothing_that_owns_it_stays() {
+        let of = |states: &[Owner]| -> Vec<(String, Owner)> {
+            states.iter().enumerate().map(|(index, state)| (index.to_string(), *state)).collect()
+        };
+        use Owner::{Absent, Present, Waiting};
+        for (owners, verdict) in [
+            (of(&[]), Verdict::Keep),
+            (of(&[Present]), Verdict::Keep),
+            (of(&[Absent]), Verdict::Remove),
+            (of(&[Absent, Present]), Verdict::Forget(vec!["0".into()])),
+            (of(&[Absent, Waiting]), Verdict::RemoveInForeground),
+            (of(&[Present, Waiting]), Verdict::Keep),
+        ] {
+            assert_eq!(judge(&owners), verdict, "{owners:?}");
+        }
+    }
+}
