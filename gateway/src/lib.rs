@@ -1,1 +1,35 @@
-//! Stub: being written.
+//! The gateway: speaks clients' dialects over HTTP and rank 0's gRPC over mutual TLS. It plans
+//! nothing, writes nothing to the cluster and keeps no conversation; it follows the cluster through
+//! a watch and goes on with what it last knew while the API server is away.
+//!
+//! ```text
+//! HTTP ─▶ server ─▶ guard ─▶ dialects/* ─▶ stream (wait, choose, retry) ─▶ backends ─gRPC─▶ rank 0
+//!                                             ▲
+//!                             routes: ModelDeployments, ShardGroups, ModelRoutes
+//! ```
+
+pub mod backends;
+pub mod dialects;
+mod guard;
+pub mod metrics;
+pub mod refusal;
+pub mod routes;
+pub mod server;
+pub mod stream;
+
+pub use server::{Error, GatewayConfig, run};
+
+/// An error and its causes in one line, for the log.
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their cause in their own text.
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

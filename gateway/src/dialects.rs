@@ -1,0 +1,75 @@
+//! The dialects clients speak. Each is one file and one line in [`ALL`]: it reads its requests into
+//! a dialect-free [`russet_wire::request::GenerationRequest`] and gives answers and refusals its own
+//! shape. Choosing engines, waiting and retrying happen elsewhere, once for all of them.
+
+mod openai;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+
+use crate::refusal::{Kind, Refusal};
+use crate::stream::Core;
+
+/// One dialect.
+pub struct Dialect {
+    /// Its name, for logs.
+    pub name: &'static str,
+    /// Whether a path belongs to it, so that even unknown paths are refused in its shape.
+    pub owns: fn(path: &str) -> bool,
+    /// Its paths.
+    pub routes: fn(Arc<Core>) -> Router,
+    /// A refusal in its shape.
+    pub refuse: fn(&Refusal) -> Response,
+}
+
+/// Every dialect; the first one speaks for paths that belong to none.
+pub const ALL: &[Dialect] = &[openai::DIALECT];
+
+/// The paths of every dialect.
+pub fn routes(core: &Arc<Core>) -> Router {
+    ALL.iter().fold(Router::new(), |router, dialect| router.merge((dialect.routes)(core.clone())))
+}
+
+/// A refusal in the shape of the dialect that `path` belongs to.
+pub fn refuse(path: &str, refusal: &Refusal) -> Response {
+    let dialect = ALL.iter().find(|dialect| (dialect.owns)(path)).unwrap_or(&ALL[0]);
+    (dialect.refuse)(refusal)
+}
+
+/// Largest body taken: a long context several times over.
+pub const BODY_LIMIT: usize = 16 * 1024 * 1024;
+/// A body that takes longer than this holds memory for nothing.
+const BODY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The whole body, if it is small and quick enough.
+async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
+    let too_large = || {
+        Refusal::new(
+            Kind::TooLarge,
+            format!("the body is larger than {} MiB, the most this gateway takes", BODY_LIMIT / 1024 / 1024),
+        )
+    };
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > BODY_LIMIT as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, BODY_LIMIT).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
+        Ok(Err(_)) => Err(Refusal::new(Kind::InvalidRequest, "the body broke off before its end")),
+        Err(_) => Err(Refusal::new(
+            Kind::BodyTimeout,
+            format!("the body did not arrive within {} s", BODY_PATIENCE.as_secs()),
+        )),
+    }
+}

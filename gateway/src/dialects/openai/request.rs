@@ -1,0 +1,419 @@
+//! Reads a chat request into the dialect-free one. Every refusal names the field. A field that would
+//! change the answer and cannot be honoured is refused; one that would not is ignored and reported.
+
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use serde_json::{Map, Value};
+
+use crate::refusal::{Kind, Refusal};
+
+/// A chat request, understood.
+#[derive(Debug, PartialEq)]
+pub(super) struct Chat {
+    /// The model's name as the client wrote it.
+    pub(super) model: String,
+    /// What the engine gets.
+    pub(super) request: GenerationRequest,
+    /// Whether the answer is streamed.
+    pub(super) streamed: bool,
+    /// Whether a stream ends with its usage.
+    pub(super) include_usage: bool,
+    /// Fields that change nothing here.
+    pub(super) ignored: Vec<String>,
+}
+
+type Object = Map<String, Value>;
+
+/// Fields read below.
+const READ: &[&str] = &[
+    "model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens",
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "n",
+];
+
+/// Fields that would change the answer and that this release cannot honour, each with the test for
+/// values that ask for nothing.
+const UNSUPPORTED: &[(&str, fn(&Value) -> bool)] = &[
+    ("tools", is_empty),
+    ("tool_choice", |value| value == "none" || value == "auto"),
+    ("functions", is_empty),
+    ("function_call", |value| value == "none" || value == "auto"),
+    ("response_format", |value| value.get("type").is_some_and(|kind| kind == "text")),
+    ("logprobs", |value| value == false),
+    ("top_logprobs", is_zero),
+    ("logit_bias", is_empty),
+    ("presence_penalty", is_zero),
+    ("frequency_penalty", is_zero),
+    ("repetition_penalty", |value| value.as_f64() == Some(1.0)),
+    ("modalities", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))),
+    ("audio", is_empty),
+    ("web_search_options", |_| false),
+];
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+/// OpenAI's limit.
+const MOST_STOPS: usize = 4;
+/// Fields of other servers' dialects are many; the header that lists them stays short.
+const MOST_IGNORED: usize = 16;
+
+impl Chat {
+    /// Reads `body`; `id` becomes the request's.
+    pub(super) fn parse(body: &[u8], id: String) -> Result<Self, Refusal> {
+        let value: Value = serde_json::from_slice(body).map_err(|error| {
+            Refusal::new(Kind::InvalidRequest, format!("the body is not JSON: {error}"))
+        })?;
+        let Value::Object(mut fields) = value else {
+            return Err(Refusal::new(Kind::InvalidRequest, "the body must be a JSON object"));
+        };
+        // OpenAI's SDKs send null for what is not set.
+        fields.retain(|_, value| !value.is_null());
+        let model = match fields.get("model") {
+            Some(Value::String(model)) if !model.is_empty() => model.clone(),
+            Some(_) => return Err(Refusal::field("model", "`model` must be the name of a model")),
+            None => return Err(Refusal::field("model", "`model` is missing; GET /v1/models lists the names")),
+        };
+        for (field, harmless) in UNSUPPORTED {
+            if fields.get(*field).is_some_and(|value| !harmless(value)) {
+                return Err(Refusal::field(
+                    *field,
+                    format!("`{field}` is not supported by this release and would change the answer; leave it out"),
+                ));
+            }
+        }
+        if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
+            return Err(Refusal::field("n", "`n` must be 1; send the request several times for several answers"));
+        }
+        let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
+        let request = GenerationRequest {
+            id,
+            messages: messages(fields.get("messages"))?,
+            max_tokens: max_tokens(&fields)?,
+            sampling: Sampling {
+                temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
+                // 0 is allowed by OpenAI and means the most probable token alone.
+                top_p: top_p.max(1e-6),
+                // Other servers write "keep everything" as -1.
+                top_k: integer(&fields, "top_k", -1, i64::from(u32::MAX))?
+                    .map_or(0, |top_k| u32::try_from(top_k).unwrap_or(0)),
+                min_p: number(&fields, "min_p", 0.0, 1.0)?.unwrap_or(0.0),
+                seed: seed(&fields)?,
+            },
+            stop: stop(fields.get("stop"))?,
+            ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
+        };
+        Ok(Self {
+            model,
+            request,
+            streamed: boolean(&fields, "stream")?.unwrap_or(false),
+            include_usage: include_usage(fields.get("stream_options"))?,
+            ignored: ignored(&fields),
+        })
+    }
+}
+
+fn max_tokens(fields: &Object) -> Result<Option<u32>, Refusal> {
+    let old = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
+    let new = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
+    Ok(new.or(old).and_then(|most| u32::try_from(most).ok()))
+}
+
+fn include_usage(value: Option<&Value>) -> Result<bool, Refusal> {
+    match value {
+        None => Ok(false),
+        Some(Value::Object(options)) => match options.get("include_usage") {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(wanted)) => Ok(*wanted),
+            Some(_) => Err(Refusal::field("stream_options.include_usage", "`stream_options.include_usage` must be true or false")),
+        },
+        Some(_) => Err(Refusal::field("stream_options", "`stream_options` must be an object")),
+    }
+}
+
+fn ignored(fields: &Object) -> Vec<String> {
+    let plain = |name: &str| {
+        name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    };
+    fields
+        .keys()
+        .filter(|name| !READ.contains(&name.as_str()) && !UNSUPPORTED.iter().any(|(field, _)| field == name))
+        .filter(|name| plain(name))
+        .take(MOST_IGNORED)
+        .cloned()
+        .collect()
+}
+
+fn boolean(fields: &Object, name: &str) -> Result<Option<bool>, Refusal> {
+    match fields.get(name) {
+        None => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(_) => Err(Refusal::field(name, format!("`{name}` must be true or false"))),
+    }
+}
+
+fn number(fields: &Object, name: &str, least: f64, most: f64) -> Result<Option<f32>, Refusal> {
+    match fields.get(name).map(Value::as_f64) {
+        None => Ok(None),
+        Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value as f32)),
+        Some(_) => Err(Refusal::field(
+            name,
+            format!("`{name}` must be a number from {least} to {most}, not {}", shown(&fields[name])),
+        )),
+    }
+}
+
+fn integer(fields: &Object, name: &str, least: i64, most: i64) -> Result<Option<i64>, Refusal> {
+    match fields.get(name).map(Value::as_i64) {
+        None => Ok(None),
+        Some(Some(value)) if (least..=most).contains(&value) => Ok(Some(value)),
+        Some(_) => Err(Refusal::field(
+            name,
+            format!("`{name}` must be an integer of at least {least}, not {}", shown(&fields[name])),
+        )),
+    }
+}
+
+fn seed(fields: &Object) -> Result<Option<u64>, Refusal> {
+    match fields.get("seed") {
+        None => Ok(None),
+        // Negative seeds are as good as any: only equality matters.
+        Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
+            Some(seed) => Ok(Some(seed)),
+            None => Err(Refusal::field("seed", format!("`seed` must be an integer of 64 bits, not {}", shown(value)))),
+        },
+    }
+}
+
+fn stop(value: Option<&Value>) -> Result<Vec<String>, Refusal> {
+    let wrong = || {
+        Refusal::field("stop", format!("`stop` must be a text or a list of at most {MOST_STOPS} texts, none of them empty"))
+    };
+    let texts = match value {
+        None => vec![],
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(Value::Array(items)) => {
+            items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        Some(_) => return Err(wrong()),
+    };
+    if texts.len() > MOST_STOPS || texts.iter().any(String::is_empty) {
+        return Err(wrong());
+    }
+    Ok(texts)
+}
+
+fn messages(value: Option<&Value>) -> Result<Vec<Message>, Refusal> {
+    match value {
+        None => Err(Refusal::field("messages", "`messages` is missing")),
+        Some(Value::Array(items)) if !items.is_empty() => {
+            items.iter().enumerate().map(|(index, item)| message(&format!("messages[{index}]"), item)).collect()
+        }
+        Some(_) => Err(Refusal::field("messages", "`messages` must be a list with at least one message")),
+    }
+}
+
+fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
+    let Value::Object(fields) = value else {
+        return Err(Refusal::field(at, format!("`{at}` must be an object with a role and a content")));
+    };
+    let role_at = format!("{at}.role");
+    let role = match fields.get("role").and_then(Value::as_str) {
+        // The newer word for the same thing; chat templates know the older one.
+        Some("developer") => "system",
+        Some(role @ ("system" | "user" | "assistant")) => role,
+        Some("tool" | "function") => {
+            return Err(Refusal::field(&role_at, format!("`{role_at}`: results of tools are not supported by this release")));
+        }
+        _ => return Err(Refusal::field(&role_at, format!("`{role_at}` must be system, developer, user or assistant"))),
+    };
+    for name in ["tool_calls", "function_call", "audio"] {
+        if fields.get(name).is_some_and(|value| !value.is_null() && !is_empty(value)) {
+            let field = format!("{at}.{name}");
+            return Err(Refusal::field(&field, format!("`{field}` is not supported by this release")));
+        }
+    }
+    let content_at = format!("{at}.content");
+    let content = match fields.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) if !parts.is_empty() => {
+            let mut content = String::new();
+            for (index, part) in parts.iter().enumerate() {
+                content.push_str(text_part(&format!("{content_at}[{index}]"), part)?);
+            }
+            content
+        }
+        _ => {
+            return Err(Refusal::field(&content_at, format!("`{content_at}` must be a text or a list of text parts")));
+        }
+    };
+    Ok(Message { role: role.to_owned(), content })
+}
+
+fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, Refusal> {
+    match part.get("type").and_then(Value::as_str) {
+        Some("text") => part
+            .get("text")
+            .and_then(Value::as_str)
+            .ok_or_else(|| Refusal::field(format!("{at}.text"), format!("`{at}.text` must be a text"))),
+        Some(other) => {
+            let other = shown(&Value::from(other));
+            Err(Refusal::field(format!("{at}.type"), format!("`{at}.type` must be \"text\"; {other} is not supported by this release")))
+        }
+        None => Err(Refusal::field(format!("{at}.type"), format!("`{at}.type` is missing"))),
+    }
+}
+
+/// A value in a message, short enough to read.
+fn shown(value: &Value) -> String {
+    const MOST: usize = 40;
+    let text = value.to_string();
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(body: &Value) -> Result<Chat, Refusal> {
+        Chat::parse(body.to_string().as_bytes(), "id".into())
+    }
+
+    fn with(extra: Value) -> Value {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        body
+    }
+
+    #[test]
+    fn a_plain_request_means_what_openai_says() {
+        let chat = parse(&with(json!({}))).unwrap();
+        assert_eq!(
+            chat,
+            Chat {
+                model: "m".into(),
+                request: GenerationRequest {
+                    id: "id".into(),
+                    messages: vec![Message { role: "user".into(), content: "hi".into() }],
+                    max_tokens: None,
+                    sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
+                    stop: vec![],
+                    ignore_eos: false,
+                },
+                streamed: false,
+                include_usage: false,
+                ignored: vec![],
+            }
+        );
+    }
+
+    #[test]
+    fn every_field_that_is_honoured_arrives() {
+        let chat = parse(&with(json!({
+            "messages": [
+                {"role": "developer", "content": "brief"},
+                {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "tool_calls": []},
+                {"role": "user", "content": "hi", "name": "eve"},
+            ],
+            "stream": true, "stream_options": {"include_usage": true},
+            "max_tokens": 9, "max_completion_tokens": 5,
+            "temperature": 0, "top_p": 0, "top_k": -1, "min_p": 0.25, "seed": -1,
+            "stop": ["\n", "END"], "ignore_eos": true, "n": 1,
+            "user": "eve", "store": false, "logprobs": false, "tools": [], "response_format": {"type": "text"},
+            "presence_penalty": 0, "frequency_penalty": null, "odd name ü": 1,
+        })))
+        .unwrap();
+        let roles: Vec<&str> = chat.request.messages.iter().map(|message| message.role.as_str()).collect();
+        assert_eq!(roles, ["system", "assistant", "user"]);
+        assert_eq!(chat.request.messages[1].content, "ab");
+        assert!(chat.streamed && chat.include_usage && chat.request.ignore_eos);
+        assert_eq!(chat.request.max_tokens, Some(5));
+        assert_eq!(
+            chat.request.sampling,
+            Sampling { temperature: 0.0, top_p: 1e-6, top_k: 0, min_p: 0.25, seed: Some(u64::MAX) }
+        );
+        assert_eq!(chat.request.stop, ["\n", "END"]);
+        assert_eq!(chat.ignored, ["store", "user"]);
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        let content = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+        for (extra, param) in [
+            (json!({"model": 7}), "model"),
+            (json!({"model": null}), "model"),
+            (json!({"messages": null}), "messages"),
+            (json!({"messages": []}), "messages"),
+            (json!({"messages": "hello"}), "messages"),
+            (json!({"messages": ["hello"]}), "messages[0]"),
+            (json!({"messages": [{"role": "wizard", "content": "hi"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "tool", "content": "hi"}]}), "messages[0].role"),
+            (json!({"messages": [{"content": "hi"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+            (json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}), "messages[0].tool_calls"),
+            (content(json!(7)), "messages[0].content"),
+            (content(json!([])), "messages[0].content"),
+            (content(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "messages[0].content[0].type"),
+            (content(json!([{"type": "text", "text": "a"}, "b"])), "messages[0].content[1].type"),
+            (content(json!([{"type": "text"}])), "messages[0].content[0].text"),
+            (json!({"stream": "yes"}), "stream"),
+            (json!({"stream_options": true}), "stream_options"),
+            (json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage"),
+            (json!({"max_tokens": 0}), "max_tokens"),
+            (json!({"max_tokens": -1}), "max_tokens"),
+            (json!({"max_tokens": 1.5}), "max_tokens"),
+            (json!({"max_completion_tokens": 99999999999u64}), "max_completion_tokens"),
+            (json!({"temperature": 9}), "temperature"),
+            (json!({"temperature": -1}), "temperature"),
+            (json!({"temperature": "hot"}), "temperature"),
+            (json!({"top_p": 2}), "top_p"),
+            (json!({"top_k": -2}), "top_k"),
+            (json!({"min_p": 1.5}), "min_p"),
+            (json!({"seed": 0.5}), "seed"),
+            (json!({"stop": ["1", "2", "3", "4", "5"]}), "stop"),
+            (json!({"stop": [""]}), "stop"),
+            (json!({"stop": [1]}), "stop"),
+            (json!({"stop": 1}), "stop"),
+            (json!({"ignore_eos": 1}), "ignore_eos"),
+            (json!({"n": 2}), "n"),
+            (json!({"n": 0}), "n"),
+            (json!({"tools": [{"type": "function"}]}), "tools"),
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format"),
+            (json!({"logprobs": true}), "logprobs"),
+            (json!({"top_logprobs": 2}), "top_logprobs"),
+            (json!({"logit_bias": {"5": 1}}), "logit_bias"),
+            (json!({"presence_penalty": 0.5}), "presence_penalty"),
+            (json!({"frequency_penalty": 0.5}), "frequency_penalty"),
+            (json!({"modalities": ["text", "audio"]}), "modalities"),
+        ] {
+            let refusal = parse(&with(extra.clone())).expect_err(&extra.to_string());
+            assert_eq!(refusal.kind, Kind::InvalidRequest, "{extra}");
+            assert_eq!(refusal.param.as_deref(), Some(param), "{extra}");
+            assert!(refusal.message.contains(param), "{extra}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn bodies_that_are_no_chat_request_are_refused_and_never_panic() {
+        let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
+        for body in [b"".as_slice(), b"{", b"null", b"[]", b"\"x\"", b"{}", b"\xff\xfe", b"{\"model\":\"\"}", b"NaN", &deep] {
+            let refusal = Chat::parse(body, "id".into()).unwrap_err();
+            assert_eq!(refusal.kind, Kind::InvalidRequest);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! What the gateway counts. Suffixes follow llm-d's gateway so that its dashboards need only another
+//! prefix; the histograms' buckets are vLLM's. Values that do not exist are absent, never 0.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus::{
+    HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector,
+};
+
+use crate::refusal::{Kind, Refusal};
+
+/// Distinct model names in labels; a client that invents names must not fill the memory of whoever
+/// collects them.
+const MOST_MODELS: usize = 1000;
+/// The label of names that lead nowhere.
+const UNKNOWN: &str = "unknown";
+/// The label of names beyond [`MOST_MODELS`].
+const OTHER: &str = "other";
+
+const FIRST_TOKEN_BUCKETS: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+const REQUEST_BUCKETS: [f64; 20] = [
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0,
+];
+
+/// The gateway's metrics, all under `russet_gateway_`.
+pub struct Metrics {
+    models: Mutex<HashSet<String>>,
+    requests: IntCounterVec,
+    errors: IntCounterVec,
+    cancelled: IntCounterVec,
+    retries: IntCounterVec,
+    running: IntGaugeVec,
+    queue: IntGaugeVec,
+    outcomes: IntCounterVec,
+    first_token: HistogramVec,
+    duration: HistogramVec,
+    prompt_tokens: IntCounterVec,
+    generation_tokens: IntCounterVec,
+}
+
+impl Metrics {
+    /// The metrics, registered in `registry`; fails when they are there already.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let model: &[&str] = &["model_name"];
+        Ok(Self {
+            models: Mutex::default(),
+            requests: add(registry, counter("request_total", "Requests for an answer.", model)?)?,
+            errors: add(
+                registry,
+                counter(
+                    "request_error_total",
+                    "Requests that got an error instead of an answer or of its end.",
+                    &["model_name", "error_code"],
+                )?,
+            )?,
+            cancelled: add(
+                registry,
+                counter("request_cancelled_total", "Requests whose client left before the end.", model)?,
+            )?,
+            retries: add(
+                registry,
+                counter("request_retry_total", "Times a request was sent again before its first token.", model)?,
+            )?,
+            running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
+            queue: add(
+                registry,
+                gauge("flow_control_queue_size", "Requests waiting for an engine now.", model)?,
+            )?,
+            outcomes: add(
+                registry,
+                counter(
+                    "flow_control_requests_total",
+                    "Requests by what became of them before an engine took them.",
+                    &["outcome"],
+                )?,
+            )?,
+            first_token: add(
+                registry,
+                histogram(
+                    "request_ttft_seconds",
+                    "From the request's arrival to its first token.",
+                    &FIRST_TOKEN_BUCKETS,
+                )?,
+            )?,
+            duration: add(
+                registry,
+                histogram(
+                    "request_duration_seconds",
+                    "From the request's arrival to the end of its answer.",
+                    &REQUEST_BUCKETS,
+                )?,
+            )?,
+            prompt_tokens: add(
+                registry,
+                counter("prompt_tokens_total", "Tokens of prompts that were answered.", model)?,
+            )?,
+            generation_tokens: add(
+                registry,
+                counter("generation_tokens_total", "Tokens of complete answers.", model)?,
+            )?,
+        })
+    }
+
+    /// The label for a name that leads to a deployment.
+    fn label(&self, model: &str) -> String {
+        let mut models = self.models.lock();
+        if models.contains(model) {
+            model.to_owned()
+        } else if models.len() < MOST_MODELS {
+            models.insert(model.to_owned());
+            model.to_owned()
+        } else {
+            OTHER.to_owned()
+        }
+    }
+
+    /// Counts a request whose model's name leads nowhere.
+    pub fn unknown_model(&self, refusal: &Refusal) {
+        self.requests.with_label_values(&[UNKNOWN]).inc();
+        self.errors.with_label_values(&[UNKNOWN, refusal.kind.as_str()]).inc();
+        self.outcomes.with_label_values(&["rejected"]).inc();
+    }
+
+    /// Starts to count a request for a known model.
+    pub fn request(self: &std::sync::Arc<Self>, model: &str) -> Tracker {
+        let label = self.label(model);
+        self.requests.with_label_values(&[&label]).inc();
+        self.running.with_label_values(&[&label]).inc();
+        self.queue.with_label_values(&[&label]).inc();
+        Tracker {
+            metrics: self.clone(),
+            label,
+            arrived: Instant::now(),
+            queued: true,
+            first_token: None,
+            settled: false,
+        }
+    }
+}
+
+fn full(name: &str) -> String {
+    format!("russet_gateway_{name}")
+}
+
+fn counter(name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+    IntCounterVec::new(Opts::new(full(name), help), labels)
+}
+
+fn gauge(name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
+    IntGaugeVec::new(Opts::new(full(name), help), labels)
+}
+
+fn histogram(name: &str, help: &str, buckets: &[f64]) -> Result<HistogramVec, prometheus::Error> {
+    HistogramVec::new(HistogramOpts::new(full(name), help).buckets(buckets.to_vec()), &["model_name"])
+}
+
+fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C, prometheus::Error> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+/// One request from arrival to end. Dropped before it is settled, it counts as left by its client.
+pub struct Tracker {
+    metrics: std::sync::Arc<Metrics>,
+    label: String,
+    arrived: Instant,
+    queued: bool,
+    first_token: Option<Duration>,
+    settled: bool,
+}
+
+impl Tracker {
+    fn leave_queue(&mut self, outcome: &str) {
+        if std::mem::take(&mut self.queued) {
+            self.metrics.queue.with_label_values(&[&self.label]).dec();
+            self.metrics.outcomes.with_label_values(&[outcome]).inc();
+        }
+    }
+
+    /// An engine sent its first event.
+    pub fn dispatched(&mut self) {
+        self.leave_queue("dispatched");
+    }
+
+    /// The request is sent once more.
+    pub fn retried(&mut self) {
+        self.metrics.retries.with_label_values(&[&self.label]).inc();
+    }
+
+    /// Text arrived.
+    pub fn token(&mut self) {
+        if self.first_token.is_none() {
+            let waited = self.arrived.elapsed();
+            self.first_token = Some(waited);
+            self.metrics.first_token.with_label_values(&[&self.label]).observe(waited.as_secs_f64());
+        }
+    }
+
+    /// The answer is complete.
+    pub fn finished(&mut self, usage: russet_wire::event::Usage) {
+        self.settled = true;
+        let label = [self.label.as_str()];
+        self.metrics.duration.with_label_values(&label).observe(self.arrived.elapsed().as_secs_f64());
+        self.metrics.prompt_tokens.with_label_values(&label).inc_by(usage.prompt_tokens.into());
+        self.metrics.generation_tokens.with_label_values(&label).inc_by(usage.completion_tokens.into());
+        tracing::info!(
+            model = self.label,
+            prompt_tokens = usage.prompt_tokens,
+            completion_tokens = usage.completion_tokens,
+            ttft_ms = self.first_token.map(|waited| waited.as_millis() as u64),
+            ms = self.arrived.elapsed().as_millis() as u64,
+            "answered"
+        );
+    }
+
+    /// The request was refused, before or within its answer.
+    pub fn refused(&mut self, refusal: &Refusal) {
+        self.settled = true;
+        self.leave_queue(match refusal.kind {
+            Kind::ModelNotReady | Kind::EngineLost | Kind::ShuttingDown => "evicted",
+            _ => "rejected",
+        });
+        self.metrics.errors.with_label_values(&[self.label.as_str(), refusal.kind.as_str()]).inc();
+        tracing::info!(
+            model = self.label,
+            code = refusal.kind.as_str(),
+            ms = self.arrived.elapsed().as_millis() as u64,
+            "not answered: {}",
+            refusal.message
+        );
+    }
+}
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        self.leave_queue("cancelled");
+        self.metrics.running.with_label_values(&[&self.label]).dec();
+        if !self.settled {
+            self.metrics.cancelled.with_label_values(&[&self.label]).inc();
+            tracing::info!(
+                model = self.label,
+                ms = self.arrived.elapsed().as_millis() as u64,
+                "the client left"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn invented_names_share_one_label_after_the_first_thousand() {
+        let registry = Registry::new();
+        let metrics = Arc::new(Metrics::new(&registry).unwrap());
+        for number in 0..1500 {
+            metrics.request(&format!("m{number}")).finished(Default::default());
+        }
+        metrics.unknown_model(&Refusal::new(Kind::ModelNotFound, ""));
+        let family = registry
+            .gather()
+            .into_iter()
+            .find(|family| family.name() == "russet_gateway_request_total")
+            .unwrap();
+        assert_eq!(family.get_metric().len(), MOST_MODELS + 2);
+        let count = |label: &str| metrics.requests.with_label_values(&[label]).get();
+        assert_eq!((count("m0"), count(OTHER), count(UNKNOWN)), (1, 500, 1));
+    }
+
+    #[test]
+    fn a_request_is_queued_then_running_then_gone_whatever_becomes_of_it() {
+        let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
+        let now = || {
+            let queue = metrics.queue.with_label_values(&["m"]).get();
+            (queue, metrics.running.with_label_values(&["m"]).get())
+        };
+        let outcome = |name: &str| metrics.outcomes.with_label_values(&[name]).get();
+        let mut tracker = metrics.request("m");
+        assert_eq!(now(), (1, 1));
+        tracker.dispatched();
+        assert_eq!(now(), (0, 1));
+        drop(tracker);
+        assert_eq!((now(), metrics.cancelled.with_label_values(&["m"]).get()), ((0, 0), 1));
+        let mut tracker = metrics.request("m");
+        tracker.refused(&Refusal::new(Kind::EngineLost, "gone"));
+        drop(tracker);
+        assert_eq!(metrics.errors.with_label_values(&["m", "engine_lost"]).get(), 1);
+        drop(metrics.request("m"));
+        assert_eq!(now(), (0, 0));
+        assert_eq!((outcome("dispatched"), outcome("evicted"), outcome("cancelled")), (1, 1, 1));
+    }
+}

@@ -1,0 +1,313 @@
+//! What the gateway knows of the cluster at one moment, and which deployments answer to a model's
+//! name. A [`Table`] never changes: whoever learns something new publishes another one. No sockets
+//! and no Kubernetes client here; `objects` reads the kinds and `watch` follows them.
+
+mod objects;
+mod watch;
+
+pub use watch::follow;
+
+/// Everything the gateway routes by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Whether every kind was listed once; before that an unknown name may simply not be known yet.
+    pub synced: bool,
+    /// By namespace and name, `default` first.
+    pub deployments: Vec<Deployment>,
+    /// Names people gave to deployments.
+    pub names: Vec<Name>,
+}
+
+/// A ModelDeployment as the gateway sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deployment {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name, which is what clients call the model.
+    pub name: String,
+    /// When it was created, in seconds since 1970.
+    pub created: i64,
+    /// Longest conversation, tokens.
+    pub context_tokens: u32,
+    /// Whether waiting for it makes sense.
+    pub state: State,
+    /// Groups that answer now.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// Whether a deployment answers, or will.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It answers.
+    Ready,
+    /// It is being worked on; the message says at what.
+    Working(String),
+    /// It will not answer until a person does something; the message says what is wrong.
+    Halted(String),
+}
+
+/// Rank 0 of one group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// `ip:port` of its gRPC service.
+    pub address: String,
+    /// Its node, whose certificate it shows.
+    pub node: String,
+    /// `namespace/name` of the ShardGroup.
+    pub group: String,
+    /// Incarnation of the group.
+    pub epoch: i64,
+}
+
+/// One name of a ModelRoute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// What clients send; `*` matches any run of characters.
+    pub pattern: String,
+    /// `namespace/name` of the ModelRoute.
+    pub route: String,
+    /// Namespace of route and targets.
+    pub namespace: String,
+    /// Names of deployments, tried in order.
+    pub targets: Vec<String>,
+}
+
+/// What a model's name leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Resolved<'a> {
+    /// These deployments answer, tried in order; never empty.
+    Deployments(Vec<&'a Deployment>),
+    /// A ModelRoute has the name, but none of its targets exists.
+    Dangling(&'a Name),
+    /// Deployments of several namespaces have the name; these are the full ones.
+    Ambiguous(Vec<String>),
+    /// Nothing has the name.
+    Unknown,
+}
+
+impl Deployment {
+    /// `namespace/name`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Name {
+    fn is_exact(&self) -> bool {
+        !self.pattern.contains('*')
+    }
+
+    /// Characters that must be met: the more, the more specific the pattern.
+    fn literal_length(&self) -> usize {
+        self.pattern.chars().filter(|&character| character != '*').count()
+    }
+}
+
+impl Table {
+    /// Who answers to `model`. A name a person wrote into a ModelRoute wins over a deployment's own,
+    /// and both win over a pattern; of patterns the most specific wins.
+    pub fn resolve(&self, model: &str) -> Resolved<'_> {
+        if let Some(name) = self.names.iter().find(|name| name.is_exact() && name.pattern == model) {
+            return self.targets(name);
+        }
+        if let Some(full) = self.deployments.iter().find(|deployment| {
+            model.split_once('/') == Some((deployment.namespace.as_str(), deployment.name.as_str()))
+        }) {
+            return Resolved::Deployments(vec![full]);
+        }
+        let same: Vec<&Deployment> =
+            self.deployments.iter().filter(|deployment| deployment.name == model).collect();
+        match same.as_slice() {
+            [] => {}
+            [only] => return Resolved::Deployments(vec![only]),
+            [first, ..] if first.namespace == DEFAULT_NAMESPACE => {
+                return Resolved::Deployments(vec![first]);
+            }
+            several => {
+                return Resolved::Ambiguous(several.iter().map(|one| one.full_name()).collect());
+            }
+        }
+        let pattern = self
+            .names
+            .iter()
+            .filter(|name| !name.is_exact() && matches(&name.pattern, model))
+            .max_by(|a, b| {
+                // Of equals the first by name, so that every gateway chooses alike.
+                a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route))
+            });
+        pattern.map_or(Resolved::Unknown, |name| self.targets(name))
+    }
+
+    fn targets<'a>(&'a self, name: &'a Name) -> Resolved<'a> {
+        let found: Vec<&Deployment> = name
+            .targets
+            .iter()
+            .filter_map(|target| {
+                self.deployments.iter().find(|deployment| {
+                    deployment.namespace == name.namespace && deployment.name == *target
+                })
+            })
+            .collect();
+        if found.is_empty() { Resolved::Dangling(name) } else { Resolved::Deployments(found) }
+    }
+
+    /// Every name a client may choose from, each with the deployments behind it: the shortest name
+    /// that leads to each deployment, and the names of ModelRoutes that are not patterns.
+    pub fn models(&self) -> Vec<(String, Vec<&Deployment>)> {
+        let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
+        for deployment in &self.deployments {
+            let short = match self.resolve(&deployment.name) {
+                Resolved::Deployments(found) => found == [deployment],
+                _ => false,
+            };
+            let id = if short { deployment.name.clone() } else { deployment.full_name() };
+            models.push((id, vec![deployment]));
+        }
+        for name in self.names.iter().filter(|name| name.is_exact()) {
+            if let Resolved::Deployments(found) = self.resolve(&name.pattern)
+                && !models.iter().any(|(id, _)| *id == name.pattern)
+            {
+                models.push((name.pattern.clone(), found));
+            }
+        }
+        models
+    }
+}
+
+/// Where people's objects land when they name no namespace.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// Whether `pattern`, in which `*` stands for any run of characters, is the whole of `text`.
+fn matches(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    // `split` yields at least one part.
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        match rest.find(part) {
+            // The earliest match leaves the most for the parts that follow.
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deployment(namespace: &str, name: &str) -> Deployment {
+        Deployment {
+            namespace: namespace.into(),
+            name: name.into(),
+            created: 0,
+            context_tokens: 8,
+            state: State::Ready,
+            endpoints: vec![],
+        }
+    }
+
+    fn name(pattern: &str, route: &str, targets: &[&str]) -> Name {
+        Name {
+            pattern: pattern.into(),
+            route: format!("default/{route}"),
+            namespace: "default".into(),
+            targets: targets.iter().map(|&target| target.to_owned()).collect(),
+        }
+    }
+
+    fn table() -> Table {
+        Table {
+            synced: true,
+            deployments: vec![
+                deployment("default", "small"),
+                deployment("default", "twin"),
+                deployment("default", "large"),
+                deployment("lab", "shared"),
+                deployment("lab", "twin"),
+                deployment("office", "shared"),
+            ],
+            names: vec![
+                name("gpt-4o", "usual", &["gone", "large", "small"]),
+                name("meta-llama/*", "llama", &["large"]),
+                name("meta-llama/*-1B", "tiny", &["small"]),
+                name("small", "shadow", &["large"]),
+                name("empty", "empty", &["gone"]),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_name_leads_to_the_deployments_it_says() {
+        let table = table();
+        let found = |model: &str| match table.resolve(model) {
+            Resolved::Deployments(found) => found.iter().map(|one| one.full_name()).collect(),
+            Resolved::Dangling(name) => vec![format!("dangling {}", name.route)],
+            Resolved::Ambiguous(names) => vec![format!("one of {}", names.join(" "))],
+            Resolved::Unknown => vec!["unknown".to_owned()],
+        };
+        for (model, expected) in [
+            ("large", vec!["default/large"]),
+            ("lab/twin", vec!["lab/twin"]),
+            ("twin", vec!["default/twin"]),
+            ("shared", vec!["one of lab/shared office/shared"]),
+            ("gpt-4o", vec!["default/large", "default/small"]),
+            ("meta-llama/Llama-3-8B", vec!["default/large"]),
+            ("meta-llama/Llama-3-1B", vec!["default/small"]),
+            ("small", vec!["default/large"]),
+            ("default/small", vec!["default/small"]),
+            ("empty", vec!["dangling default/empty"]),
+            ("Large", vec!["unknown"]),
+            ("lab/small", vec!["unknown"]),
+            ("", vec!["unknown"]),
+        ] {
+            assert_eq!(found(model), expected, "{model}");
+        }
+    }
+
+    #[test]
+    fn the_list_names_each_deployment_by_a_name_that_leads_to_it() {
+        let table = table();
+        let ids: Vec<String> = table.models().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(
+            ids,
+            [
+                "default/small", "twin", "large", "lab/shared", "lab/twin", "office/shared",
+                "gpt-4o", "small"
+            ]
+        );
+        for id in ids {
+            assert!(matches!(table.resolve(&id), Resolved::Deployments(_)), "{id}");
+        }
+    }
+
+    #[test]
+    fn stars_match_any_run_of_characters() {
+        for (pattern, text, expected) in [
+            ("*", "", true),
+            ("*", "a/b", true),
+            ("a*", "ab", true),
+            ("a*", "ba", false),
+            ("*a", "ba", true),
+            ("*a", "ab", false),
+            ("a*c*e", "abcde", true),
+            ("a*c*e", "ace", true),
+            ("a*c*e", "aec", false),
+            ("a*a", "a", false),
+            ("ab*ba", "aba", false),
+            ("**é*", "xéy", true),
+            ("exact", "exact", true),
+            ("exact", "exactly", false),
+        ] {
+            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Reads the kinds into a [`Table`]. Pure: what is not ready or contradicts itself is left out, and
+//! nothing here can fail.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Type};
+use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
+
+use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, Name, State, Table};
+
+impl Table {
+    /// The table these objects make.
+    pub fn from_objects<'a>(
+        deployments: impl IntoIterator<Item = &'a ModelDeployment>,
+        groups: impl IntoIterator<Item = &'a ShardGroup>,
+        routes: impl IntoIterator<Item = &'a ModelRoute>,
+    ) -> Self {
+        let mut endpoints: BTreeMap<(String, String), Vec<Endpoint>> = BTreeMap::new();
+        for group in groups {
+            if let Some(endpoint) = endpoint(group) {
+                let deployment = group.spec.deployment_ref.name.clone();
+                let key = (group.namespace().unwrap_or_default(), deployment);
+                endpoints.entry(key).or_default().push(endpoint);
+            }
+        }
+        let mut deployments: Vec<Deployment> = deployments
+            .into_iter()
+            .filter(|object| object.metadata.deletion_timestamp.is_none())
+            .map(|object| {
+                let namespace = object.namespace().unwrap_or_default();
+                let name = object.name_any();
+                let endpoints =
+                    endpoints.remove(&(namespace.clone(), name.clone())).unwrap_or_default();
+                Deployment {
+                    state: state(object),
+                    created: object
+                        .metadata
+                        .creation_timestamp
+                        .as_ref()
+                        .map_or(0, |time| time.0.as_second()),
+                    context_tokens: object.spec.sharding.kv.context_tokens,
+                    namespace,
+                    name,
+                    endpoints,
+                }
+            })
+            .collect();
+        deployments.sort_by_cached_key(|one| {
+            (one.namespace != DEFAULT_NAMESPACE, one.namespace.clone(), one.name.clone())
+        });
+        let mut names: Vec<Name> = routes
+            .into_iter()
+            .filter(|object| object.metadata.deletion_timestamp.is_none())
+            .flat_map(|object| {
+                let namespace = object.namespace().unwrap_or_default();
+                let route = format!("{namespace}/{}", object.name_any());
+                let targets: Vec<String> = object
+                    .spec
+                    .targets
+                    .iter()
+                    .map(|target| target.deployment_ref.name.clone())
+                    .collect();
+                object.spec.models.iter().map(move |pattern| Name {
+                    pattern: pattern.clone(),
+                    route: route.clone(),
+                    namespace: namespace.clone(),
+                    targets: targets.clone(),
+                })
+            })
+            .collect();
+        names.sort_by_cached_key(|name| {
+            (name.namespace != DEFAULT_NAMESPACE, name.route.clone(), name.pattern.clone())
+        });
+        Self { synced: true, deployments, names }
+    }
+}
+
+/// Where the group answers; `None` while it does not, or while it is formed anew.
+fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
+    let status = group.status.as_ref()?;
+    let endpoint = status.endpoint.as_ref()?;
+    let current = status.served_epoch.is_none_or(|served| served == group.spec.epoch);
+    let serves = group.metadata.deletion_timestamp.is_none()
+        && conditions::is_true(&status.conditions, Type::Ready)
+        && current;
+    serves.then(|| Endpoint {
+        address: endpoint.address.clone(),
+        node: endpoint.node_name.clone(),
+        group: format!("{}/{}", group.namespace().unwrap_or_default(), group.name_any()),
+        epoch: group.spec.epoch,
+    })
+}
+
+fn state(deployment: &ModelDeployment) -> State {
+    if deployment.spec.replicas == 0 {
+        return State::Halted("it is stopped: spec.replicas is 0; scale it to 1 or more".into());
+    }
+    let conditions =
+        deployment.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let said = |kind| {
+        conditions::get(conditions, kind)
+            .map(|condition| condition.message.trim())
+            .filter(|message| !message.is_empty())
+            .map(str::to_owned)
+    };
+    if conditions::is_true(conditions, Type::Ready) {
+        State::Ready
+    } else if conditions::is_true(conditions, Type::Stalled) {
+        State::Halted(
+            said(Type::Ready)
+                .or_else(|| said(Type::Stalled))
+                .unwrap_or_else(|| "its controller is stalled and gives no reason".into()),
+        )
+    } else {
+        State::Working(said(Type::Ready).unwrap_or_else(|| "it is being set up".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+    use russet_crds::conditions::Reason;
+    use russet_crds::{
+        Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus,
+        ModelRouteSpec, RouteTarget, ShardGroupSpec, ShardGroupStatus,
+    };
+
+    use super::*;
+
+    fn condition(kind: Type, status: bool, message: &str) -> Vec<Condition> {
+        let mut conditions = Vec::new();
+        let at = "2026-01-01T00:00:00Z".parse().unwrap();
+        conditions::set(&mut conditions, kind, status, Reason::InProgress, message, None, at);
+        conditions
+    }
+
+    fn deployment(name: &str, replicas: i32, conditions: Vec<Condition>) -> ModelDeployment {
+        let mut object =
+            ModelDeployment::new(name, ModelDeploymentSpec { replicas, ..Default::default() });
+        object.metadata.namespace = Some("default".into());
+        object.status = Some(ModelDeploymentStatus { conditions, ..Default::default() });
+        object
+    }
+
+    fn group(name: &str, deployment: &str, epoch: i64, served: Option<i64>, ready: bool) -> ShardGroup {
+        let mut object = ShardGroup::new(
+            name,
+            ShardGroupSpec {
+                deployment_ref: LocalReference::new(deployment),
+                epoch,
+                ..Default::default()
+            },
+        );
+        object.metadata.namespace = Some("default".into());
+        object.status = Some(ShardGroupStatus {
+            served_epoch: served,
+            endpoint: Some(CrdEndpoint { address: format!("10.0.0.1:{epoch}"), node_name: "a".into() }),
+            conditions: condition(Type::Ready, ready, ""),
+            ..Default::default()
+        });
+        object
+    }
+
+    #[test]
+    fn only_groups_that_serve_their_own_epoch_are_endpoints() {
+        for (served, ready, expected) in
+            [(Some(2), true, 1), (Some(1), true, 0), (None, true, 1), (Some(2), false, 0)]
+        {
+            let deployments = [deployment("chat", 1, condition(Type::Ready, true, ""))];
+            let groups = [group("chat-0-x", "chat", 2, served, ready), group("other", "gone", 2, None, true)];
+            let table = Table::from_objects(&deployments, &groups, &[]);
+            assert_eq!(table.deployments[0].endpoints.len(), expected, "{served:?} {ready}");
+            assert_eq!(table.deployments.len(), 1);
+        }
+        let mut leaving = group("chat-0-x", "chat", 2, Some(2), true);
+        leaving.metadata.deletion_timestamp =
+            Some(serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap());
+        let deployments = [deployment("chat", 1, vec![])];
+        assert!(Table::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty());
+    }
+
+    #[test]
+    fn a_deployment_that_does_not_answer_says_why_and_whether_to_wait() {
+        let stalled = [condition(Type::Stalled, true, "s"), condition(Type::Ready, false, "needs 9 GiB")].concat();
+        for (replicas, conditions, expected) in [
+            (1, condition(Type::Ready, true, "fine"), State::Ready),
+            (1, condition(Type::Ready, false, "copying 3 of 9 GiB"), State::Working("copying 3 of 9 GiB".into())),
+            (1, vec![], State::Working("it is being set up".into())),
+            (1, stalled, State::Halted("needs 9 GiB".into())),
+            (1, condition(Type::Stalled, true, "s"), State::Halted("s".into())),
+        ] {
+            assert_eq!(state(&deployment("chat", replicas, conditions)), expected);
+        }
+        assert!(matches!(state(&deployment("chat", 0, condition(Type::Ready, true, ""))), State::Halted(_)));
+    }
+
+    #[test]
+    fn each_name_of_a_route_is_a_name_of_its_targets() {
+        let target = RouteTarget { deployment_ref: LocalReference::new("chat") };
+        let mut route = ModelRoute::new(
+            "usual",
+            ModelRouteSpec { models: vec!["gpt-*".into(), "best".into()], targets: vec![target] },
+        );
+        route.metadata.namespace = Some("lab".into());
+        let table = Table::from_objects(&[], &[], &[route]);
+        let names: Vec<(&str, &str)> =
+            table.names.iter().map(|name| (name.pattern.as_str(), name.route.as_str())).collect();
+        assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
+        assert_eq!(table.names[0].targets, ["chat"]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Follows the kinds a [`Table`] is made of and publishes a new table on every change, for ever.
+//! While the API server is away the last table stands: losing it stops no request (invariant 6).
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _};
+use kube::core::DeserializeGuard;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch_kind};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use super::Table;
+
+/// Publishes tables into `publish` until the future is dropped.
+pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
+    let mut changes = futures::stream::select_all([
+        changes::<ModelDeployment>(&client, Change::Deployment),
+        changes::<ShardGroup>(&client, Change::Group),
+        changes::<ModelRoute>(&client, Change::Route),
+    ]);
+    let (mut deployments, mut groups, mut routes) = (Kept::default(), Kept::default(), Kept::default());
+    // The streams never end: a watcher reconnects for ever.
+    while let Some(change) = changes.next().await {
+        match change {
+            Change::Deployment(event) => deployments.apply(event),
+            Change::Group(event) => groups.apply(event),
+            Change::Route(event) => routes.apply(event),
+        }
+        if !(deployments.listed && groups.listed && routes.listed) {
+            continue;
+        }
+        let table = Table::from_objects(deployments.iter(), groups.iter(), routes.iter());
+        publish.send_if_modified(|current| {
+            let changed = **current != table;
+            if changed {
+                *current = Arc::new(table);
+            }
+            changed
+        });
+    }
+}
+
+enum Change {
+    Deployment(Event<DeserializeGuard<ModelDeployment>>),
+    Group(Event<DeserializeGuard<ShardGroup>>),
+    Route(Event<DeserializeGuard<ModelRoute>>),
+}
+
+fn changes<K>(
+    client: &Client,
+    wrap: fn(Event<DeserializeGuard<K>>) -> Change,
+) -> Pin<Box<dyn Stream<Item = Change> + Send>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
+    // A server that vanished without closing is noticed when a watch outlives its time: keep it short.
+    let config = watcher::Config::default().timeout(60);
+    let stream = watch_kind(api, config).backoff(Pause::default()).filter_map(move |event| async move {
+        match event {
+            Ok(event) => Some(wrap(event)),
+            Err(error) => {
+                let error = crate::causes(&error);
+                tracing::warn!(
+                    kind = %K::kind(&()),
+                    "the API server cannot be watched; the last known endpoints stay in use: {error}"
+                );
+                None
+            }
+        }
+    });
+    Box::pin(stream)
+}
+
+/// Waits between attempts to reach the API server. Short, because a restarted control plane is back
+/// within seconds and there are few gateways to be kind to.
+#[derive(Default)]
+struct Pause {
+    failures: u32,
+}
+
+impl Iterator for Pause {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let pause = Duration::from_millis(250 << self.failures.min(3));
+        self.failures = self.failures.saturating_add(1);
+        Some(pause)
+    }
+}
+
+impl Backoff for Pause {
+    fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// The objects of one kind. A list replaces what was known only once it is complete.
+struct Kept<K> {
+    listed: bool,
+    objects: BTreeMap<(String, String), K>,
+    listing: BTreeMap<(String, String), K>,
+}
+
+impl<K> Default for Kept<K> {
+    fn default() -> Self {
+        Self { listed: false, objects: BTreeMap::new(), listing: BTreeMap::new() }
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + Debug> Kept<K> {
+    fn apply(&mut self, event: Event<DeserializeGuard<K>>) {
+        let key = |object: &DeserializeGuard<K>| (object.namespace().unwrap_or_default(), object.name_any());
+        match event {
+            Event::Init => self.listing.clear(),
+            Event::InitApply(object) => {
+                let key = key(&object);
+                if let Some(object) = valid(object) {
+                    self.listing.insert(key, object);
+                }
+            }
+            Event::InitDone => {
+                self.objects = std::mem::take(&mut self.listing);
+                self.listed = true;
+            }
+            Event::Apply(object) => {
+                let key = key(&object);
+                match valid(object) {
+                    Some(object) => self.objects.insert(key, object),
+                    None => self.objects.remove(&key),
+                };
+            }
+            Event::Delete(object) => {
+                self.objects.remove(&key(&object));
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &K> {
+        self.objects.values()
+    }
+}
+
+/// One object this release cannot read must not hide all the others.
+fn valid<K: Resource<DynamicType = ()>>(object: DeserializeGuard<K>) -> Option<K> {
+    match object.0 {
+        Ok(object) => Some(object),
+        Err(invalid) => {
+            let name = invalid.metadata.name.as_deref().unwrap_or("?");
+            tracing::warn!(kind = %K::kind(&()), name, "left out, because it cannot be read: {}", invalid.error);
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(json: serde_json::Value) -> DeserializeGuard<ModelRoute> {
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn route(name: &str, spec: serde_json::Value) -> DeserializeGuard<ModelRoute> {
+        object(serde_json::json!({
+            "apiVersion": "russet.dev/v1alpha1", "kind": "ModelRoute",
+            "metadata": {"namespace": "default", "name": name}, "spec": spec,
+        }))
+    }
+
+    fn good(name: &str) -> DeserializeGuard<ModelRoute> {
+        route(name, serde_json::json!({"models": ["m"], "targets": [{"deploymentRef": {"name": "d"}}]}))
+    }
+
+    #[test]
+    fn a_broken_object_hides_itself_and_no_other() {
+        let mut kept = Kept::default();
+        let names = |kept: &Kept<ModelRoute>| kept.iter().map(|route| route.name_any()).collect::<Vec<_>>();
+        kept.apply(Event::Init);
+        kept.apply(Event::InitApply(good("a")));
+        kept.apply(Event::InitApply(route("b", serde_json::json!({"models": 7}))));
+        assert!(!kept.listed && names(&kept).is_empty());
+        kept.apply(Event::InitDone);
+        assert!(kept.listed);
+        assert_eq!(names(&kept), ["a"]);
+        kept.apply(Event::Apply(good("b")));
+        assert_eq!(names(&kept), ["a", "b"]);
+        kept.apply(Event::Apply(route("a", serde_json::json!({"models": 7}))));
+        assert_eq!(names(&kept), ["b"]);
+        // A new list counts only when it is whole.
+        kept.apply(Event::Init);
+        assert_eq!(names(&kept), ["b"]);
+        kept.apply(Event::InitApply(good("c")));
+        kept.apply(Event::InitDone);
+        assert_eq!(names(&kept), ["c"]);
+        kept.apply(Event::Delete(good("c")));
+        assert!(names(&kept).is_empty());
+    }
+
+    #[test]
+    fn the_api_server_is_asked_again_within_two_seconds() {
+        let mut pause = Pause::default();
+        let waits: Vec<u128> = pause.by_ref().take(5).map(|wait| wait.as_millis()).collect();
+        assert_eq!(waits, [250, 500, 1000, 2000, 2000]);
+        pause.reset();
+        assert_eq!(pause.next(), Some(Duration::from_millis(250)));
+    }
+}

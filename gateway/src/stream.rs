@@ -1,0 +1,510 @@
+//! From a request to its answer, free of any dialect: choose an engine, wait for one within the
+//! deadline, send again what no client has seen a token of, and turn every end into a finish reason
+//! or a typed refusal (invariant 10). Dropping what is returned here drops the gRPC stream, which
+//! frees the engine's slot.
+//!
+//! ```text
+//!            ┌──────────── lost before its first token, or busy ───────────┐
+//!            ▼                                                             │
+//! request ─▶ choose ─▶ try an endpoint ─▶ first token ─▶ Answer ─▶ End or refusal
+//!            │  ▲
+//!            ▼  │ the table changed, or an endpoint rested
+//!           wait ─▶ deadline ─▶ refusal
+//! ```
+
+mod choose;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use russet_rpc::engine::GenerateEvent;
+use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::request::GenerationRequest;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use crate::backends::{Backends, Lease};
+use crate::metrics::{Metrics, Tracker};
+use crate::refusal::{Kind, Refusal};
+use crate::routes::{Endpoint, Table};
+use choose::{Choice, choose};
+
+/// How long the gateway is patient.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// For a group to be ready. Longer than re-forming a group takes, shorter than clients' patience.
+    pub wait: Duration,
+    /// Until a streamed answer's headers go out without a first token. Before that a failure still
+    /// has a status of its own; after that heartbeats keep proxies from closing the connection.
+    pub hold_headers: Duration,
+    /// Between heartbeats of a stream that has nothing to say.
+    pub heartbeat: Duration,
+    /// For the next event of an engine that is connected. Prompts may take minutes to read.
+    pub silence: Duration,
+    /// For an endpoint that just failed, before it is tried again.
+    pub rest: Duration,
+    /// Engines that may be lost over one request before the request itself is the suspect.
+    pub losses: u32,
+    /// For answers to end by themselves once the gateway shuts down.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_secs(30),
+            hold_headers: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(15),
+            silence: Duration::from_secs(600),
+            rest: Duration::from_secs(1),
+            losses: 3,
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A sensible moment for the next attempt when nothing tells a better one.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+
+/// What every dialect works with.
+pub struct Core {
+    table: watch::Receiver<Arc<Table>>,
+    backends: Backends,
+    metrics: Arc<Metrics>,
+    limits: Limits,
+    closing: CancellationToken,
+}
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Text to append, never empty.
+    Text(String),
+    /// The answer is complete; nothing follows.
+    End {
+        /// Why it ended; never `Cancelled`.
+        reason: FinishReason,
+        /// What it cost.
+        usage: Usage,
+    },
+}
+
+/// What a streamed answer says: `Opened`, any number of `Text` and `Idle`, then one `End` or `Failed`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// The stream begins.
+    Opened,
+    /// Nothing new; keep the connection awake.
+    Idle,
+    /// A part of the answer.
+    Piece(Piece),
+    /// The answer cannot be completed; nothing follows.
+    Failed(Refusal),
+}
+
+impl Core {
+    /// A core that routes by the newest table of `table` and ends running answers with a refusal
+    /// when `closing` is cancelled.
+    pub fn new(
+        table: watch::Receiver<Arc<Table>>,
+        backends: Backends,
+        metrics: Arc<Metrics>,
+        limits: Limits,
+        closing: CancellationToken,
+    ) -> Self {
+        Self { table, backends, metrics, limits, closing }
+    }
+
+    /// What is known of the cluster now.
+    pub fn table(&self) -> Arc<Table> {
+        self.table.borrow().clone()
+    }
+
+    /// The refusal of a name that leads to no deployment.
+    pub fn unknown(&self, model: &str) -> Refusal {
+        choose::unknown(&self.table(), model)
+            .unwrap_or_else(|| Refusal::new(Kind::ModelNotFound, format!("model `{model}` has just been created; ask again")))
+    }
+
+    /// The answer to `request` from whoever answers to `model`, from its first token on.
+    pub async fn answer(&self, model: &str, request: GenerationRequest) -> Result<Answer, Refusal> {
+        let deadline = Instant::now() + self.limits.wait;
+        self.first_table(deadline).await?;
+        if let Some(refusal) = choose::unknown(&self.table(), model) {
+            self.metrics.unknown_model(&refusal);
+            return Err(refusal);
+        }
+        let mut tracker = self.metrics.request(model);
+        match self.first_token(model, request, deadline, &mut tracker).await {
+            Ok((first, events, lease, endpoint)) => Ok(Answer {
+                first: Some(first),
+                over: false,
+                heard: Instant::now(),
+                silence: self.limits.silence,
+                closing: self.closing.clone(),
+                events,
+                endpoint,
+                tracker,
+                _lease: lease,
+            }),
+            Err(refusal) => {
+                tracker.refused(&refusal);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// The answer as a stream, or a refusal that comes early enough to have its own status.
+    pub async fn stream(
+        self: Arc<Self>,
+        model: String,
+        request: GenerationRequest,
+    ) -> Result<impl Stream<Item = Item> + Send + 'static, Refusal> {
+        let Limits { hold_headers, heartbeat, .. } = self.limits;
+        let mut opening = Box::pin(async move { self.answer(&model, request).await });
+        let begun = match timeout(hold_headers, &mut opening).await {
+            Ok(answer) => Some(answer?),
+            Err(_) => None,
+        };
+        Ok(async_stream::stream! {
+            let mut heart = tokio::time::interval_at(Instant::now() + heartbeat, heartbeat);
+            yield Item::Opened;
+            let mut answer = match begun {
+                Some(answer) => answer,
+                None => loop {
+                    let opened = tokio::select! {
+                        opened = &mut opening => Some(opened),
+                        _ = heart.tick() => None,
+                    };
+                    match opened {
+                        Some(Ok(answer)) => break answer,
+                        Some(Err(refusal)) => {
+                            yield Item::Failed(refusal);
+                            return;
+                        }
+                        None => yield Item::Idle,
+                    }
+                },
+            };
+            loop {
+                let item = tokio::select! {
+                    biased;
+                    piece = answer.next() => match piece {
+                        Some(Ok(piece)) => Item::Piece(piece),
+                        Some(Err(refusal)) => Item::Failed(refusal),
+                        None => break,
+                    },
+                    _ = heart.tick() => Item::Idle,
+                };
+                heart.reset();
+                yield item;
+            }
+        })
+    }
+
+    /// Until the cluster was read once, no name can be called unknown.
+    async fn first_table(&self, deadline: Instant) -> Result<(), Refusal> {
+        let mut table = self.table.clone();
+        tokio::select! {
+            synced = timeout_at(deadline, table.wait_for(|table| table.synced)) => match synced {
+                Ok(Ok(_)) => Ok(()),
+                _ => Err(Refusal::new(
+                    Kind::ModelNotReady,
+                    "the gateway has not reached the API server since it started, so it knows no models yet; \
+                     check that `russet serve` runs",
+                )
+                .retry_after(TRY_AGAIN)),
+            },
+            () = self.closing.cancelled() => Err(closing()),
+        }
+    }
+
+    /// Tries endpoints until one sends a first token.
+    async fn first_token(
+        &self,
+        model: &str,
+        request: GenerationRequest,
+        deadline: Instant,
+        tracker: &mut Tracker,
+    ) -> Result<(Piece, Streaming<GenerateEvent>, Lease, Endpoint), Refusal> {
+        let mut changes = self.table.clone();
+        let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
+        let mut lost: Option<String> = None;
+        let mut busy: Option<String> = None;
+        let mut losses = 0;
+        loop {
+            let table = changes.borrow_and_update().clone();
+            self.backends.prune(&table);
+            let now = Instant::now();
+            resting.retain(|_, until| *until > now);
+            let choice = choose(&table, model, |endpoints| {
+                self.backends.least_busy(endpoints.iter().filter(|endpoint| !resting.contains_key(endpoint)))
+            });
+            let waiting_for = match choice {
+                Choice::Refuse(refusal) => return Err(refusal),
+                Choice::Try(endpoint) => {
+                    match self.try_endpoint(endpoint, request.clone(), tracker).await {
+                        Ok((first, events, lease)) => return Ok((first, events, lease, endpoint.clone())),
+                        Err(Setback::Refused(refusal)) => return Err(refusal),
+                        Err(Setback::Busy(message)) => busy = Some(message),
+                        Err(Setback::Lost { accepted, message }) => {
+                            tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
+                            losses += u32::from(accepted);
+                            if losses >= self.limits.losses {
+                                return Err(Refusal::new(
+                                    Kind::EngineLost,
+                                    format!(
+                                        "{losses} engines in a row were lost while they worked on this request, so it \
+                                         is not sent again; the last: {message}"
+                                    ),
+                                ));
+                            }
+                            lost = Some(message);
+                        }
+                    }
+                    resting.insert(endpoint.clone(), Instant::now() + self.limits.rest);
+                    tracker.retried();
+                    continue;
+                }
+                Choice::Wait(message) => message,
+            };
+            if let (Some(message), None) = (&busy, &lost) {
+                return Err(Refusal::new(Kind::Overloaded, message.clone()).retry_after(Duration::from_secs(1)));
+            }
+            if now >= deadline {
+                return Err(too_late(model, self.limits.wait, lost, &waiting_for));
+            }
+            let wake = resting.values().min().copied().unwrap_or(deadline).min(deadline);
+            tokio::select! {
+                () = changed(&mut changes) => {}
+                () = sleep_until(wake) => {}
+                () = self.closing.cancelled() => return Err(closing()),
+            }
+        }
+    }
+
+    async fn try_endpoint(
+        &self,
+        endpoint: &Endpoint,
+        request: GenerationRequest,
+        tracker: &mut Tracker,
+    ) -> Result<(Piece, Streaming<GenerateEvent>, Lease), Setback> {
+        let (mut client, lease) = self.backends.lease(endpoint).map_err(|error| {
+            tracing::error!("{}", crate::causes(&error));
+            Setback::Refused(Refusal::new(Kind::Internal, "the gateway cannot use its certificate; its log says why"))
+        })?;
+        let opened = tokio::select! {
+            opened = timeout(self.limits.silence, client.generate(russet_rpc::engine::GenerateRequest::from(request))) => opened,
+            () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
+        };
+        let mut events = match opened {
+            Ok(Ok(response)) => response.into_inner(),
+            Ok(Err(status)) => return Err(setback(endpoint, &status, false)),
+            Err(_) => return Err(Setback::Refused(silent(endpoint, self.limits.silence))),
+        };
+        let mut accepted = false;
+        loop {
+            let event = tokio::select! {
+                event = timeout(self.limits.silence, events.message()) => event,
+                () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
+            };
+            let event = match event {
+                Ok(Ok(Some(event))) => Event::from(event),
+                Ok(Ok(None)) => return Err(Setback::Lost { accepted, message: ended(endpoint) }),
+                Ok(Err(status)) => return Err(setback(endpoint, &status, accepted)),
+                Err(_) => return Err(Setback::Refused(silent(endpoint, self.limits.silence))),
+            };
+            accepted = true;
+            tracker.dispatched();
+            match judge(endpoint, event) {
+                None => {}
+                Some(Ok(piece)) => {
+                    tracker.token();
+                    return Ok((piece, events, lease));
+                }
+                Some(Err(refusal)) => {
+                    return Err(match refusal.kind {
+                        Kind::EngineLost => Setback::Lost { accepted, message: refusal.message },
+                        Kind::Overloaded => Setback::Busy(refusal.message),
+                        _ => Setback::Refused(refusal),
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Why an endpoint gave no first token.
+enum Setback {
+    /// No other endpoint would do better.
+    Refused(Refusal),
+    /// It is full.
+    Busy(String),
+    /// It cannot be reached, or was lost; `accepted` when it had begun to work.
+    Lost { accepted: bool, message: String },
+}
+
+/// An answer being given. Dropping it tells the engine to stop.
+pub struct Answer {
+    first: Option<Piece>,
+    over: bool,
+    heard: Instant,
+    silence: Duration,
+    closing: CancellationToken,
+    events: Streaming<GenerateEvent>,
+    endpoint: Endpoint,
+    tracker: Tracker,
+    _lease: Lease,
+}
+
+impl Answer {
+    /// The next part; `None` after the end or a refusal. Nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<Piece, Refusal>> {
+        if self.over {
+            return None;
+        }
+        let piece = match self.first.take() {
+            Some(piece) => Ok(piece),
+            None => self.later().await,
+        };
+        match &piece {
+            Ok(Piece::Text(_)) => {}
+            Ok(Piece::End { usage, .. }) => {
+                self.over = true;
+                self.tracker.finished(*usage);
+            }
+            Err(refusal) => {
+                self.over = true;
+                self.tracker.refused(refusal);
+            }
+        }
+        Some(piece)
+    }
+
+    async fn later(&mut self) -> Result<Piece, Refusal> {
+        loop {
+            let event = tokio::select! {
+                event = timeout_at(self.heard + self.silence, self.events.message()) => event,
+                () = self.closing.cancelled() => return Err(closing()),
+            };
+            self.heard = Instant::now();
+            let event = match event {
+                Ok(Ok(Some(event))) => Event::from(event),
+                Ok(Ok(None)) => return Err(lost(ended(&self.endpoint))),
+                Ok(Err(status)) => {
+                    return Err(match setback(&self.endpoint, &status, true) {
+                        Setback::Refused(refusal) => refusal,
+                        Setback::Busy(message) => Refusal::new(Kind::Overloaded, message),
+                        Setback::Lost { message, .. } => lost(message),
+                    });
+                }
+                Err(_) => return Err(silent(&self.endpoint, self.silence)),
+            };
+            if let Some(piece) = judge(&self.endpoint, event) {
+                return piece;
+            }
+        }
+    }
+}
+
+/// What an event means to a client; `None` when there is nothing to say yet.
+fn judge(endpoint: &Endpoint, event: Event) -> Option<Result<Piece, Refusal>> {
+    match event {
+        Event::Started { .. } => None,
+        Event::Token { text, .. } if text.is_empty() => None,
+        Event::Token { text, .. } => Some(Ok(Piece::Text(text))),
+        Event::Finished { reason: FinishReason::Cancelled, .. } => Some(Err(lost(format!(
+            "the engine on node {} stopped the answer before it was complete, because it is going down",
+            endpoint.node
+        )))),
+        Event::Finished { reason, usage } => Some(Ok(Piece::End { reason, usage })),
+        Event::Failed(Failure { kind, message }) => Some(Err(match kind {
+            FailureKind::InvalidRequest => Refusal::new(Kind::InvalidRequest, message),
+            FailureKind::Overloaded => {
+                Refusal::new(Kind::Overloaded, message).retry_after(Duration::from_secs(1))
+            }
+            FailureKind::Unavailable => lost(message),
+            FailureKind::Internal => Refusal::new(Kind::Internal, message),
+        })),
+    }
+}
+
+fn setback(endpoint: &Endpoint, status: &tonic::Status, accepted: bool) -> Setback {
+    use tonic::Code;
+    // A status that did not travel over the wire has a cause on this side: the connection broke.
+    let broken = std::error::Error::source(status).is_some();
+    match status.code() {
+        Code::InvalidArgument | Code::OutOfRange => {
+            Setback::Refused(Refusal::new(Kind::InvalidRequest, status.message()))
+        }
+        Code::ResourceExhausted => Setback::Busy(status.message().to_owned()),
+        Code::Unavailable
+        | Code::Unknown
+        | Code::Cancelled
+        | Code::Aborted
+        | Code::DeadlineExceeded
+        | Code::FailedPrecondition
+        | Code::DataLoss => Setback::Lost { accepted, message: gone(endpoint, status) },
+        _ if broken => Setback::Lost { accepted, message: gone(endpoint, status) },
+        code => {
+            tracing::error!(node = endpoint.node, address = endpoint.address, ?code, "{}", status.message());
+            Setback::Refused(Refusal::new(
+                Kind::Internal,
+                format!("the engine on node {} refused the gateway ({code:?}): {}", endpoint.node, status.message()),
+            ))
+        }
+    }
+}
+
+fn gone(endpoint: &Endpoint, status: &tonic::Status) -> String {
+    let cause = match status.message() {
+        "" => format!("{:?}", status.code()),
+        message => message.to_owned(),
+    };
+    format!("the engine on node {} at {} was lost: {cause}", endpoint.node, endpoint.address)
+}
+
+fn ended(endpoint: &Endpoint) -> String {
+    format!("the engine on node {} at {} ended the answer without finishing it", endpoint.node, endpoint.address)
+}
+
+fn lost(message: String) -> Refusal {
+    Refusal::new(Kind::EngineLost, message).retry_after(TRY_AGAIN)
+}
+
+fn silent(endpoint: &Endpoint, silence: Duration) -> Refusal {
+    Refusal::new(
+        Kind::EngineSilent,
+        format!("the engine on node {} said nothing for {} s; the answer is given up", endpoint.node, silence.as_secs()),
+    )
+}
+
+fn closing() -> Refusal {
+    Refusal::new(Kind::ShuttingDown, "the gateway is shutting down; send the request again").retry_after(TRY_AGAIN)
+}
+
+fn too_late(model: &str, wait: Duration, lost: Option<String>, waiting_for: &str) -> Refusal {
+    let wait = wait.as_secs();
+    let refusal = match lost {
+        Some(lost) => Refusal::new(
+            Kind::EngineLost,
+            format!("model `{model}`: {lost}; no group of it was ready again within {wait} s ({waiting_for})"),
+        ),
+        None => Refusal::new(
+            Kind::ModelNotReady,
+            format!("model `{model}` is not ready after {wait} s of waiting: {waiting_for}"),
+        ),
+    };
+    refusal.retry_after(TRY_AGAIN)
+}
+
+/// The next change; never, once nobody can publish one.
+async fn changed(table: &mut watch::Receiver<Arc<Table>>) {
+    if table.changed().await.is_err() {
+        std::future::pending().await
+    }
+}

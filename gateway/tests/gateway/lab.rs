@@ -1,0 +1,321 @@
+//! A gateway on a free loopback port, engines that speak from scripts, and a client.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::Stream;
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use russet_gateway::routes::{Deployment, Endpoint, State, Table};
+use russet_gateway::server::Gateway;
+use russet_gateway::stream::Limits;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
+use russet_rpc::tls::{self, Files};
+use russet_wire::event::{Event, FinishReason, Usage};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Longest any condition is waited for: far beyond what a loaded machine needs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Limits with which nothing is waited for that a test does not ask for.
+pub fn limits() -> Limits {
+    Limits { wait: PATIENCE, hold_headers: PATIENCE, heartbeat: PATIENCE, ..Limits::default() }
+}
+
+/// What a scripted engine does next.
+#[derive(Clone)]
+pub enum Act {
+    Say(Event),
+    /// Nothing, until the request is cancelled.
+    Hang,
+    /// Nothing, until the token is cancelled.
+    Until(CancellationToken),
+    /// Ends the stream with this status.
+    Break(tonic::Code, &'static str),
+}
+
+pub fn started() -> Act {
+    Act::Say(Event::Started { prompt_tokens: 7 })
+}
+
+pub fn token(text: &str) -> Act {
+    Act::Say(Event::Token { id: 1, text: text.into() })
+}
+
+pub fn finished(reason: FinishReason) -> Act {
+    Act::Say(Event::Finished { reason, usage: Usage { prompt_tokens: 7, completion_tokens: 3 } })
+}
+
+/// A complete answer: `Hello there`.
+pub fn hello() -> Vec<Act> {
+    vec![started(), token("Hello"), token(""), token(" there"), finished(FinishReason::Stop)]
+}
+
+pub struct Certificates {
+    issuer: Issuer<'static, KeyPair>,
+    dir: tempfile::TempDir,
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "test ca");
+        std::fs::write(dir.path().join("ca.crt"), params.clone().self_signed(&key).unwrap().pem()).unwrap();
+        Self { issuer: Issuer::new(params, key), dir }
+    }
+
+    fn identity(&self, user: &str, dns: Vec<String>) -> Files {
+        let folder = self.dir.path().join(user.replace(':', "-"));
+        let ca = self.dir.path().join("ca.crt");
+        if !folder.exists() {
+            std::fs::create_dir(&folder).unwrap();
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(dns).unwrap();
+            params.distinguished_name.push(DnType::CommonName, user);
+            params.extended_key_usages =
+                vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+            let certificate = params.signed_by(&key, &self.issuer).unwrap();
+            std::fs::write(folder.join("tls.crt"), certificate.pem()).unwrap();
+            std::fs::write(folder.join("tls.key"), key.serialize_pem()).unwrap();
+        }
+        Files { ca, ..Files::in_dir(Path::new(&folder)) }
+    }
+}
+
+/// A scripted engine in a runtime of its own, so that killing it closes every socket at once, as the
+/// kernel does for a killed process.
+pub struct Engine {
+    pub address: SocketAddr,
+    node: String,
+    pub seen: Arc<Mutex<Vec<pb::GenerateRequest>>>,
+    pub callers: Arc<Mutex<Vec<String>>>,
+    running: watch::Receiver<usize>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Engine {
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Waits until exactly `count` requests hold a slot.
+    pub async fn running(&self, count: usize) {
+        let mut running = self.running.clone();
+        let waited = tokio::time::timeout(PATIENCE, running.wait_for(|running| *running == count)).await;
+        assert!(waited.is_ok(), "{count} running requests never came; there are {}", *self.running.borrow());
+    }
+
+    pub fn requests(&self) -> usize {
+        self.seen.lock().unwrap().len()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Script {
+    acts: Box<dyn Fn(&pb::GenerateRequest) -> Vec<Act> + Send + Sync>,
+    seen: Arc<Mutex<Vec<pb::GenerateRequest>>>,
+    callers: Arc<Mutex<Vec<String>>>,
+    running: watch::Sender<usize>,
+}
+
+struct Slot(watch::Sender<usize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.send_modify(|running| *running -= 1);
+    }
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Service for Script {
+    type GenerateStream = Events<pb::GenerateEvent>;
+    type FollowStream = Events<pb::FollowReply>;
+
+    async fn describe(&self, _: Request<pb::DescribeRequest>) -> Result<Response<pb::EngineDescription>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn follow(&self, _: Request<Streaming<pb::FollowCommand>>) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn generate(&self, request: Request<pb::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+        self.callers.lock().unwrap().push(tls::peer_user(&request).unwrap_or_default());
+        let acts = (self.acts)(request.get_ref());
+        self.seen.lock().unwrap().push(request.into_inner());
+        self.running.send_modify(|running| *running += 1);
+        let slot = Slot(self.running.clone());
+        Ok(Response::new(Box::pin(async_stream::stream! {
+            let _slot = slot;
+            for act in acts {
+                match act {
+                    Act::Say(event) => yield Ok(event.into()),
+                    Act::Hang => std::future::pending().await,
+                    Act::Until(token) => token.cancelled().await,
+                    Act::Break(code, message) => {
+                        yield Err(Status::new(code, message));
+                        return;
+                    }
+                }
+            }
+        })))
+    }
+}
+
+pub struct Lab {
+    certificates: Certificates,
+    publish: watch::Sender<Arc<Table>>,
+    pub address: SocketAddr,
+    pub client: reqwest::Client,
+    pub stop: CancellationToken,
+    pub served: Option<tokio::task::JoinHandle<Result<(), russet_gateway::Error>>>,
+}
+
+impl Lab {
+    pub async fn start(limits: Limits) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let certificates = Certificates::new();
+        let identity = certificates.identity(tls::GATEWAY_USER, vec![]);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (publish, table) = watch::channel(Arc::new(Table::default()));
+        let stop = CancellationToken::new();
+        let gateway = Gateway::new(listener, table, identity, limits);
+        let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
+        let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap();
+        Self { certificates, publish, address, client, stop, served: Some(served) }
+    }
+
+    /// An engine that answers every request by `acts`.
+    pub fn engine(
+        &self,
+        node: &str,
+        acts: impl Fn(&pb::GenerateRequest) -> Vec<Act> + Send + Sync + 'static,
+    ) -> Engine {
+        let files = self.certificates.identity(&tls::node_user(node), vec![tls::node_dns_name(node)]);
+        let (running, watched) = watch::channel(0);
+        let seen = Arc::new(Mutex::new(vec![]));
+        let callers = Arc::new(Mutex::new(vec![]));
+        let script = Script { acts: Box::new(acts), seen: seen.clone(), callers: callers.clone(), running };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let server = tonic::transport::Server::builder()
+            .tls_config(files.server().unwrap())
+            .unwrap()
+            .add_service(EngineServer::new(script));
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            server.serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)).await
+        });
+        Engine { address, node: node.into(), seen, callers, running: watched, runtime: Some(runtime) }
+    }
+
+    /// An engine with one script for all, which is the only one of the model `m`.
+    pub fn only_engine(&self, acts: Vec<Act>) -> Engine {
+        let engine = self.engine("a", move |_| acts.clone());
+        self.publish(&[("m", State::Ready, &[&engine])]);
+        engine
+    }
+
+    /// Makes these deployments all there is.
+    pub fn publish(&self, deployments: &[(&str, State, &[&Engine])]) {
+        let deployments = deployments
+            .iter()
+            .map(|(name, state, engines)| Deployment {
+                namespace: "default".into(),
+                name: (*name).into(),
+                created: 1_700_000_000,
+                context_tokens: 8192,
+                state: state.clone(),
+                endpoints: engines
+                    .iter()
+                    .map(|engine| Endpoint {
+                        address: engine.address.to_string(),
+                        node: engine.node.clone(),
+                        group: format!("default/{name}-0"),
+                        epoch: 1,
+                    })
+                    .collect(),
+            })
+            .collect();
+        self.publish.send_replace(Arc::new(Table { synced: true, deployments, names: vec![] }));
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// A chat with the model `m`, with more fields.
+    pub fn chat(&self, more: Value) -> reqwest::RequestBuilder {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        self.client.post(self.url("/v1/chat/completions")).json(&body)
+    }
+
+    pub async fn metrics(&self) -> String {
+        self.client.get(self.url("/metrics")).send().await.unwrap().text().await.unwrap()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(served) = &self.served {
+            served.abort();
+        }
+    }
+}
+
+/// The events of a stream, what differs from run to run replaced; comments and `[DONE]` as texts.
+pub fn transcript(text: &str) -> Vec<Value> {
+    assert!(text.is_empty() || text.ends_with("\n\n"), "an event is cut off: {text:?}");
+    text.split_terminator("\n\n")
+        .map(|event| match event.strip_prefix("data: ") {
+            Some("[DONE]") => json!("[DONE]"),
+            Some(data) => normal(serde_json::from_str(data).unwrap()),
+            None => json!(event),
+        })
+        .collect()
+}
+
+/// Replaces id and time, after a look at them.
+pub fn normal(mut value: Value) -> Value {
+    if let Some(id) = value.get("id").and_then(Value::as_str) {
+        assert!(id.starts_with("chatcmpl-") && id.len() == "chatcmpl-".len() + 24, "{id}");
+        assert!(value["created"].as_u64().unwrap() > 1_700_000_000, "{value}");
+        value["id"] = json!("ID");
+        value["created"] = json!(0);
+    }
+    value
+}
+
+/// A chunk with this delta.
+pub fn chunk(delta: Value, reason: Option<&str>) -> Value {
+    json!({
+        "id": "ID", "object": "chat.completion.chunk", "created": 0, "model": "m",
+        "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": reason}],
+    })
+}

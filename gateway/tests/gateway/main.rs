@@ -1,0 +1,7 @@
+//! The gateway against engines that are real gRPC servers over mutual TLS and speak from a script.
+//! No cluster: the table of deployments is published from memory.
+
+mod answers;
+mod failures;
+mod lab;
+mod refusals;

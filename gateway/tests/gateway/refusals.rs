@@ -1,0 +1,131 @@
+//! Requests that are wrong, too large, or not allowed, sent as bytes where no client would.
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::lab::{Lab, PATIENCE, hello, limits};
+
+/// Sends `request` as it is and returns status and body of the answer.
+async fn raw(lab: &Lab, request: &[u8]) -> (u16, String) {
+    let mut stream = tokio::net::TcpStream::connect(lab.address).await.unwrap();
+    // The gateway may answer and close before it read everything.
+    let _ = stream.write_all(request).await;
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    assert!(read.is_ok(), "no end of {:?}", String::from_utf8_lossy(&answer));
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn every_refusal_has_openais_shape_and_the_right_status() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let chat = "/v1/chat/completions";
+    for (method, path, host, body, status, code) in [
+        ("POST", chat, "localhost", "{not json", 400, Value::Null),
+        ("POST", chat, "localhost", "", 400, Value::Null),
+        ("POST", chat, "localhost", r#"{"model":"m","messages":[]}"#, 400, Value::Null),
+        ("POST", chat, "localhost", r#"{"model":"nix","messages":[{"role":"user","content":"hi"}]}"#, 404, json!("model_not_found")),
+        ("GET", "/v1/models/nix", "localhost", "", 404, json!("model_not_found")),
+        ("GET", "/v1/models/%ff", "localhost", "", 400, Value::Null),
+        ("GET", "/v1/nix", "localhost", "", 404, json!("unknown_url")),
+        ("GET", "/", "localhost", "", 404, json!("unknown_url")),
+        ("GET", "/api/tags", "localhost", "", 404, json!("unknown_url")),
+        ("GET", chat, "localhost", "", 405, json!("method_not_allowed")),
+        ("DELETE", "/v1/models", "localhost", "", 405, json!("method_not_allowed")),
+        ("POST", chat, "evil.example", "{}", 403, json!("forbidden")),
+        ("GET", "/metrics", "evil.example", "", 403, json!("forbidden")),
+    ] {
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        let (got, answer) = raw(&lab, request.as_bytes()).await;
+        assert_eq!(got, status, "{method} {path} {host} {body}: {answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{method} {path}: {answer}"));
+        let error = answer["error"].as_object().unwrap();
+        let mut fields: Vec<&str> = error.keys().map(String::as_str).collect();
+        fields.sort_unstable();
+        assert_eq!(fields, ["code", "message", "param", "type"], "{method} {path}");
+        assert_eq!(error["code"], code, "{method} {path}");
+        assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string(), "{method} {path}");
+    }
+    assert_eq!(engine.requests(), 0, "no engine saw any of these");
+}
+
+#[tokio::test]
+async fn a_body_beyond_the_limit_is_refused_announced_or_not() {
+    let lab = Lab::start(limits()).await;
+    let _engine = lab.only_engine(hello());
+    let announced = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 99999999\r\n\r\n{";
+    let (status, body) = raw(&lab, announced).await;
+    assert_eq!((status, body.contains("request_too_large")), (413, true), "{body}");
+
+    let mut chunked = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    for _ in 0..17 {
+        chunked.extend_from_slice(b"100000\r\n");
+        chunked.extend(std::iter::repeat_n(b' ', 0x10_0000));
+        chunked.extend_from_slice(b"\r\n");
+    }
+    let (status, body) = raw_tolerant(&lab, &chunked).await;
+    assert_eq!((status, body.contains("request_too_large")), (413, true), "{body}");
+
+    let large = "x".repeat(8 * 1024 * 1024);
+    let fits = lab.chat(json!({"messages": [{"role": "user", "content": large}]})).send().await.unwrap();
+    // The fake engine keeps gRPC's own limit of 4 MiB; what matters is that the gateway passed it on.
+    assert_ne!(fits.status(), 413);
+}
+
+/// Like [`raw`], reading while it writes: the answer comes before the request is complete.
+async fn raw_tolerant(lab: &Lab, request: &[u8]) -> (u16, String) {
+    let stream = tokio::net::TcpStream::connect(lab.address).await.unwrap();
+    let (mut reader, mut writer) = stream.into_split();
+    let write = async {
+        let _ = writer.write_all(request).await;
+    };
+    let read = async {
+        let mut answer = Vec::new();
+        let mut buffer = [0; 4096];
+        while !answer.windows(4).any(|window| window == b"}}\n" || window.ends_with(b"\"}}")) {
+            match reader.read(&mut buffer).await {
+                Ok(0) | Err(_) => break,
+                Ok(count) => answer.extend_from_slice(&buffer[..count]),
+            }
+        }
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let (_, answer) = tokio::time::timeout(PATIENCE, async { tokio::join!(write, read) }).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    (head.split(' ').nth(1).unwrap_or("0").parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn a_page_of_another_site_gets_nothing() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let response = lab.chat(json!({})).header("origin", "https://evil.example").send().await.unwrap();
+    assert_eq!(response.status(), 403);
+    assert!(!response.headers().contains_key("access-control-allow-origin"));
+    let asked = lab
+        .client
+        .request(reqwest::Method::OPTIONS, lab.url("/v1/chat/completions"))
+        .header("origin", "https://evil.example");
+    assert_eq!(asked.send().await.unwrap().status(), 403);
+    assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn any_key_is_taken_on_loopback() {
+    let lab = Lab::start(limits()).await;
+    let _engine = lab.only_engine(hello());
+    for key in [None, Some("sk-anything"), Some("")] {
+        let request = lab.chat(json!({}));
+        let request = match key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        };
+        assert_eq!(request.send().await.unwrap().status(), 200);
+    }
+}
