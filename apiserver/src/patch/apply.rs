@@ -2,16 +2,31 @@
 //!
 //! Not here: storing, admission, validation or defaults; callers run those between [`apply`] and the store.
 
+mod compare;
+mod fields;
+mod last_applied;
+mod managers;
+mod merge;
+mod path;
+mod set;
+mod shape;
+mod update;
+
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::schema::Schema;
+use managers::{ManagerId, Managers, Operation};
+use path::{Element, display, same};
+use set::FieldSet;
+use shape::Shape;
+use update::Conflicts;
 
 /// One declarative write.
 pub struct ApplyRequest<'a> {
     /// The object as stored at the request's API version, or none when apply creates it.
     pub live: Option<&'a Value>,
-    /// What the manager wants: the decoded apply body.
+    /// What the manager wants: the decoded apply body, without the fields that this endpoint does not write.
     pub config: &'a Value,
     /// The `fieldManager`.
     pub manager: &'a str,
@@ -50,14 +65,132 @@ pub enum ApplyError {
     /// The body cannot be applied (400).
     #[error("{0}")]
     BadRequest(String),
-    /// The body does not fit the schema (422 would be validation's; Kubernetes answers 500 or 400 here, we 400).
+    /// The body does not fit the schema (400).
     #[error("failed to create typed patch object: {0}")]
     Typed(String),
 }
 
 /// Applies a configuration; the outcome equals `live` exactly when nothing changed, so that the caller can skip the write.
 pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
-    Ok(super::merge::merge_patch(request.live.unwrap_or(&Value::Null), request.config))
+    let ApplyRequest {
+        live: stored,
+        config,
+        manager,
+        force,
+        subresource,
+        api_version,
+        now,
+        schema,
+    } = request;
+    let shape = Shape::Typed(schema);
+    check(shape, config, api_version)?;
+    let mut live = stored.cloned().unwrap_or_else(|| Value::Object(Map::new()));
+    let entries = take_managed_fields(&mut live);
+    let mut managers = managers::decode(&entries).unwrap_or_default();
+    if managers.is_empty() && stored.is_some() {
+        claim_unmanaged(shape, &live, &mut managers, api_version, subresource);
+    }
+    let before = managers.clone();
+    let id = ManagerId::applier(manager, subresource);
+    let run = |managers: &mut Managers, force| {
+        update::apply(shape, &live, config, managers, &id, api_version, force)
+    };
+    let outcome = match run(&mut managers, force) {
+        Err(conflicts) if manager == last_applied::MANAGER => {
+            // What kubectl itself wrote by client-side apply is no conflict.
+            let allowed = last_applied::owned(shape, &live, api_version);
+            let conflicts: Conflicts =
+                conflicts.into_iter().filter(|(_, path)| !allowed.has(path)).collect();
+            if conflicts.is_empty() {
+                managers = before.clone();
+                run(&mut managers, true)
+            } else {
+                Err(conflicts)
+            }
+        }
+        outcome => outcome,
+    };
+    let mut new = outcome.map_err(|conflicts| refusal(&conflicts))?;
+    if manager == last_applied::MANAGER {
+        last_applied::refresh(&mut new, config);
+    }
+    let unchanged = same(&live, &new);
+    let claims = |managers: &Managers| managers.get(&id).map(|owned| (owned.set.clone(), owned.api_version.clone()));
+    if !unchanged || claims(&managers) != claims(&before) {
+        stamp(&mut managers, &id, now);
+    }
+    let entries_after = managers::encode(&managers);
+    if let Some(stored) = stored
+        && unchanged
+        && entries_after == managers::encode(&managers::decode(&entries).unwrap_or_default())
+    {
+        return Ok(stored.clone());
+    }
+    put_managed_fields(&mut new, entries_after);
+    Ok(new)
+}
+
+fn check(shape: Shape<'_>, config: &Value, api_version: &str) -> Result<(), ApplyError> {
+    let given = config["apiVersion"].as_str().unwrap_or_default();
+    if given != api_version {
+        return Err(ApplyError::BadRequest(format!(
+            "Incorrect version specified in apply patch. Specified patch version: {given}, expected: {api_version}"
+        )));
+    }
+    if !config["metadata"]["managedFields"].is_null() {
+        return Err(ApplyError::BadRequest("metadata.managedFields must be nil".into()));
+    }
+    let problems = fields::problems(shape, config);
+    match problems.as_slice() {
+        [] => Ok(()),
+        [one] => Err(ApplyError::Typed(one.clone())),
+        many => Err(ApplyError::Typed(format!("errors:\n  {}", many.join("\n  ")))),
+    }
+}
+
+/// Gives the fields of an object that nobody tracked to one manager, so that an apply cannot silently take them.
+fn claim_unmanaged(shape: Shape<'_>, live: &Value, managers: &mut Managers, api_version: &str, subresource: &str) {
+    let id = ManagerId::updater("before-first-apply", api_version, subresource);
+    let status = Element::Field("status".into());
+    let on_status = subresource == "status";
+    let nothing = Value::Object(Map::new());
+    update::update(shape, &nothing, live, managers, &id, api_version, |mut set: FieldSet| {
+        set.members.retain(|element| (*element == status) == on_status);
+        set.children.retain(|element, _| (*element == status) == on_status);
+        set
+    });
+}
+
+fn refusal(conflicts: &Conflicts) -> ApplyError {
+    let causes = conflicts
+        .iter()
+        .map(|(id, path)| Conflict {
+            message: format!("conflict with {}", id.describe()),
+            field: display(path),
+        })
+        .collect();
+    let message = match conflicts.as_slice() {
+        [(id, path)] => {
+            format!("Apply failed with 1 conflict: conflict with {}: {}", id.describe(), display(path))
+        }
+        many => {
+            let mut lines = Vec::new();
+            let mut current = None;
+            // Conflicts come manager by manager.
+            for (id, path) in many {
+                if current != Some(id) {
+                    lines.push(format!("conflicts with {}:", id.describe()));
+                    current = Some(id);
+                }
+                lines.push(format!("- {}", display(path)));
+            }
+            format!("Apply failed with {} conflicts: {}", many.len(), lines.join("\n"))
+        }
+    };
+    ApplyError::Conflict {
+        message,
+        conflicts: causes,
+    }
 }
 
 /// Records in `new.metadata.managedFields` what a create, update or other patch by `manager` changed.
@@ -71,5 +204,67 @@ pub fn track_update(
     now: Timestamp,
     schema: &Schema,
 ) {
-    let _ = (old, new, manager, subresource, now, schema);
+    let mut live = old.cloned().unwrap_or_else(|| Value::Object(Map::new()));
+    let stored = take_managed_fields(&mut live);
+    let sent = take_managed_fields(new);
+    let decoded = |entries: &Value| managers::decode(entries).unwrap_or_default();
+    let reset = sent.as_array().is_some_and(|entries| match entries.as_slice() {
+        [] => true,
+        [one] => one.as_object().is_some_and(Map::is_empty),
+        _ => false,
+    });
+    let mut managers = match decoded(&sent) {
+        _ if !subresource.is_empty() => decoded(&stored),
+        _ if reset => Managers::new(),
+        managers if managers.is_empty() => decoded(&stored),
+        managers => managers,
+    };
+    if managers.is_empty() && old.is_some() {
+        // Nobody asked for tracking so far, and the past is unknown: the first apply will claim it.
+        return;
+    }
+    let api_version = new["apiVersion"].as_str().unwrap_or_default().to_owned();
+    let id = ManagerId::updater(manager, &api_version, subresource);
+    // The operation first runs as nobody, so that a manager's own entry also loses what others' entries lose.
+    let current = ManagerId {
+        operation: Operation::Update,
+        ..ManagerId::updater("", "", "")
+    };
+    let shape = Shape::Typed(schema);
+    let took = update::update(shape, &live, new, &mut managers, &current, &api_version, |set| set);
+    if took && let Some(gained) = managers.remove(&current) {
+        managers
+            .entry(id.clone())
+            .and_modify(|owned| owned.set = owned.set.union(&gained.set))
+            .or_insert(gained);
+        stamp(&mut managers, &id, now);
+    }
+    managers::cap_updaters(&mut managers);
+    put_managed_fields(new, managers::encode(&managers));
 }
+
+fn stamp(managers: &mut Managers, id: &ManagerId, now: Timestamp) {
+    if let Some(owned) = managers.get_mut(id) {
+        owned.time = Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    }
+}
+
+fn take_managed_fields(object: &mut Value) -> Value {
+    object
+        .get_mut("metadata")
+        .and_then(Value::as_object_mut)
+        .and_then(|metadata| metadata.remove("managedFields"))
+        .unwrap_or_default()
+}
+
+fn put_managed_fields(object: &mut Value, entries: Value) {
+    if let Some(object) = object.as_object_mut() {
+        let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+        if let Some(metadata) = metadata.as_object_mut().filter(|_| !entries.is_null()) {
+            metadata.insert("managedFields".into(), entries);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

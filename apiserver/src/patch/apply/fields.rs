@@ -1,0 +1,191 @@
+//! From values to sets of fields and back: which fields a value has, which of them a set removes.
+//!
+//! Not here: comparing and merging two values.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::path::{Element, Path, display};
+use super::set::FieldSet;
+use super::shape::{Atom, Shape};
+
+/// Every field of `value`: leaves, elements of lists, and entries of maps whose names the schema does not list.
+pub fn of(shape: Shape<'_>, value: &Value) -> FieldSet {
+    let mut set = FieldSet::default();
+    collect(shape, value, &mut Vec::new(), &mut set);
+    set
+}
+
+fn collect(shape: Shape<'_>, value: &Value, path: &mut Path, set: &mut FieldSet) {
+    match (shape.atom(Some(value)), value) {
+        (Atom::Map(fields), Value::Object(map)) if !fields.is_atomic() => {
+            for (name, child) in map {
+                let (shape, named, _) = fields.field(name);
+                path.push(Element::Field(name.clone()));
+                collect(shape, child, path, set);
+                let hollow = child.is_null() || child.as_object().is_some_and(Map::is_empty);
+                if hollow || !named {
+                    set.insert(path);
+                }
+                path.pop();
+            }
+        }
+        (Atom::List(list), Value::Array(items)) if !list.is_atomic() => {
+            let mut counts: BTreeMap<Element, usize> = BTreeMap::new();
+            let elements: Vec<Option<Element>> = items.iter().map(|item| list.element(item).ok()).collect();
+            for element in elements.iter().flatten() {
+                *counts.entry(element.clone()).or_default() += 1;
+            }
+            for (item, element) in items.iter().zip(elements) {
+                let Some(element) = element else { continue };
+                // What shares a key cannot be told apart, so it is owned together.
+                let unique = counts.get(&element) == Some(&1);
+                path.push(element);
+                if unique {
+                    collect(list.item, item, path, set);
+                }
+                set.insert(path);
+                path.pop();
+            }
+        }
+        (Atom::Map(fields), Value::Null) if !fields.is_atomic() => {}
+        (Atom::List(list), Value::Null) if !list.is_atomic() => {}
+        // A scalar, a container owned whole, or a value that is not what its schema says.
+        _ => set.insert(path),
+    }
+}
+
+/// What keeps `value` from having the shape: undeclared fields, wrong types, elements without or with equal keys.
+pub fn problems(shape: Shape<'_>, value: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    examine(shape, value, &mut Vec::new(), &mut found);
+    found
+}
+
+fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<String>) {
+    if value.is_null() {
+        return;
+    }
+    match (shape.atom(Some(value)), value) {
+        (Atom::Map(fields), Value::Object(map)) => {
+            for (name, child) in map {
+                let (shape, _, allowed) = fields.field(name);
+                path.push(Element::Field(name.clone()));
+                if allowed {
+                    examine(shape, child, path, found);
+                } else {
+                    found.push(format!("{}: field not declared in schema", display(path)));
+                }
+                path.pop();
+            }
+        }
+        (Atom::List(list), Value::Array(items)) => {
+            let mut seen = FieldSet::default();
+            for (index, item) in items.iter().enumerate() {
+                let element = if list.is_atomic() { Ok(Element::Index(index as i64)) } else { list.element(item) };
+                let element = match element {
+                    Ok(element) => element,
+                    Err(error) => {
+                        found.push(format!("{}: element {index}: {error}", display(path)));
+                        continue;
+                    }
+                };
+                if !seen.members.insert(element.clone()) {
+                    found.push(format!("{}: duplicate entries for key {element}", display(path)));
+                }
+                path.push(element);
+                examine(list.item, item, path, found);
+                path.pop();
+            }
+        }
+        (Atom::Map(_), other) => found.push(format!("{}: expected map, got {other}", display(path))),
+        (Atom::List(_), other) => found.push(format!("{}: expected list, got {other}", display(path))),
+        (Atom::Scalar, _) => {
+            let Shape::Typed(schema) = shape else { return };
+            use crate::schema::Kind;
+            let (fits, wanted) = match schema.kind {
+                Kind::String => (value.is_string(), "string"),
+                Kind::Boolean => (value.is_boolean(), "boolean"),
+                Kind::Integer | Kind::Number => (value.is_number(), "numeric (int or float)"),
+                _ => (!value.is_object() && !value.is_array(), "any scalar"),
+            };
+            if !fits {
+                found.push(format!("{}: expected {wanted}, got {value}", display(path)));
+            }
+        }
+    }
+}
+
+/// `value` without the fields of `set`; nothing when nothing is left of it.
+pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Option<Value> {
+    match (shape.atom(Some(value)), value) {
+        (Atom::Map(fields), Value::Object(map)) if !fields.is_atomic() => {
+            let mut left = Map::new();
+            for (name, child) in map {
+                let element = Element::Field(name.clone());
+                if set.members.contains(&element) {
+                    continue;
+                }
+                let child = match set.children.get(&element) {
+                    Some(below) => remove(fields.field(name).0, child, below),
+                    None => Some(child.clone()),
+                };
+                if let Some(child) = child {
+                    left.insert(name.clone(), child);
+                }
+            }
+            (!left.is_empty()).then_some(Value::Object(left))
+        }
+        (Atom::List(list), Value::Array(items)) if !list.is_atomic() => {
+            let mut left = Vec::new();
+            for item in items {
+                let Ok(element) = list.element(item) else { continue };
+                if set.members.contains(&element) {
+                    continue;
+                }
+                left.extend(match set.children.get(&element) {
+                    Some(below) => remove(list.item, item, below),
+                    None => Some(item.clone()),
+                });
+            }
+            (!left.is_empty()).then_some(Value::Array(left))
+        }
+        (Atom::Scalar, _) => Some(value.clone()),
+        // Fields below a container that is owned whole mean the container.
+        _ => None,
+    }
+}
+
+/// The set with the named fields on the way to its members as members too.
+pub fn with_named_parents(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
+    let mut whole = FieldSet {
+        members: set.members.clone(),
+        children: BTreeMap::new(),
+    };
+    for (element, child) in &set.children {
+        let (below, named) = shape.below(element);
+        if named {
+            whole.members.insert(element.clone());
+        }
+        whole.children.insert(element.clone(), with_named_parents(below, child));
+    }
+    whole
+}
+
+/// The set as the schema of today divides fields: what lies below a container now owned whole becomes the container.
+pub fn reconciled(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
+    let mut today = FieldSet {
+        members: set.members.clone(),
+        children: BTreeMap::new(),
+    };
+    for (element, child) in &set.children {
+        let (below, _) = shape.below(element);
+        if matches!(below, Shape::Typed(_)) && below.is_atomic_container() {
+            today.members.insert(element.clone());
+        } else {
+            today.children.insert(element.clone(), reconciled(below, child));
+        }
+    }
+    today
+}
