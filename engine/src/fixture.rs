@@ -1,71 +1,16 @@
-//! A model folder and a compute half for tests: a tokenizer that knows single bytes and five
-//! marks, a template, and a [`Compute`] that answers with a script. Compiled for tests only.
+//! A compute half for tests, which answers with a script, beside the model folder that goes with
+//! it. Compiled for tests only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Map, json};
-use tempfile::TempDir;
 use tokio::sync::{Notify, oneshot};
 
 use crate::compute::{Answer, Compute, ComputeError, Memory, Progress, Step};
 
-pub const BEGIN: u32 = 256;
-pub const USER: u32 = 257;
-pub const ASSISTANT: u32 = 258;
-pub const END: u32 = 259;
-
-/// The token of one byte, in the order of byte-level tokenizers' own alphabet.
-pub fn token_of_byte(byte: u8) -> u32 {
-    u32::from(byte)
-}
-
-/// The printable character that stands for a byte in byte-level vocabularies: printable ASCII and
-/// Latin-1 stand for themselves, the others are moved beyond.
-fn character_of_byte(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    if printable(byte) {
-        return char::from(byte);
-    }
-    let moved = (0..byte).filter(|&other| !printable(other)).count() as u32;
-    char::from_u32(256 + moved).expect("at most 68 bytes are moved, all to Latin Extended-A")
-}
-
-/// A folder with everything the serving half reads.
-pub fn model_dir() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let vocabulary: Map<String, serde_json::Value> =
-        (0..=255u8).map(|byte| (character_of_byte(byte).to_string(), json!(token_of_byte(byte)))).collect();
-    let added: Vec<_> =
-        [(BEGIN, "<|begin|>"), (USER, "<|user|>"), (ASSISTANT, "<|assistant|>"), (END, "<|end|>")]
-            .into_iter()
-            .map(|(id, content)| {
-                json!({"id": id, "content": content, "single_word": false, "lstrip": false,
-                   "rstrip": false, "normalized": false, "special": true})
-            })
-            .collect();
-    let byte_level =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-        "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                  "vocab": vocabulary, "merges": []},
-    });
-    let template = "<|begin|>{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('only user and assistant speak here') }}{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>";
-    for (file, text) in [
-        ("tokenizer.json", tokenizer.to_string()),
-        ("tokenizer_config.json", json!({"bos_token": "<|begin|>", "eos_token": "<|end|>"}).to_string()),
-        ("config.json", json!({"model_type": "llama", "eos_token_id": END}).to_string()),
-        ("chat_template.jinja", template.to_owned()),
-    ] {
-        std::fs::write(dir.path().join(file), text).unwrap();
-    }
-    dir
-}
+pub use crate::model::*;
 
 /// What a fake does when asked to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

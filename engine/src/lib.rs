@@ -28,6 +28,9 @@ mod fixture;
 #[cfg(test)]
 #[path = "../tests/support/identities.rs"]
 mod identities;
+#[cfg(test)]
+#[path = "../tests/support/model.rs"]
+mod model;
 
 #[cfg(feature = "mlx")]
 pub mod cache;

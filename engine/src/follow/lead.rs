@@ -112,12 +112,16 @@ fn is_final(status: &Status) -> bool {
     )
 }
 
-/// A status with its causes: tonic's own message of a failed connection names none.
+/// A status with its causes: tonic's own message of a failed connection names none, and causes
+/// repeat each other.
 fn describe(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
         cause = error.source();
     }
     text
