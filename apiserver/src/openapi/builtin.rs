@@ -150,7 +150,9 @@ fn wrap_references(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
             map.values_mut().for_each(wrap_references);
+            // A schema of schemas has a property of this name, which is no reference.
             if map.len() > 1
+                && map.get("$ref").is_some_and(Value::is_string)
                 && let Some(reference) = map.remove("$ref")
             {
                 map.insert("allOf".into(), json!([{ "$ref": reference }]));
