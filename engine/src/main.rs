@@ -21,18 +21,17 @@ mod engine {
     use clap::Parser as _;
     use russet_engine::args::{Args, Dtype, LogFormat};
     use russet_engine::life::Life;
-    use russet_engine::runtime::{Runtime, RuntimeConfig, ring};
+    use russet_engine::runtime::{Runtime, RuntimeConfig, environment};
     use russet_engine::serve::{Outcome, Rank};
     use russet_engine::weights::LoadDtype;
     use tokio::signal::unix::{SignalKind, signal};
 
     pub fn main() -> anyhow::Result<()> {
         let args = Args::parse();
-        if args.size() > 1 {
-            // Before any thread exists: this may replace the process by itself.
-            let hostfile = args.control_socket.with_extension("ring.json");
-            ring::ensure_environment(args.rank, &hostfile).context("cannot set MLX's environment")?;
-        }
+        // Before any thread exists: this may replace the process by itself.
+        let hostfile = args.control_socket.with_extension("ring.json");
+        let ring = (args.size() > 1).then_some((args.rank, hostfile.as_path()));
+        environment::ensure(ring).context("cannot set MLX's environment")?;
         russet_telemetry::logs::init(&format!("engine-{}", args.rank), args.log == LogFormat::Json);
         // Installed already only if something else in this process did; all of it is the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -50,7 +49,7 @@ mod engine {
             }
         };
         // The MLX thread may be blocked in a collective for ever; only the end of the process ends it.
-        std::process::exit(code)
+        russet_mlx::leave(code)
     }
 
     async fn run(args: Args) -> anyhow::Result<Outcome> {

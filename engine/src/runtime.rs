@@ -5,8 +5,9 @@
 //! and tells the others over gRPC; only activations travel through MLX. So an idle group waits on
 //! nothing.
 
+pub mod environment;
 mod rank;
-pub mod ring;
+mod ring;
 
 use std::{
     path::PathBuf,
@@ -40,7 +41,7 @@ pub struct RuntimeConfig {
     /// This process's rank.
     pub rank: u32,
     /// `ip:port` by rank, for MLX's ring; not read in a group of one. In a larger group the process
-    /// has to be prepared by [`ring::ensure_environment`].
+    /// has to be prepared by [`environment::ensure`].
     pub hosts: Vec<String>,
     /// The element type weights are kept in.
     pub dtype: LoadDtype,

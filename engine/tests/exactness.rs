@@ -13,34 +13,42 @@
 //! Not a libtest: every rank is a process of its own, and that process is this program again.
 
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader, Write},
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, ExitCode, Stdio},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use parking_lot::Mutex;
 use russet_engine::{
     compute::{Choice, Compute, Step},
-    runtime::{Runtime, RuntimeConfig, Stepped, ring},
+    runtime::{Runtime, RuntimeConfig, Stepped, environment},
     weights::LoadDtype,
 };
 use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 
-/// Layers per rank of the groups every model is tried on: alone, even and uneven splits. Models have 5.
-const SPLITS: &[&[u32]] = &[&[5], &[3, 2], &[1, 4], &[2, 2, 1], &[1, 3, 1]];
+/// Layers per rank of the groups every model is tried on; models have 5.
+const SPLITS: &[&[u32]] = &[&[5], &[3, 2], &[2, 2, 1]];
+/// More of them, for one model with a tied head and one without.
+const UNEVEN: &[&[u32]] = &[&[5], &[3, 2], &[1, 4], &[2, 2, 1], &[1, 3, 1]];
+const TRIED_UNEVEN: &[&str] = &["tied-llama3", "untied-biased"];
+/// The half types are slow on a CPU.
+const HALF_SPLITS: &[&[u32]] = &[&[5], &[2, 2, 1]];
 /// Sequences that run at once, step by step in turn, as a busy engine's do.
 const SLOTS: usize = 4;
 /// One group takes seconds; a group that hangs must fail the test and not hang it.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Most tokens that may be excused.
 const EXCUSED_SHARE: f64 = 0.01;
-
-/// Of these, what the half types are tried on: they are slow on a CPU.
-const HALF_SPLITS: &[&[u32]] = &[&[5], &[2, 2, 1]];
 
 /// How far log-probabilities may be apart. Both sides run the same kernels; in float32 the oracle's fused
 /// element-wise operations round differently (5e-6 measured), in the half types every operation rounds to
@@ -109,136 +117,208 @@ fn parent() -> Result<()> {
     ensure!(!variants.is_empty(), "{} holds no variant with an oracle.json; run oracle.py", folder.display());
 
     let only = std::env::var("RUSSET_EXACTNESS_ONLY").unwrap_or_default();
-    let mut failures = Vec::new();
+    let mut cases = VecDeque::new();
     for variant in variants {
         let name = variant.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
-        for split in if oracle.dtype == "float32" { SPLITS } else { HALF_SPLITS } {
+        let splits = match &*name {
+            name if TRIED_UNEVEN.contains(&name) => UNEVEN,
+            "bfloat16" | "float16" => HALF_SPLITS,
+            _ => SPLITS,
+        };
+        for split in splits {
             let case = format!("{name} on {split:?}");
-            if !case.contains(&only) {
-                continue;
-            }
-            match group(&variant, split) {
-                Ok((report, elapsed)) => println!(
-                    "exactness: {case}: {} tokens, {} excused, {} close calls, log-probabilities within {:.1e} ({:.1} s)",
-                    report.tokens,
-                    report.excused,
-                    report.close_calls,
-                    report.largest_difference,
-                    elapsed.as_secs_f32()
-                ),
-                Err(error) => {
-                    println!("exactness: {case}: FAILED: {error:#}");
-                    failures.push(case);
-                }
+            if case.contains(&only) {
+                cases.push_back((case, variant.clone(), *split));
             }
         }
     }
-    ensure!(failures.is_empty(), "{} groups differ from mlx-lm: {failures:?}", failures.len());
+    let (cases, failures) = (Mutex::new(cases), Mutex::new(Vec::new()));
+    let total = cases.lock().len() + 1;
+    let work = || {
+        // Bound on a line of its own, so that the lock is free while the group runs.
+        loop {
+            let next = cases.lock().pop_front();
+            let Some((case, variant, split)) = next else { return };
+            match compare_on(&variant, split) {
+                Ok(summary) => println!("exactness: {case}: {summary}"),
+                Err(error) => {
+                    println!("exactness: {case}: FAILED: {error:#}");
+                    failures.lock().push(case);
+                }
+            }
+        }
+    };
+    // Ranks of one group mostly wait for each other, so two groups at a time keep two cores busy.
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        scope.spawn(work);
+    });
+    let case = "a neighbour that dies is an error";
+    match lost_neighbour(&folder.join(TRIED_UNEVEN[0])) {
+        Ok(message) => println!("exactness: {case}: {message}"),
+        Err(error) => {
+            println!("exactness: {case}: FAILED: {error:#}");
+            failures.lock().push(case.to_owned());
+        }
+    }
+    let failures = failures.into_inner();
+    let verdict = if failures.is_empty() { "ok" } else { "FAILED" };
+    println!(
+        "test result: {verdict}. {} passed; {} failed; 0 ignored; 0 measured; 0 filtered out",
+        total - failures.len(),
+        failures.len()
+    );
+    ensure!(failures.is_empty(), "{} groups are not as they should be: {failures:?}", failures.len());
     Ok(())
 }
 
-/// Ends the processes of a group whatever happens.
-struct Group(Vec<Child>);
+/// One group against the oracle.
+fn compare_on(variant: &Path, split: &[u32]) -> Result<String> {
+    let mut group = Group::start("compare", variant, split)?;
+    let report: Report = serde_json::from_str(&group.relay("report")?)?;
+    group.end()?;
+    Ok(format!(
+        "{} tokens, {} excused, {} close calls, log-probabilities within {:.1e} ({:.1} s)",
+        report.tokens,
+        report.excused,
+        report.close_calls,
+        report.largest_difference,
+        group.started.elapsed().as_secs_f32()
+    ))
+}
+
+/// Rank 0 waits for activations of a rank that is killed: the step has to fail, not hang or abort.
+fn lost_neighbour(variant: &Path) -> Result<String> {
+    let mut group = Group::start("lose", variant, &[3, 2])?;
+    group.relay("stepped")?;
+    group.children[1].kill()?;
+    let message = group.relay("failed")?;
+    ensure!(message.contains("MLX failed on rank 0 of 2"), "rank 0 said {message}");
+    ensure!(group.children[0].wait()?.success(), "rank 0 did not end well: {}", group.errors());
+    Ok(message)
+}
+
+/// The processes of a group. Only rank 0 speaks; the others listen.
+struct Group {
+    children: Vec<Child>,
+    followers: Vec<ChildStdin>,
+    lines: mpsc::Receiver<String>,
+    started: Instant,
+    _work: tempfile::TempDir,
+}
+
+impl Group {
+    fn start(purpose: &str, variant: &Path, split: &[u32]) -> Result<Self> {
+        let work = tempfile::tempdir()?;
+        let hosts = free_addresses(split.len())?.join(",");
+        let (say, lines) = mpsc::channel();
+        let mut group =
+            Self { children: Vec::new(), followers: Vec::new(), lines, started: Instant::now(), _work: work };
+        for rank in 0..split.len() {
+            let child = Command::new(std::env::current_exe()?)
+                .args(["rank", purpose])
+                .arg(variant)
+                .args([&rank.to_string(), &serde_json::to_string(split)?, &hosts])
+                .envs(environment::variables(Some((
+                    rank as u32,
+                    &group._work.path().join(format!("{rank}.json")),
+                ))))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()?;
+            group.children.push(child);
+        }
+        let output = group.children[0].stdout.take().context("rank 0 has no output")?;
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if say.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        group.followers = group.children.iter_mut().skip(1).filter_map(|child| child.stdin.take()).collect();
+        Ok(group)
+    }
+
+    /// Passes rank 0's orders on until it says `word`; what follows the word.
+    fn relay(&mut self, word: &str) -> Result<String> {
+        loop {
+            let left =
+                PATIENCE.checked_sub(self.started.elapsed()).context("the group did not finish in time")?;
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                bail!("rank 0 said no more\n{}", self.errors());
+            };
+            match line.split_once(' ') {
+                Some((said, rest)) if said == word => return Ok(rest.to_owned()),
+                Some(("order", order)) => {
+                    for follower in &mut self.followers {
+                        // A follower that is gone shows in rank 0's error.
+                        let _ = writeln!(follower, "{order}").and_then(|()| follower.flush());
+                    }
+                }
+                _ => bail!("rank 0 said {line:?}\n{}", self.errors()),
+            }
+        }
+    }
+
+    /// The end of their input is the end of the followers, and every rank has to end well.
+    fn end(&mut self) -> Result<()> {
+        self.followers.clear();
+        for rank in 0..self.children.len() {
+            let status = self.children[rank].wait()?;
+            ensure!(status.success(), "rank {rank} ended with {status}\n{}", self.errors());
+        }
+        Ok(())
+    }
+
+    /// What the ranks wrote to standard error; ends them.
+    fn errors(&mut self) -> String {
+        let mut text = String::new();
+        for (rank, child) in self.children.iter_mut().enumerate() {
+            let _ = child.kill();
+            if let Some(stderr) = child.stderr.take() {
+                let lines: Vec<String> = BufReader::new(stderr).lines().map_while(Result::ok).collect();
+                text.push_str(&format!("rank {rank}: {}\n", lines.join("\n")));
+            }
+        }
+        text
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for child in &mut self.0 {
+        for child in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Runs one group to its report.
-fn group(variant: &Path, split: &[u32]) -> Result<(Report, Duration)> {
-    let started = Instant::now();
-    let work = tempfile::tempdir()?;
-    let hosts = free_addresses(split.len())?;
-    let mut children = Group(Vec::new());
-    for rank in 0..split.len() {
-        let child = Command::new(std::env::current_exe()?)
-            .arg("rank")
-            .arg(variant)
-            .args([&rank.to_string(), &serde_json::to_string(split)?, &hosts.join(",")])
-            .env(ring::RANK, rank.to_string())
-            .env(ring::HOSTFILE, work.path().join(format!("hosts-{rank}.json")))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        children.0.push(child);
-    }
-
-    // Only rank 0 speaks; the others listen. Their errors are kept for the message.
-    let (lines, inbox) = mpsc::channel();
-    let output = children.0[0].stdout.take().context("rank 0 has no output")?;
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            if lines.send(line).is_err() {
-                break;
-            }
-        }
-    });
-    let mut followers: Vec<ChildStdin> =
-        children.0.iter_mut().skip(1).filter_map(|child| child.stdin.take()).collect();
-    let report = loop {
-        let left = PATIENCE.checked_sub(started.elapsed()).context("the group did not finish in time")?;
-        let Ok(line) = inbox.recv_timeout(left) else {
-            bail!("rank 0 said no more\n{}", errors(children));
-        };
-        if let Some(report) = line.strip_prefix("report ") {
-            break serde_json::from_str(report)?;
-        }
-        if let Some(order) = line.strip_prefix("order ") {
-            for follower in &mut followers {
-                // A follower that is gone shows in rank 0's error.
-                let _ = writeln!(follower, "{order}").and_then(|()| follower.flush());
-            }
-        }
-    };
-    // The end of their input is the end of the followers, and each has to end well.
-    drop(followers);
-    for child in &mut children.0 {
-        drop(child.stdin.take());
-    }
-    let failed = |children: &mut Group| -> Result<bool> {
-        let mut failed = false;
-        for child in &mut children.0 {
-            failed |= !child.wait()?.success();
-        }
-        Ok(failed)
-    };
-    if failed(&mut children)? {
-        bail!("a rank ended badly\n{}", errors(children));
-    }
-    Ok((report, started.elapsed()))
-}
-
-/// What the ranks wrote to standard error.
-fn errors(mut children: Group) -> String {
-    let mut text = String::new();
-    for (rank, child) in children.0.iter_mut().enumerate() {
-        let _ = child.kill();
-        let mut said = String::new();
-        if let Some(stderr) = child.stderr.take() {
-            let lines: Vec<String> = BufReader::new(stderr).lines().map_while(Result::ok).collect();
-            said = lines.join("\n");
-        }
-        text.push_str(&format!("rank {rank}: {said}\n"));
-    }
-    text
-}
-
-/// Addresses that were free a moment ago.
+/// Addresses that are free, below the range from which systems take ports for outgoing connections: MLX
+/// binds them a moment later, and nothing else may have got them by then.
 fn free_addresses(count: usize) -> Result<Vec<String>> {
-    let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
-    listeners.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = 20_000 + (std::process::id() % 100) as u16 * 100;
+    let mut addresses = Vec::new();
+    for _ in 0..10_000 {
+        let port = base.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let address = format!("127.0.0.1:{port}");
+        if port >= 20_000 && TcpListener::bind(&address).is_ok() {
+            addresses.push(address);
+        }
+        if addresses.len() == count {
+            return Ok(addresses);
+        }
+    }
+    bail!("no {count} free ports on loopback")
 }
 
-/// `rank VARIANT RANK SPLIT HOSTS`: one process of a group.
+/// `rank PURPOSE VARIANT RANK SPLIT HOSTS`: one process of a group.
 fn rank_process(arguments: &[String]) -> Result<()> {
-    let [variant, rank, split, hosts] = arguments else { bail!("rank VARIANT RANK SPLIT HOSTS") };
+    let [purpose, variant, rank, split, hosts] = arguments else {
+        bail!("rank PURPOSE VARIANT RANK SPLIT HOSTS")
+    };
     let variant = PathBuf::from(variant);
     let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
     let split: Vec<u32> = serde_json::from_str(split)?;
@@ -265,7 +345,11 @@ fn rank_process(arguments: &[String]) -> Result<()> {
         progress.total_bytes
     );
     runtime.join().blocking_recv()??;
-    if rank > 0 { follow(&runtime) } else { lead(&runtime, &variant, &oracle) }
+    match (rank, purpose.as_str()) {
+        (0, "lose") => lose(runtime, &oracle),
+        (0, _) => lead(&runtime, &variant, &oracle),
+        _ => follow(&runtime),
+    }
 }
 
 /// Does what rank 0 says until it says no more.
@@ -280,6 +364,26 @@ fn follow(runtime: &Runtime) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// One good step, then steps until the neighbour, which is being killed, is missed.
+fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
+    let prompt =
+        oracle.prompts.iter().find(|prompt| prompt.len() > 10).context("no prompt is long enough")?;
+    let mut said = false;
+    for (offset, &token) in prompt.iter().enumerate() {
+        let (slot, offset, tokens) = (0, offset as u32, vec![token]);
+        say("order", &Order::Step { slot, offset, tokens: tokens.clone() })?;
+        if let Err(error) = runtime.step(Step { slot, offset, tokens, choice: None }).blocking_recv()? {
+            return say("failed", &error.to_string());
+        }
+        if !said {
+            say("stepped", &0)?;
+            said = true;
+            // The parent kills the neighbour now. Whether the next step meets it dying or dead does not matter.
+        }
+    }
+    bail!("{} steps went well without a neighbour", prompt.len())
 }
 
 /// One sequence under comparison.

@@ -30,7 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const NOTICE: Duration = Duration::from_secs(10);
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
 }
 
 /// One engine process; killed with the test.
@@ -170,7 +172,10 @@ fn endless() -> GenerationRequest {
 }
 
 async fn ask(client: &mut EngineClient<Channel>, request: GenerationRequest) -> Streaming<pb::GenerateEvent> {
-    within("the answer's headers", client.generate(pb::GenerateRequest::from(request))).await.unwrap().into_inner()
+    within("the answer's headers", client.generate(pb::GenerateRequest::from(request)))
+        .await
+        .unwrap()
+        .into_inner()
 }
 
 async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
@@ -258,7 +263,9 @@ async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
         engines[victim].signal(signal);
         let (_, _, end) = collect(&mut events).await;
         let took = since.elapsed();
-        let Event::Failed(Failure { kind, message }) = end else { panic!("{end:?} after {signal:?} of {victim}") };
+        let Event::Failed(Failure { kind, message }) = end else {
+            panic!("{end:?} after {signal:?} of {victim}")
+        };
         assert_eq!(kind, FailureKind::Unavailable, "{message}");
         eprintln!("{signal:?} of rank {victim}: {message} after {took:?}");
         let allowed = if signal == Signal::STOP { 2 * NOTICE } else { NOTICE };

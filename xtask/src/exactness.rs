@@ -1,23 +1,23 @@
-//! Runs the engine against mlx-lm: the oracle's answers first, kept for as long as its script and its MLX
-//! are the same, then the engine's test that compares. It judges nothing itself.
+//! What mlx-lm answers, for the engine's test `exactness` to compare with: kept for as long as the script
+//! that asks and its MLX are the same. It compares nothing itself.
 
-use std::{fs, path::Path, process::Command};
+use std::{ffi::OsString, fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    mlx::{MLX_VERSION, Prepared, cache_dir},
-    python,
+    mlx::{self, MLX_VERSION, Prepared, cache_dir},
+    python::Python,
 };
 
 const ORACLE: &str = "engine/tests/oracle.py";
 /// Written when every variant is there.
 const MARK: &str = "complete";
 
-/// Compares the engine with the oracle; an error means that they differ or that a part could not run.
-pub fn run(prepared: &Prepared) -> Result<()> {
+/// Asks mlx-lm unless its answers are there, and returns the variables by which the engine's test
+/// `exactness` finds them.
+pub fn oracle(python: &Python) -> Result<Vec<(String, OsString)>> {
     let script = fs::read(ORACLE).with_context(|| format!("read {ORACLE}; run this in the workspace's root"))?;
-    let python = python::prepare()?;
     let folder = cache_dir()?.join(format!("oracle-{MLX_VERSION}-{:016x}", fingerprint(&script)));
     if !folder.join(MARK).exists() {
         println!("exactness: asking mlx-lm (once for each version of {ORACLE}, about a minute)");
@@ -27,15 +27,8 @@ pub fn run(prepared: &Prepared) -> Result<()> {
         ensure!(status.success(), "{ORACLE} ended with {status}");
         fs::write(folder.join(MARK), "")?;
     }
-    same_library(prepared, &python.interpreter())?;
-
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(prepared.cargo_args())
-        .args(["test", "--package", "russet-engine", "--test", "exactness"])
-        .env("RUSSET_ORACLE", &folder)
-        .status()?;
-    ensure!(status.success(), "the engine differs from mlx-lm, see above");
-    Ok(())
+    same_library(&mlx::prepare()?, &python.interpreter())?;
+    Ok(vec![("RUSSET_ORACLE".to_owned(), folder.into())])
 }
 
 /// Both sides have to run the same kernels: the engine's library and the oracle's are the same file.

@@ -143,7 +143,7 @@ impl Rank {
     fn compute(&self, sequence: &mut Sequence, step: &Step) -> Result<Option<Vec<f32>>, RuntimeError> {
         let Part { rank, size, .. } = self.part;
         let failed = |reason: String| RuntimeError::Mlx { rank, size, reason };
-        let mlx = |error: Exception| failed(error.what().to_owned());
+        let mlx = |error: Exception| failed(without_place(error.what()));
         let wire = |error: russet_mlx::Error| failed(error.to_string());
 
         let length = step.tokens.len() as i32;
@@ -180,6 +180,14 @@ impl Rank {
     }
 }
 
+/// MLX's message without the place in its source that it ends with.
+fn without_place(message: &str) -> String {
+    match message.rsplit_once(" at /") {
+        Some((words, place)) if place.contains(".cpp:") => words.to_owned(),
+        _ => message.to_owned(),
+    }
+}
+
 /// Log-probabilities in the model's own type, as mlx-lm computes them, then widened.
 fn normalised(logits: &Array) -> Result<Array, Exception> {
     let flat = logits.flatten(None, None)?;
@@ -200,5 +208,16 @@ fn hidden_dtype(dtype: LoadDtype, checkpoint: &mut Checkpoint) -> Result<Dtype, 
         "F16" => Ok(Dtype::Float16),
         "BF16" => Ok(Dtype::Bfloat16),
         _ => Err(WeightsError::Dtype { tensor: tensor.to_owned(), file, dtype: entry.dtype }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_lose_the_place_but_not_the_words() {
+        assert_eq!(without_place("[ring] lost at /a/b c/transforms.cpp:73"), "[ring] lost");
+        assert_eq!(without_place("arrived at /tmp"), "arrived at /tmp");
     }
 }

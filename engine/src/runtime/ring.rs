@@ -1,46 +1,20 @@
-//! What MLX's ring needs around it: the addresses of the ranks in a file that two environment variables
-//! name. MLX reads them when a group is joined, and changing the environment of a process with threads is
-//! not sound, so the variables are set before the process begins: by whoever starts it, or by
-//! [`ensure_environment`].
+//! Joining MLX's ring: the addresses of the ranks go into the file that [`environment`] named to MLX
+//! before the process began.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::PathBuf;
 
 use russet_mlx::distributed::Group;
 
-/// MLX's name for the rank.
-pub const RANK: &str = "MLX_RANK";
-/// MLX's name for the file of addresses.
-pub const HOSTFILE: &str = "MLX_HOSTFILE";
-
-/// Makes sure that this process has MLX's variables for `rank`, with the file of addresses at
-/// `hostfile`; if not, replaces the process by itself with them set (same pid, same arguments). Call it
-/// first thing in main. It returns only with the variables in place or with an error.
-pub fn ensure_environment(rank: u32, hostfile: &Path) -> io::Result<()> {
-    let set = |name| std::env::var_os(name);
-    if set(RANK).is_some_and(|value| value == *rank.to_string())
-        && set(HOSTFILE).is_some_and(|value| value == hostfile)
-    {
-        return Ok(());
-    }
-    use std::os::unix::process::CommandExt;
-    Err(Command::new(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .env(RANK, rank.to_string())
-        .env(HOSTFILE, hostfile)
-        .exec())
-}
+use super::environment;
 
 /// Writes the addresses and joins.
 pub(super) fn join(rank: u32, hosts: &[String]) -> Result<Group, String> {
-    let hostfile = std::env::var_os(HOSTFILE).map(PathBuf::from).ok_or_else(|| {
-        format!("{HOSTFILE} is not set; start the process through ring::ensure_environment")
+    let hostfile = std::env::var_os(environment::HOSTFILE).map(PathBuf::from).ok_or_else(|| {
+        format!("{} is not set; prepare the process with environment::ensure", environment::HOSTFILE)
     })?;
-    if std::env::var(RANK).ok() != Some(rank.to_string()) {
-        return Err(format!("{RANK} is {:?} in the environment", std::env::var(RANK).ok()));
+    let told = std::env::var(environment::RANK).ok();
+    if told != Some(rank.to_string()) {
+        return Err(format!("the environment says {} = {told:?}", environment::RANK));
     }
     std::fs::write(&hostfile, hostfile_text(hosts))
         .map_err(|error| format!("cannot write {}: {error}", hostfile.display()))?;

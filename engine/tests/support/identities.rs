@@ -37,7 +37,8 @@ impl Identities {
         params.distinguished_name.push(DnType::CommonName, user);
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let ca = self.issuer.pem();
-        for (file, text) in [("tls.crt", certificate.pem()), ("tls.key", key.serialize_pem()), ("ca.crt", ca)] {
+        for (file, text) in [("tls.crt", certificate.pem()), ("tls.key", key.serialize_pem()), ("ca.crt", ca)]
+        {
             std::fs::write(dir.join(file), text).unwrap();
         }
         dir
