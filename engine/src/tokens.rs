@@ -230,6 +230,39 @@ mod tests {
     }
 
     #[test]
+    fn a_tokenizer_of_words_and_bytes_keeps_its_spaces_and_characters() {
+        let vocabulary = ["<unk>", "▁Hello", "▁world", "<0xE6>", "<0x97>", "<0xA5>", "!"];
+        let vocabulary: serde_json::Map<_, _> =
+            vocabulary.iter().enumerate().map(|(id, token)| ((*token).to_owned(), id.into())).collect();
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                      "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+                      "vocab": vocabulary, "merges": []},
+        });
+        let mut stream = TextStream::new(Arc::new(tokenizer.to_string().parse().unwrap()));
+        for (token, expected) in [
+            (1, "Hello"),
+            (2, " world"),
+            (3, ""),
+            (4, ""),
+            (5, "日"),
+            (3, ""),
+            (4, ""),
+            (5, "日"),
+            (6, "!"),
+            (2, " world"),
+        ] {
+            assert_eq!(stream.push(token).unwrap(), expected);
+        }
+        assert_eq!(stream.flush().unwrap(), "");
+    }
+
+    #[test]
     fn a_prompt_is_the_rendered_template_in_tokens() {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();

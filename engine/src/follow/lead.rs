@@ -22,6 +22,10 @@ use crate::life::{Life, Phase};
 /// Between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// The last rank connects to rank 0 first of all, and after a refusal MLX waits a whole second; so
+/// rank 0 listens a little before the others are told.
+const HEAD_START: Duration = Duration::from_millis(50);
+
 /// One higher rank, as rank 0 sees it.
 struct Follower {
     peer: Peer,
@@ -45,9 +49,12 @@ pub async fn gather(
         members.push(follower);
     }
     life.advance(Phase::Loaded, "joining the ring");
+    let mut own = compute.join();
+    if !members.is_empty() {
+        tokio::time::sleep(HEAD_START).await;
+    }
     followers.join();
     let mut joined = Box::pin(join_all(members.iter_mut().map(Follower::joined)));
-    let mut own = compute.join();
     let (mut ring, mut others) = (false, None);
     while !ring || others.is_none() {
         tokio::select! {
@@ -159,7 +166,10 @@ impl Follower {
             }
             Ok(Some(_)) => format!("{name} broke the protocol"),
             Ok(None) => format!("{name} closed its stream"),
-            Err(status) => format!("{name} is gone: {}", describe(&status)),
+            Err(status) => {
+                tracing::warn!(error = describe(&status), "{name} is gone");
+                format!("{name} is gone: its connection broke")
+            }
         }
     }
 }

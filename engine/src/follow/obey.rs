@@ -153,7 +153,10 @@ impl Follower {
                 Err("rank 0 sent a command this build does not know; run equal builds on all ranks".into())
             }
             Ok(None) => left("rank 0 closed its stream".into()),
-            Err(status) => left(format!("rank 0 is gone: {}", status.message())),
+            Err(status) => {
+                tracing::warn!(error = status.message(), "rank 0 is gone");
+                left("rank 0 is gone: its connection broke".into())
+            }
         }
     }
 }

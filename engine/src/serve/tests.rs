@@ -25,7 +25,9 @@ use crate::schedule::MOST_WAITING;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
 }
 
 async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -127,7 +129,8 @@ impl Lab {
         let context = if flags.contains("--context-tokens") { "" } else { "--context-tokens 128" };
         let flags = flags.split_whitespace().chain(context.split_whitespace()).map(str::to_owned);
         let args = Args::try_parse_from(base.into_iter().chain(flags)).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (sender, bound) = tokio::sync::oneshot::channel();
         let (ended, outcome) = tokio::sync::oneshot::channel();
         let compute = fake.clone();
@@ -147,11 +150,14 @@ impl Lab {
         let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} {flags}");
         let mut followers = Vec::new();
         for (rank, fake) in fakes.iter().enumerate().skip(1) {
-            followers.push(self.start(&format!("n{rank}"), &format!("{shared} --rank {rank}"), fake.clone()).await);
+            followers.push(
+                self.start(&format!("n{rank}"), &format!("{shared} --rank {rank}"), fake.clone()).await,
+            );
         }
         let peers: Vec<String> =
             followers.iter().enumerate().map(|(index, process)| process.peer(index as u32 + 1)).collect();
-        let leader = self.start("n0", &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone()).await;
+        let leader =
+            self.start("n0", &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone()).await;
         std::iter::once(leader).chain(followers).collect()
     }
 
@@ -181,7 +187,10 @@ fn say_for(content: &str, tokens: u32) -> GenerationRequest {
 }
 
 async fn ask(client: &mut EngineClient<Channel>, request: GenerationRequest) -> Streaming<pb::GenerateEvent> {
-    within("the answer's headers", client.generate(pb::GenerateRequest::from(request))).await.unwrap().into_inner()
+    within("the answer's headers", client.generate(pb::GenerateRequest::from(request)))
+        .await
+        .unwrap()
+        .into_inner()
 }
 
 async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
@@ -224,7 +233,12 @@ async fn one_rank_answers_and_says_what_it_cost() {
         (say_for("ab", 5), "ababa", FinishReason::Length, 5),
         (GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") }, "hel", FinishReason::Stop, 7),
         // The context ends before the answer does.
-        (GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) }, "xxxx", FinishReason::Length, 4),
+        (
+            GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) },
+            "xxxx",
+            FinishReason::Length,
+            4,
+        ),
     ] {
         let prompt_tokens = request.messages[0].content.len() as u32 + FRAME;
         let mut events = ask(&mut client, request).await;
@@ -327,7 +341,10 @@ async fn strangers_are_refused() {
     };
     assert_eq!(follow(lab.client(&rank)).await, Code::PermissionDenied);
     // A node may lead, but nobody leads rank 0.
-    assert_eq!(follow(EngineClient::new(lab.channel(&rank, "russet:node:b"))).await, Code::FailedPrecondition);
+    assert_eq!(
+        follow(EngineClient::new(lab.channel(&rank, "russet:node:b"))).await,
+        Code::FailedPrecondition
+    );
     // Another CA does not even get a connection.
     let other = Identities::new().user(tls::GATEWAY_USER);
     let mixed = Files { ca: lab.identities.user(tls::GATEWAY_USER).ca, ..other };
@@ -355,7 +372,10 @@ async fn a_pipeline_runs_the_same_steps_on_every_rank() {
         eventually("the last steps of a follower", || follower.steps() == steps).await;
         eventually("the last reset of a follower", || follower.resets() == fakes[0].resets()).await;
     }
-    assert_eq!(lab.client(&ranks[1]).generate(pb::GenerateRequest::from(say("hi"))).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(
+        lab.client(&ranks[1]).generate(pb::GenerateRequest::from(say("hi"))).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
     let states = {
         ranks[0].life.drain("the test is over");
         assert_eq!(ranks[0].outcome().await, Outcome::Stopped);
@@ -433,7 +453,11 @@ async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
     let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1";
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let leader = lab.start("n0", &format!("{group} --peers 1={free}@n1"), Fake::new()).await;
-    within("naming whom it waits for", leader.life.until(|now| now.message.contains("waiting for rank 1 on n1"))).await;
+    within(
+        "naming whom it waits for",
+        leader.life.until(|now| now.message.contains("waiting for rank 1 on n1")),
+    )
+    .await;
     let mut events = ask(&mut lab.client(&leader), say("early")).await;
     assert_eq!(failure(collect(&mut events).await.1).kind, FailureKind::Unavailable);
     let follower = lab.start("n1", &format!("{group} --rank 1 --listen {free}"), Fake::new()).await;
@@ -446,7 +470,9 @@ async fn a_model_that_cannot_be_loaded_is_told_to_the_agent() {
     let lab = Lab::new();
     std::fs::write(lab.model.path().join("tokenizer.json"), "{").unwrap();
     let mut rank = lab.start("n0", "", Fake::new()).await;
-    assert!(matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("tokenizer.json is broken")));
+    assert!(
+        matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("tokenizer.json is broken"))
+    );
     let last = rank.states().await.pop().unwrap();
     assert_eq!(last.phase(), pb::Phase::Failed);
     assert!(last.message.contains("tokenizer.json is broken"));
@@ -455,7 +481,9 @@ async fn a_model_that_cannot_be_loaded_is_told_to_the_agent() {
     let fake = Fake::new();
     fake.break_weights();
     let mut rank = lab.start("n0", "", fake).await;
-    assert!(matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("model.safetensors is broken")));
+    assert!(
+        matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("model.safetensors is broken"))
+    );
 }
 
 #[tokio::test]
@@ -532,8 +560,17 @@ async fn a_taken_port_is_named_with_its_flag() {
     let tls = lab.identities.node("n0").display().to_string();
     let socket = lab.sockets.path().join("s").display().to_string();
     let args = Args::try_parse_from([
-        "russet-engine", "--model-dir", "/m", "--served-model-name", "m", "--tls-dir", &tls,
-        "--control-socket", &socket, "--listen", &address.to_string(),
+        "russet-engine",
+        "--model-dir",
+        "/m",
+        "--served-model-name",
+        "m",
+        "--tls-dir",
+        &tls,
+        "--control-socket",
+        &socket,
+        "--listen",
+        &address.to_string(),
     ]);
     let error = Rank::bind(args.unwrap(), Fake::new()).await.err().unwrap().to_string();
     assert!(error.contains(&format!("cannot listen on {address} (--listen)")), "{error}");
