@@ -37,36 +37,35 @@ pub(crate) async fn guard(State(hosts): State<Hosts>, mut request: Request, next
     let unique = format!("{:024x}", rand::random::<u128>() >> 32);
     let shown = client_id(request.headers()).unwrap_or_else(|| format!("req_{unique}"));
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let mut response = match check(hosts, request.uri(), request.headers()) {
-        Err(refusal) => dialects::refuse(request.uri().path(), &refusal),
-        // A browser asks first whether a page may ask.
-        Ok(()) if origin.is_some() && request.method() == Method::OPTIONS => {
-            (StatusCode::NO_CONTENT, [
-                (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
-                (header::ACCESS_CONTROL_ALLOW_HEADERS, "*, authorization"),
-                (header::ACCESS_CONTROL_MAX_AGE, "600"),
-            ])
-                .into_response()
-        }
-        Ok(()) => {
-            request.extensions_mut().insert(RequestId { unique, shown: shown.clone() });
-            let mut response = next.run(request).await;
-            if let Some(origin) = origin {
-                let headers = response.headers_mut();
-                headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
-                allow(headers, origin);
-            }
-            return named(response, &shown);
-        }
+    if let Err(refusal) = check(hosts, request.uri(), request.headers()) {
+        return named(dialects::refuse(request.uri().path(), &refusal), &shown);
+    }
+    let mut response = if origin.is_some() && request.method() == Method::OPTIONS {
+        preflight()
+    } else {
+        request.extensions_mut().insert(RequestId { unique, shown: shown.clone() });
+        next.run(request).await
     };
-    if let (Some(origin), StatusCode::NO_CONTENT) = (origin, response.status()) {
+    if let Some(origin) = origin {
         allow(response.headers_mut(), origin);
     }
     named(response, &shown)
 }
 
+/// A browser asks before it lets a page ask.
+fn preflight() -> Response {
+    let allowed = [
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
+        // The star does not cover the key.
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "*, authorization"),
+        (header::ACCESS_CONTROL_MAX_AGE, "600"),
+    ];
+    (StatusCode::NO_CONTENT, allowed).into_response()
+}
+
 fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
     headers.append(header::VARY, HeaderValue::from_static("origin"));
 }
 

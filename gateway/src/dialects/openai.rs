@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -104,7 +105,10 @@ async fn models(State(core): State<Arc<Core>>) -> Response {
     Json(json!({"object": "list", "data": data})).into_response()
 }
 
-async fn model(State(core): State<Arc<Core>>, Path(id): Path<String>) -> Response {
+async fn model(State(core): State<Arc<Core>>, id: Result<Path<String>, PathRejection>) -> Response {
+    let Ok(Path(id)) = id else {
+        return refuse(&Refusal::field("model", "the model's name in the path is not UTF-8"));
+    };
     let table: Arc<Table> = core.table();
     match table.resolve(&id) {
         Resolved::Deployments(deployments) => Json(describe(&id, &deployments)).into_response(),

@@ -64,18 +64,26 @@ where
     let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
     // A server that vanished without closing is noticed when a watch outlives its time: keep it short.
     let config = watcher::Config::default().timeout(60);
-    let stream = watch_kind(api, config).backoff(Pause::default()).filter_map(move |event| async move {
-        match event {
-            Ok(event) => Some(wrap(event)),
+    // Said once each time the server goes away and comes back, not at every attempt.
+    let mut away = false;
+    let stream = watch_kind(api, config).backoff(Pause::default()).filter_map(move |event| {
+        let kind = K::kind(&());
+        let change = match event {
+            Ok(event) => {
+                if std::mem::take(&mut away) {
+                    tracing::info!(%kind, "the API server can be watched again");
+                }
+                Some(wrap(event))
+            }
             Err(error) => {
-                let error = crate::causes(&error);
-                tracing::warn!(
-                    kind = %K::kind(&()),
-                    "the API server cannot be watched; the last known endpoints stay in use: {error}"
-                );
+                if !std::mem::replace(&mut away, true) {
+                    let error = crate::causes(&error);
+                    tracing::warn!(%kind, "the API server cannot be watched; the last known endpoints stay in use: {error}");
+                }
                 None
             }
-        }
+        };
+        std::future::ready(change)
     });
     Box::pin(stream)
 }

@@ -63,7 +63,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![]).unwrap();
@@ -71,6 +71,15 @@ impl Certificates {
         params.distinguished_name.push(DnType::CommonName, "test ca");
         std::fs::write(dir.path().join("ca.crt"), params.clone().self_signed(&key).unwrap().pem()).unwrap();
         Self { issuer: Issuer::new(params, key), dir }
+    }
+
+    /// Where they lie, for files that go beside them.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn gateway(&self) -> Files {
+        self.identity(tls::GATEWAY_USER, vec![])
     }
 
     fn identity(&self, user: &str, dns: Vec<String>) -> Files {
@@ -180,6 +189,33 @@ impl Service for Script {
     }
 }
 
+/// An engine on `node` that answers every request by `acts`.
+pub fn script_engine(
+    certificates: &Certificates,
+    node: &str,
+    acts: impl Fn(&pb::GenerateRequest) -> Vec<Act> + Send + Sync + 'static,
+) -> Engine {
+    let files = certificates.identity(&tls::node_user(node), vec![tls::node_dns_name(node)]);
+    let (running, watched) = watch::channel(0);
+    let seen = Arc::new(Mutex::new(vec![]));
+    let callers = Arc::new(Mutex::new(vec![]));
+    let script = Script { acts: Box::new(acts), seen: seen.clone(), callers: callers.clone(), running };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = tonic::transport::Server::builder()
+        .tls_config(files.server().unwrap())
+        .unwrap()
+        .add_service(EngineServer::new(script));
+    runtime.spawn(async move {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        server.serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)).await
+    });
+    Engine { address, node: node.into(), seen, callers, running: watched, runtime: Some(runtime) }
+}
+
 pub struct Lab {
     certificates: Certificates,
     publish: watch::Sender<Arc<Table>>,
@@ -193,7 +229,7 @@ impl Lab {
     pub async fn start(limits: Limits) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certificates = Certificates::new();
-        let identity = certificates.identity(tls::GATEWAY_USER, vec![]);
+        let identity = certificates.gateway();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (publish, table) = watch::channel(Arc::new(Table::default()));
@@ -210,25 +246,7 @@ impl Lab {
         node: &str,
         acts: impl Fn(&pb::GenerateRequest) -> Vec<Act> + Send + Sync + 'static,
     ) -> Engine {
-        let files = self.certificates.identity(&tls::node_user(node), vec![tls::node_dns_name(node)]);
-        let (running, watched) = watch::channel(0);
-        let seen = Arc::new(Mutex::new(vec![]));
-        let callers = Arc::new(Mutex::new(vec![]));
-        let script = Script { acts: Box::new(acts), seen: seen.clone(), callers: callers.clone(), running };
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let server = tonic::transport::Server::builder()
-            .tls_config(files.server().unwrap())
-            .unwrap()
-            .add_service(EngineServer::new(script));
-        runtime.spawn(async move {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            server.serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)).await
-        });
-        Engine { address, node: node.into(), seen, callers, running: watched, runtime: Some(runtime) }
+        script_engine(&self.certificates, node, acts)
     }
 
     /// An engine with one script for all, which is the only one of the model `m`.

@@ -1,7 +1,9 @@
 //! The gateway against engines that are real gRPC servers over mutual TLS and speak from a script.
-//! No cluster: the table of deployments is published from memory.
+//! No cluster: the table of deployments is published from memory,
+//! or by an API server that is.
 
 mod answers;
+mod cluster;
 mod failures;
 mod lab;
 mod refusals;

@@ -1,0 +1,185 @@
+//! The whole gateway as `russet gateway` runs it, against an API server that is a list of objects in
+//! memory: lists, watches, goes away and comes back.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use russet_gateway::GatewayConfig;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+
+use crate::lab::{Certificates, Engine, PATIENCE, hello, limits, script_engine};
+
+/// Objects by plural and name, and what happened to them.
+#[derive(Clone)]
+struct Objects {
+    kept: Arc<Mutex<BTreeMap<(String, String), Value>>>,
+    events: broadcast::Sender<(String, Value)>,
+}
+
+impl Objects {
+    fn apply(&self, plural: &str, object: Value) {
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        self.kept.lock().unwrap().insert((plural.into(), name), object.clone());
+        let _ = self.events.send((plural.into(), json!({"type": "MODIFIED", "object": object})));
+    }
+}
+
+/// An API server on `address` until the guard is dropped: then every connection breaks.
+fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let router = Router::new().route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch)).with_state(objects);
+    let socket = runtime.block_on_here(async move {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        socket.listen(64).unwrap()
+    });
+    runtime.spawn(async move { axum::serve(socket, router).await });
+    runtime
+}
+
+/// Runs a future on a runtime from within another one.
+trait BlockHere {
+    fn block_on_here<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T;
+}
+
+impl BlockHere for tokio::runtime::Runtime {
+    fn block_on_here<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
+        let handle = self.handle().clone();
+        std::thread::spawn(move || handle.block_on(future)).join().unwrap()
+    }
+}
+
+async fn list_or_watch(
+    State(objects): State<Objects>,
+    Path(plural): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    if query.get("watch").is_none_or(|watch| watch == "false") {
+        let kept = objects.kept.lock().unwrap();
+        let items: Vec<Value> = kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
+        return Json(json!({
+            "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
+        }))
+        .into_response();
+    }
+    let mut events = objects.events.subscribe();
+    // Instead of remembering which change the list had seen, everything is told again.
+    let kept: Vec<Value> = {
+        let kept = objects.kept.lock().unwrap();
+        kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect()
+    };
+    Body::from_stream(async_stream::stream! {
+        for object in kept {
+            yield Ok(format!("{}\n", json!({"type": "MODIFIED", "object": object})));
+        }
+        while let Ok((of, event)) = events.recv().await {
+            if of == plural {
+                yield Ok::<_, std::convert::Infallible>(format!("{event}\n"));
+            }
+        }
+    })
+    .into_response()
+}
+
+fn deployment() -> Value {
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment",
+        "metadata": {"namespace": "default", "name": "m", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"modelRef": {"name": "m"}},
+    })
+}
+
+fn group(engine: &Engine, epoch: i64, version: u64) -> Value {
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "ShardGroup",
+        "metadata": {"namespace": "default", "name": "m-0-x", "resourceVersion": version.to_string()},
+        "spec": {
+            "deploymentRef": {"name": "m"}, "modelRef": {"name": "m"}, "replica": 0, "epoch": epoch,
+            "plan": {"hash": "x", "backend": "None", "members": [], "contextTokens": 64, "maxSequences": 1},
+        },
+        "status": {
+            "servedEpoch": epoch,
+            "endpoint": {"address": engine.address.to_string(), "nodeName": "a"},
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "Serving", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    })
+}
+
+#[tokio::test]
+async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let certificates = Certificates::new();
+    let objects = Objects { kept: Arc::default(), events: broadcast::channel(64).0 };
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (api, listen) = (free(), free());
+    let kubeconfig = certificates.folder().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{api}")}}],
+        "users": [{"name": "c", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+
+    let ready = Arc::new(AtomicBool::new(false));
+    let stop = CancellationToken::new();
+    let config = GatewayConfig { limits: limits(), ..GatewayConfig::new(kubeconfig, certificates.gateway(), listen) };
+    let gateway = tokio::spawn(russet_gateway::run(
+        config,
+        prometheus::Registry::new(),
+        ready.clone(),
+        stop.clone().cancelled_owned(),
+    ));
+    let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap();
+    let chat = || {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        client.post(format!("http://{listen}/v1/chat/completions")).json(&body).send()
+    };
+
+    // The gateway starts before the API server, and before there is a model.
+    let mut first = script_engine(&certificates, "a", |_| hello());
+    objects.apply("modeldeployments", deployment());
+    let server = api_server(api, objects.clone());
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !ready.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.expect("the gateway becomes ready once the API server is there");
+    let waiting = tokio::spawn(chat());
+    objects.apply("shardgroups", group(&first, 1, 2));
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+
+    // The API server is lost: what was known goes on.
+    server.shutdown_background();
+    assert_eq!(chat().await.unwrap().status(), 200);
+    assert_eq!(first.requests(), 2);
+
+    // The engine is lost too; when the server is back it knows another one.
+    first.kill();
+    let second = script_engine(&certificates, "a", |_| hello());
+    let waiting = tokio::spawn(chat());
+    objects.apply("shardgroups", group(&second, 2, 3));
+    let server = api_server(api, objects.clone());
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+    assert_eq!(second.requests(), 1);
+
+    stop.cancel();
+    assert!(tokio::time::timeout(PATIENCE, gateway).await.unwrap().unwrap().is_ok());
+    assert!(!ready.load(Ordering::Acquire));
+    server.shutdown_background();
+}
