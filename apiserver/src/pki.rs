@@ -138,6 +138,18 @@ impl Authority {
         self.issue(params)
     }
 
+    /// A certificate for both ends of a connection: a component that serves others under `names` and calls
+    /// them as `cn`. Returns certificate and key.
+    pub fn issue_peer(&self, cn: &str, orgs: &[&str], names: &[String], days: i64) -> Result<(String, String), PkiError> {
+        let mut params = params(cn, orgs, days);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        for name in names {
+            let name = name.clone().try_into().map_err(|_| unusable("server name", name))?;
+            params.subject_alt_names.push(SanType::DnsName(name));
+        }
+        self.issue(params)
+    }
+
     fn issue(&self, mut params: CertificateParams) -> Result<(String, String), PkiError> {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         params.use_authority_key_identifier_extension = true;

@@ -31,12 +31,11 @@ pub struct Arguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
     let layout = Layout::at(arguments.data_dir)?;
-    let config = russet_gateway::GatewayConfig {
-        kubeconfig: layout.gateway().join("kubeconfig"),
-        tls: russet_rpc::tls::Files::in_dir(&layout.gateway()),
-        listen: arguments.listen,
-        ..russet_gateway::GatewayConfig::default()
-    };
+    let config = russet_gateway::GatewayConfig::new(
+        layout.gateway().join("kubeconfig"),
+        russet_rpc::tls::Files::in_dir(&layout.gateway()),
+        arguments.listen,
+    );
     let shutdown = async move {
         signals::ending(arguments.exit_with_parent).await;
     };

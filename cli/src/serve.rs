@@ -33,36 +33,38 @@ pub struct Arguments {
 }
 
 /// Days an identity made at start is good for; every start makes new ones.
-const IDENTITY_DAYS: u32 = 365;
+const IDENTITY_DAYS: i64 = 365;
 
 /// Serves until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("serve", arguments.json_logs);
     let layout = Layout::open(arguments.data_dir)?;
     let registry = prometheus::Registry::new();
-    let config = russet_apiserver::Config {
-        registry: registry.clone(),
-        ..russet_apiserver::Config::new(layout.serve(), ([127, 0, 0, 1], arguments.api_port).into())
-    };
+    let config = russet_apiserver::Config::new(layout.serve())
+        .listen(([127, 0, 0, 1], arguments.api_port).into())
+        .registry(registry.clone());
     let running = russet_apiserver::start(config).await?;
-    let server = format!("https://{}", running.addr());
-    let ca = pki::Ca::load(&layout.serve())?;
+    let server = running.url();
+    let authority = running.authority();
 
-    write_kubeconfig(&ca, &server, &layout.admin_kubeconfig(), "russet-admin", &["system:masters"])?;
-    let admin = client_from(&layout.admin_kubeconfig()).await?;
+    let kubeconfig = std::fs::read(running.kubeconfig()).context("cannot read the administrator's kubeconfig")?;
+    let admin = client_from(&running.kubeconfig().to_owned()).await?;
     russet_operator::install::apply(&admin).await.context("cannot install Russet's kinds and roles")?;
 
-    let operator_kubeconfig = layout.serve().join("operator.kubeconfig");
-    write_kubeconfig(&ca, &server, &operator_kubeconfig, tls::OPERATOR_USER, &[])?;
-    identity(&ca, &server, &layout.gateway(), tls::GATEWAY_USER, &[], &[])?;
+    let operator_dir = layout.serve().join("operator");
+    identity(authority, &server, &operator_dir, tls::OPERATOR_USER, &[], &[])?;
+    identity(authority, &server, &layout.gateway(), tls::GATEWAY_USER, &[], &[])?;
     if let Some(node) = &arguments.local_node {
-        identity(&ca, &server, &layout.agent(), &tls::node_user(node), &[tls::NODES_GROUP], &[tls::node_dns_name(node)])?;
+        let names = [tls::node_dns_name(node)];
+        identity(authority, &server, &layout.agent(), &tls::node_user(node), &[tls::NODES_GROUP], &names)?;
     }
+    // The administrator's file comes last: who sees it finds everything in place.
+    layout::write_private(&layout.admin_kubeconfig(), &kubeconfig)?;
 
-    let operator = client_from(&operator_kubeconfig).await?;
+    let operator = client_from(&operator_dir.join("kubeconfig")).await?;
     let ready = Arc::new(AtomicBool::new(false));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let operator = tokio::spawn(russet_operator::run(operator, registry, ready, async {
+    let mut operator = tokio::spawn(russet_operator::run(operator, registry, ready, async {
         let _ = stopped.await;
     }));
     tracing::info!(%server, "the control plane serves");
@@ -70,7 +72,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         _ = signals::ending(arguments.exit_with_parent) => {
             let _ = stop.send(());
         }
-        result = operator => {
+        result = &mut operator => {
             result.context("the operator panicked")?.context("the operator ended")?;
         }
     }
@@ -79,18 +81,20 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 }
 
 /// A folder with `tls.crt`, `tls.key`, `ca.crt` and a kubeconfig of one component.
-fn identity(ca: &pki::Ca, server: &str, folder: &std::path::Path, user: &str, groups: &[&str], dns: &[String]) -> Result<()> {
+fn identity(
+    authority: &pki::Authority,
+    server: &str,
+    folder: &std::path::Path,
+    user: &str,
+    groups: &[&str],
+    names: &[String],
+) -> Result<()> {
     layout::make_private(folder)?;
-    let issued = ca.issue(user, groups, dns, IDENTITY_DAYS)?;
-    layout::write_private(&folder.join("tls.crt"), issued.cert_pem.as_bytes())?;
-    layout::write_private(&folder.join("tls.key"), issued.key_pem.as_bytes())?;
-    layout::write_private(&folder.join("ca.crt"), ca.cert_pem().as_bytes())?;
-    let kubeconfig = pki::kubeconfig(server, ca.cert_pem(), &issued, user);
-    layout::write_private(&folder.join("kubeconfig"), kubeconfig.as_bytes())
-}
-
-fn write_kubeconfig(ca: &pki::Ca, server: &str, path: &std::path::Path, user: &str, groups: &[&str]) -> Result<()> {
-    let issued = ca.issue(user, groups, &[], IDENTITY_DAYS)?;
-    let kubeconfig = pki::kubeconfig(server, ca.cert_pem(), &issued, user);
-    layout::write_private(path, kubeconfig.as_bytes())
+    let (cert, key) = authority.issue_peer(user, groups, names, IDENTITY_DAYS)?;
+    let ca = authority.cert_pem();
+    layout::write_private(&folder.join("tls.crt"), cert.as_bytes())?;
+    layout::write_private(&folder.join("tls.key"), key.as_bytes())?;
+    layout::write_private(&folder.join("ca.crt"), ca.as_bytes())?;
+    pki::write_kubeconfig(&folder.join("kubeconfig"), server, ca, &cert, &key)?;
+    Ok(())
 }

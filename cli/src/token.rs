@@ -47,7 +47,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let token = JoinToken {
         id: random(6),
         secret: random(16),
-        ca_pin: russet_apiserver::pki::ca_pin(&ca).context("the CA certificate is not readable")?,
+        ca_pin: russet_apiserver::pki::pin(&russet_apiserver::pki::certificate(&ca)?)?,
     };
     let expiration = jiff::Timestamp::now().checked_add(LIFETIME).context("the clock is out of range")?;
     let entry = |value: &str| ByteString(value.as_bytes().to_vec());
@@ -76,9 +76,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         return Ok(());
     }
     eprintln!("Token {} is good until {expiration:.0}. On the other machine:", made.name_any());
-    let port = russet_apiserver::pki::server_port(&layout.admin_kubeconfig()).unwrap_or(6443);
-    let addresses = russet_agent::hardware::addresses();
-    let address = addresses.first().map_or("THIS-MACHINE".to_owned(), ToString::to_string);
+    let port = server_port(&layout.admin_kubeconfig()).unwrap_or(6443);
+    let addresses = russet_agent::hardware::interface_addresses();
+    let address = addresses.iter().find(|address| !address.is_loopback());
+    let address = address.map_or("THIS-MACHINE".to_owned(), ToString::to_string);
     println!("russet join https://{address}:{port} --token {encoded}");
     Ok(())
 }
@@ -87,4 +88,11 @@ fn random(length: usize) -> String {
     const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let mut random = rand::rng();
     (0..length).map(|_| ALPHABET[random.random_range(0..ALPHABET.len())] as char).collect()
+}
+
+/// The port in the kubeconfig's server URL.
+fn server_port(kubeconfig: &std::path::Path) -> Option<u16> {
+    let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig).ok()?;
+    let server = kubeconfig.clusters.first()?.cluster.as_ref()?.server.clone()?;
+    server.rsplit(':').next()?.parse().ok()
 }

@@ -1,6 +1,9 @@
 //! Russet's kinds as Rust types: the one source of the CRD YAML, the chart templates and the API
 //! reference. Field names, defaults and validation live here; decisions do not.
 
+// Every printer column is one more attribute of the same name, which clippy takes for a mistake.
+#![allow(clippy::duplicated_attributes)]
+
 pub mod conditions;
 mod inference_node;
 mod model;
