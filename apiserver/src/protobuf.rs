@@ -2,7 +2,14 @@
 //!
 //! Not here: protobuf responses; every client that sends protobuf also accepts JSON.
 
-use serde_json::Value;
+mod messages;
+mod wire;
+
+use base64::Engine as _;
+use serde_json::{Map, Value};
+
+use messages::Type;
+use wire::{Fields, Payload};
 
 /// Why a protobuf body was refused.
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +27,266 @@ pub enum ProtobufError {
     },
 }
 
+impl From<String> for ProtobufError {
+    fn from(reason: String) -> Self {
+        ProtobufError::Malformed(reason)
+    }
+}
+
+/// How every Kubernetes protobuf body begins.
+const MAGIC: &[u8] = b"k8s\0";
+
 /// Decodes `k8s\0` + `runtime.Unknown` to a JSON object with apiVersion and kind.
 pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
-    let _ = body;
-    Err(ProtobufError::Malformed("no decoder yet".into()))
+    let envelope = body
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| ProtobufError::Malformed("it does not begin with k8s\\0".into()))?;
+    let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
+    for field in Fields::of(envelope) {
+        match field? {
+            (1, Payload::Bytes(type_meta)) => {
+                for field in Fields::of(type_meta) {
+                    match field? {
+                        (1, Payload::Bytes(bytes)) => api_version = text(bytes)?,
+                        (2, Payload::Bytes(bytes)) => kind = text(bytes)?,
+                        _ => {}
+                    }
+                }
+            }
+            (2, Payload::Bytes(bytes)) => raw = bytes,
+            _ => {}
+        }
+    }
+    let Some(message) = messages::of_kind(&api_version, &kind) else {
+        return Err(ProtobufError::UnknownKind { api_version, kind });
+    };
+    let mut object = decode(message, raw)?;
+    object.insert("apiVersion".into(), api_version.into());
+    object.insert("kind".into(), kind.into());
+    Ok(Value::Object(object))
+}
+
+fn text(bytes: &[u8]) -> Result<String, String> {
+    std::str::from_utf8(bytes).map(str::to_owned).map_err(|error| format!("a text is not UTF-8: {error}"))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+fn decode(message: &str, bytes: &[u8]) -> Result<Map<String, Value>, String> {
+    let known = messages::fields(message);
+    let mut object = Map::new();
+    for field in Fields::of(bytes) {
+        let (number, payload) = field?;
+        let Some((_, name, kind)) = known.iter().find(|(known, _, _)| *known == number) else { continue };
+        set(&mut object, name, *kind, payload).map_err(|reason| format!("{message}.{name}: {reason}"))?;
+    }
+    Ok(object)
+}
+
+/// Puts one field into the JSON object of its message.
+///
+/// Typed clients write fields that are not pointers even when they are empty; JSON leaves those out, and so do we.
+fn set(object: &mut Map<String, Value>, name: &str, kind: Type, payload: Payload<'_>) -> Result<(), String> {
+    let value = match (kind, payload) {
+        (Type::Text, Payload::Bytes(bytes)) => Some(text(bytes)?).filter(|text| !text.is_empty()).map(Value::from),
+        (Type::MaybeText, Payload::Bytes(bytes)) => Some(text(bytes)?.into()),
+        (Type::Bool, Payload::Varint(number)) => (number != 0).then(|| true.into()),
+        (Type::MaybeBool, Payload::Varint(number)) => Some((number != 0).into()),
+        (Type::Int, Payload::Varint(number)) => (number != 0).then(|| signed(number).into()),
+        (Type::MaybeInt, Payload::Varint(number)) => Some(signed(number).into()),
+        (Type::Bytes, Payload::Bytes(bytes)) => (!bytes.is_empty()).then(|| base64(bytes).into()),
+        (Type::Time, Payload::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%SZ")?,
+        (Type::MicroTime, Payload::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%S.%6fZ")?,
+        (Type::Json, Payload::Bytes(bytes)) => json(bytes)?,
+        (Type::Message(message), Payload::Bytes(bytes)) => {
+            let inner = decode(message, bytes)?;
+            let shown = !inner.is_empty() || matches!(name, "metadata" | "spec");
+            shown.then_some(Value::Object(inner))
+        }
+        (Type::Texts, Payload::Bytes(bytes)) => return append(object, name, text(bytes)?.into()),
+        (Type::Messages(message), Payload::Bytes(bytes)) => {
+            return append(object, name, Value::Object(decode(message, bytes)?));
+        }
+        (Type::TextMap | Type::BytesMap | Type::TextsMap, Payload::Bytes(bytes)) => {
+            let (key, value) = entry(kind, bytes)?;
+            let map = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
+            map[key] = value;
+            return Ok(());
+        }
+        (kind, payload) => return Err(format!("expected {kind:?}, got {payload:?}")),
+    };
+    if let Some(value) = value {
+        object.insert(name.to_owned(), value);
+    }
+    Ok(())
+}
+
+fn append(object: &mut Map<String, Value>, name: &str, item: Value) -> Result<(), String> {
+    if let Value::Array(items) = object.entry(name).or_insert_with(|| Value::Array(Vec::new())) {
+        items.push(item);
+    }
+    Ok(())
+}
+
+/// Varints carry negative numbers in two's complement.
+fn signed(number: u64) -> i64 {
+    number as i64
+}
+
+/// A map entry: the key is field 1, the value field 2; either may be left out when empty.
+fn entry(kind: Type, bytes: &[u8]) -> Result<(String, Value), String> {
+    let (mut key, mut raw) = (String::new(), &[][..]);
+    for field in Fields::of(bytes) {
+        match field? {
+            (1, Payload::Bytes(bytes)) => key = text(bytes)?,
+            (2, Payload::Bytes(bytes)) => raw = bytes,
+            _ => {}
+        }
+    }
+    let value = match kind {
+        Type::BytesMap => base64(raw).into(),
+        Type::TextsMap => {
+            let items: Result<Vec<Value>, String> = Fields::of(raw)
+                .filter_map(|field| match field {
+                    Ok((1, Payload::Bytes(bytes))) => Some(text(bytes).map(Value::from)),
+                    Ok(_) => None,
+                    Err(error) => Some(Err(error)),
+                })
+                .collect();
+            items?.into()
+        }
+        _ => text(raw)?.into(),
+    };
+    Ok((key, value))
+}
+
+/// Seconds and nanoseconds; an empty message is no time at all.
+fn time(bytes: &[u8], format: &str) -> Result<Option<Value>, String> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let (mut seconds, mut nanoseconds) = (0, 0);
+    for field in Fields::of(bytes) {
+        match field? {
+            (1, Payload::Varint(number)) => seconds = signed(number),
+            (2, Payload::Varint(number)) => nanoseconds = i32::try_from(signed(number)).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    let time = jiff::Timestamp::new(seconds, nanoseconds).map_err(|error| error.to_string())?;
+    Ok(Some(time.strftime(format).to_string().into()))
+}
+
+fn json(bytes: &[u8]) -> Result<Option<Value>, String> {
+    for field in Fields::of(bytes) {
+        if let (1, Payload::Bytes(raw)) = field? {
+            return serde_json::from_slice(raw).map(Some).map_err(|error| error.to_string());
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{ProtobufError, to_json};
+
+    /// A length-delimited field.
+    fn bytes(number: u8, payload: &[u8]) -> Vec<u8> {
+        let mut field = vec![number << 3 | 2];
+        let mut length = payload.len();
+        while length > 0x7f {
+            field.push((length & 0x7f) as u8 | 0x80);
+            length >>= 7;
+        }
+        field.push(length as u8);
+        field.extend_from_slice(payload);
+        field
+    }
+
+    fn number(field: u8, value: u8) -> Vec<u8> {
+        vec![field << 3, value]
+    }
+
+    fn body(api_version: &str, kind: &str, object: &[Vec<u8>]) -> Vec<u8> {
+        let type_meta = [bytes(1, api_version.as_bytes()), bytes(2, kind.as_bytes())].concat();
+        [b"k8s\0".to_vec(), bytes(1, &type_meta), bytes(2, &object.concat()), bytes(3, b""), bytes(4, b"")].concat()
+    }
+
+    #[test]
+    fn a_typed_secret_reads_as_its_json() {
+        let meta = [
+            bytes(1, b"s"),
+            bytes(3, b"default"),
+            bytes(5, b""),
+            number(7, 0),
+            bytes(8, b""),
+            bytes(11, &[bytes(1, b"owner"), bytes(2, b"helm")].concat()),
+            bytes(13, &[bytes(1, b"K"), bytes(3, b"o"), bytes(4, b"u"), bytes(5, b"v1"), number(6, 0)].concat()),
+        ];
+        let object = [
+            bytes(1, &meta.concat()),
+            bytes(2, &[bytes(1, b"release"), bytes(2, b"hi")].concat()),
+            bytes(2, &[bytes(1, b"empty")].concat()),
+            bytes(3, b"helm.sh/release.v1"),
+            number(5, 0),
+        ];
+        let long = [bytes(4, &[bytes(1, b"long"), bytes(2, "x".repeat(300).as_bytes())].concat())];
+        assert_eq!(
+            to_json(&body("v1", "Secret", &[&object[..], &long].concat())).expect("a Secret"),
+            json!({"apiVersion": "v1", "kind": "Secret",
+                "metadata": {"name": "s", "namespace": "default", "labels": {"owner": "helm"},
+                    "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "o", "uid": "u", "controller": false}]},
+                "data": {"release": "aGk=", "empty": ""}, "stringData": {"long": "x".repeat(300)},
+                "type": "helm.sh/release.v1", "immutable": false})
+        );
+    }
+
+    #[test]
+    fn reviews_and_options_read_as_their_json() {
+        let attributes = [bytes(1, b"ns"), bytes(2, b"get"), bytes(3, b""), bytes(5, b"secrets")].concat();
+        let review = body(
+            "authorization.k8s.io/v1",
+            "SelfSubjectAccessReview",
+            &[bytes(1, b""), bytes(2, &bytes(1, &attributes)), bytes(3, &[number(1, 0), bytes(2, b"")].concat())],
+        );
+        assert_eq!(
+            to_json(&review).expect("a review"),
+            json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {},
+                "spec": {"resourceAttributes": {"namespace": "ns", "verb": "get", "resource": "secrets"}}})
+        );
+        let options = body("apps/v1", "DeleteOptions", &[number(1, 0), bytes(4, b"Background"), bytes(5, b"All")]);
+        assert_eq!(
+            to_json(&options).expect("options"),
+            json!({"apiVersion": "apps/v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
+                "propagationPolicy": "Background", "dryRun": ["All"]})
+        );
+    }
+
+    #[test]
+    fn times_are_written_as_their_kind_is() {
+        let at = [number(1, 60), number(2, 0)].concat();
+        let spec = [bytes(1, b"me"), number(2, 15), bytes(3, &at), bytes(4, b"")].concat();
+        let lease = body("coordination.k8s.io/v1", "Lease", &[bytes(1, &bytes(8, &at)), bytes(2, &spec)]);
+        assert_eq!(
+            to_json(&lease).expect("a Lease"),
+            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "metadata": {"creationTimestamp": "1970-01-01T00:01:00Z"},
+                "spec": {"holderIdentity": "me", "leaseDurationSeconds": 15, "acquireTime": "1970-01-01T00:01:00.000000Z"}})
+        );
+    }
+
+    #[test]
+    fn strange_bodies_are_refused_with_the_reason() {
+        assert!(matches!(to_json(b"{}"), Err(ProtobufError::Malformed(_))));
+        let pod = to_json(&body("v1", "Pod", &[])).expect_err("no Pods here");
+        assert_eq!(pod.to_string(), "no protobuf encoding of v1 Pod is known here; send application/json");
+        let broken = to_json(&body("v1", "Secret", &[number(1, 0)])).expect_err("metadata is a message");
+        assert!(broken.to_string().contains("Secret.metadata"), "{broken}");
+        let cut = body("v1", "Secret", &[vec![0x0a, 0x7f]]);
+        assert!(to_json(&cut).is_err());
+    }
 }
