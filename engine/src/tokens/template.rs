@@ -80,6 +80,8 @@ impl Template {
         environment.set_recursion_limit(DEPTH);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
+        // Templates guard `tools | length` with it, and Python's none is not iterable.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "refused by the template")
                 .with_source(Refusal(message)))
@@ -278,6 +280,7 @@ mod tests {
                 "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% generation %}{{ m.role }}{%- endgeneration %}{% endfor %}",
                 "user",
             ),
+            ("{% if tools is iterable and tools | length > 0 %}tools{% else %}none{% endif %}", "none"),
             (
                 "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
                 "2",
