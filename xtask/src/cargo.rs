@@ -16,7 +16,12 @@ pub fn root() -> PathBuf {
 /// `cargo VERB …` with MLX's configuration, run in the repository.
 pub fn command(prepared: &mlx::Prepared, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(prepared.cargo_args()).args(arguments).current_dir(root());
+    // Clippy never sees what stands before its name, and passes on what follows it.
+    match arguments.split_first() {
+        Some((&"clippy", rest)) => command.arg("clippy").args(prepared.cargo_args()).args(rest),
+        _ => command.args(prepared.cargo_args()).args(arguments),
+    };
+    command.current_dir(root());
     // The variables cargo sets for this program itself would make every build look changed.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {

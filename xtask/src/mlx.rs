@@ -208,11 +208,18 @@ fn fetch_wheels(platform: &Platform, aside: &Path) -> Result<()> {
             platform.mlx, platform.mlx_cpu
         ),
     )?;
+    // Debian's python3 comes without pip, but can make an environment that has it.
+    let tools = aside.join("python");
+    run(
+        Command::new("python3").args(["-m", "venv"]).arg(&tools),
+        "make a virtual environment (needs: apt-get install python3-venv)",
+    )?;
+    let python = tools.join("bin/python3");
     let wheels = aside.join("wheels");
     // The tags are spelt out so that the machine's own Python may be any version: only the library
     // and the headers are used.
     run(
-        Command::new("python3")
+        Command::new(&python)
             .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"])
             .args(["--only-binary=:all:", "--implementation", "cp", "--python-version", "3.11"])
             .args(["--abi", "cp311", "--abi", "none", "--platform", platform.wheel_tag])
@@ -220,14 +227,15 @@ fn fetch_wheels(platform: &Platform, aside: &Path) -> Result<()> {
             .arg(&wheels)
             .arg("--requirement")
             .arg(&requirements),
-        "download the MLX wheels (needs python3 with pip: apt-get install python3-pip)",
+        "download the MLX wheels (needs PyPI or a mirror of it)",
     )?;
     for wheel in fs::read_dir(&wheels)? {
         run(
-            Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel?.path()).arg(aside.join("wheel")),
+            Command::new(&python).args(["-m", "zipfile", "-e"]).arg(wheel?.path()).arg(aside.join("wheel")),
             "unpack an MLX wheel",
         )?;
     }
+    fs::remove_dir_all(&tools)?;
     fs::remove_dir_all(&wheels)?;
     Ok(())
 }
