@@ -132,7 +132,7 @@ impl Lab {
                 command
                     .arg("--model-dir")
                     .arg(model)
-                    .args(["--served-model-name", "small", "--dtype", "f32", "--context-tokens", "2048"])
+                    .args(["--served-model-name", "small", "--dtype", "f32", "--context-tokens", "4096"])
                     .args(["--group-uid", "g", "--epoch", "1", "--rank", &rank.to_string()])
                     .args(["--listen", &listen[rank].to_string(), "--tls-dir"])
                     .arg(self.identities.node(&node))
@@ -215,15 +215,23 @@ async fn some_tokens(events: &mut Streaming<pb::GenerateEvent>, count: usize) {
 async fn pipelines_say_what_one_rank_says() {
     let lab = Lab::new();
     let model = model::random_model_dir();
-    let questions = ["hello", "what is 17 + 25?", "日本語 and é"];
+    let long: String = (0..290).map(|n| format!("{n} and ")).collect();
+    let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
+    let questions = [
+        say("hello"),
+        say("日本語 and é"),
+        // Longer than one step reads.
+        say(&long),
+        GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") },
+    ];
     let mut answers: Vec<Vec<Vec<u32>>> = Vec::new();
     for layers in [&[model::LAYERS][..], &[1, 3], &[1, 2, 1]] {
         let mut engines = lab.start(model.path(), layers);
         let mut client = lab.client(&engines[0]).await;
         // All at once, so that sequences share the steps.
         let mut streams = Vec::new();
-        for question in questions {
-            let request = GenerationRequest { ignore_eos: true, ..say(question) };
+        for question in &questions {
+            let request = GenerationRequest { ignore_eos: true, ..question.clone() };
             streams.push(ask(&mut client, request).await);
         }
         let mut group = Vec::new();
