@@ -5,6 +5,7 @@ mod bench;
 mod cargo;
 mod exactness;
 mod mlx;
+mod oracles;
 mod python;
 mod setup;
 mod suites;
@@ -22,6 +23,7 @@ cargo xtask VERB
   lint              fmt, clippy, tidy
   tidy              the invariants of ARCHITECTURE.md
   codegen           CRD YAML and API reference from the Rust types
+  oracle [kubectl]  suites that compare with programs built from Go modules
   bench AREA        measure: faults   [--json]
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
@@ -42,6 +44,7 @@ fn run() -> Result<()> {
     match arguments.first().map(String::as_str) {
         Some("demo") => suites::demo(rest),
         Some("test") => suites::test(),
+        Some("oracle") => suites::oracle(rest),
         Some("setup") => setup::all().map(|_| ()),
         Some("build") => suites::build(),
         Some("lint") => suites::lint(),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cargo, exactness, mlx, setup, tidy};
+use crate::{cargo, exactness, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies.
 pub fn build() -> Result<()> {
@@ -50,6 +50,22 @@ pub fn test() -> Result<()> {
     println!("{passed} passed, {failed} failed");
     ensure!(clean && failed == 0, "tests failed");
     ensure!(passed > 0, "no test ran");
+    Ok(())
+}
+
+/// Suites that compare with programs built from Go modules; closes with `N passed, N failed`.
+pub fn oracle(arguments: &[String]) -> Result<()> {
+    ensure!(
+        arguments.iter().all(|argument| argument == "kubectl"),
+        "oracle suite {arguments:?} is not known; there is: kubectl"
+    );
+    let prepared = setup::all()?;
+    let kubectl = oracles::kubectl()?;
+    build_with(&prepared)?;
+    let mut tests = cargo::command(&prepared, &["test", "--workspace", "--test", "conformance"]);
+    let (passed, failed, clean) = counted(tests.env("RUSSET_KUBECTL", kubectl))?;
+    println!("{passed} passed, {failed} failed");
+    ensure!(clean && failed == 0 && passed > 0, "the kubectl suite failed");
     Ok(())
 }
 
