@@ -87,7 +87,8 @@ fn client_id(headers: &HeaderMap) -> Option<String> {
 fn check(hosts: Hosts, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     let forbidden = |message: String| Err(Refusal::new(Kind::Forbidden, message));
     if hosts == Hosts::Loopback {
-        let named = headers.get(header::HOST).map(|host| host.to_str().ok().and_then(|host| host.parse().ok()));
+        let named =
+            headers.get(header::HOST).map(|host| host.to_str().ok().and_then(|host| host.parse().ok()));
         for authority in [uri.authority().cloned().map(Some), named].into_iter().flatten() {
             if !authority.as_ref().is_some_and(|authority: &Authority| is_loopback(authority.host())) {
                 let host = authority.map_or_else(String::new, |authority| authority.host().to_owned());
@@ -100,7 +101,9 @@ fn check(hosts: Hosts, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     if let Some(origin) = headers.get(header::ORIGIN) {
         let uri = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
         if !uri.as_ref().and_then(Uri::host).is_some_and(is_loopback) {
-            return forbidden("web pages of this origin may not use the gateway; only pages of this machine may".into());
+            return forbidden(
+                "web pages of this origin may not use the gateway; only pages of this machine may".into(),
+            );
         }
     }
     Ok(())
@@ -154,6 +157,8 @@ mod tests {
         }
         // In HTTP/2 the name stands in the URI.
         assert!(check(Hosts::Loopback, &Uri::from_static("http://localhost/"), &HeaderMap::new()).is_ok());
-        assert!(check(Hosts::Loopback, &Uri::from_static("http://evil.example/"), &HeaderMap::new()).is_err());
+        assert!(
+            check(Hosts::Loopback, &Uri::from_static("http://evil.example/"), &HeaderMap::new()).is_err()
+        );
     }
 }

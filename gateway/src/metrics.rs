@@ -5,9 +5,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use prometheus::{
-    HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector,
-};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector};
 
 use crate::refusal::{Kind, Refusal};
 
@@ -20,12 +18,12 @@ const UNKNOWN: &str = "unknown";
 const OTHER: &str = "other";
 
 const FIRST_TOKEN_BUCKETS: [f64; 22] = [
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
 ];
 const REQUEST_BUCKETS: [f64; 20] = [
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0, 960.0, 1920.0,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0,
 ];
 
 /// The gateway's metrics, all under `russet_gateway_`.
@@ -65,7 +63,11 @@ impl Metrics {
             )?,
             retries: add(
                 registry,
-                counter("request_retry_total", "Times a request was sent again before its first token.", model)?,
+                counter(
+                    "request_retry_total",
+                    "Times a request was sent again before its first token.",
+                    model,
+                )?,
             )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
             queue: add(

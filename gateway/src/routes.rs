@@ -127,14 +127,13 @@ impl Table {
                 return Resolved::Ambiguous(several.iter().map(|one| one.full_name()).collect());
             }
         }
-        let pattern = self
-            .names
-            .iter()
-            .filter(|name| !name.is_exact() && matches(&name.pattern, model))
-            .max_by(|a, b| {
-                // Of equals the first by name, so that every gateway chooses alike.
-                a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route))
-            });
+        let pattern =
+            self.names.iter().filter(|name| !name.is_exact() && matches(&name.pattern, model)).max_by(
+                |a, b| {
+                    // Of equals the first by name, so that every gateway chooses alike.
+                    a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route))
+                },
+            );
         pattern.map_or(Resolved::Unknown, |name| self.targets(name))
     }
 
@@ -143,9 +142,9 @@ impl Table {
             .targets
             .iter()
             .filter_map(|target| {
-                self.deployments.iter().find(|deployment| {
-                    deployment.namespace == name.namespace && deployment.name == *target
-                })
+                self.deployments
+                    .iter()
+                    .find(|deployment| deployment.namespace == name.namespace && deployment.name == *target)
             })
             .collect();
         if found.is_empty() { Resolved::Dangling(name) } else { Resolved::Deployments(found) }
@@ -279,10 +278,7 @@ mod tests {
         let ids: Vec<String> = table.models().into_iter().map(|(id, _)| id).collect();
         assert_eq!(
             ids,
-            [
-                "default/small", "twin", "large", "lab/shared", "lab/twin", "office/shared",
-                "gpt-4o", "small"
-            ]
+            ["default/small", "twin", "large", "lab/shared", "lab/twin", "office/shared", "gpt-4o", "small"]
         );
         for id in ids {
             assert!(matches!(table.resolve(&id), Resolved::Deployments(_)), "{id}");

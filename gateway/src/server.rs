@@ -54,11 +54,11 @@ pub enum Error {
     /// The address would open the gateway to the network.
     #[error(
         "the gateway checks no keys yet, so it does not listen on {0}, which other machines can reach; \
-         listen on 127.0.0.1, or say that the network is trusted with --gateway-insecure"
+         listen on 127.0.0.1 instead, and let a proxy that checks keys stand before it"
     )]
     NotLoopback(SocketAddr),
     /// Another program has the port.
-    #[error("port {} of {} is in use by another program; stop it, or choose another port with --gateway-port", .0.port(), .0.ip())]
+    #[error("port {} of {} is in use by another program; stop it, or choose another port (`russet up --gateway-port`, `russet gateway --listen`)", .0.port(), .0.ip())]
     PortInUse(SocketAddr),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}")]
@@ -146,7 +146,12 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Gateway {
     /// A gateway on a loopback `listener` that routes by `table`.
-    pub fn new(listener: TcpListener, table: watch::Receiver<Arc<Table>>, tls: Files, limits: Limits) -> Self {
+    pub fn new(
+        listener: TcpListener,
+        table: watch::Receiver<Arc<Table>>,
+        tls: Files,
+        limits: Limits,
+    ) -> Self {
         let ready = Arc::new(AtomicBool::new(true));
         Self { listener, hosts: Hosts::Loopback, table, tls, limits, registry: Registry::new(), ready }
     }

@@ -12,6 +12,7 @@
 //!           wait ─▶ deadline ─▶ refusal
 //! ```
 
+mod answer;
 mod choose;
 
 use std::collections::HashMap;
@@ -19,18 +20,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
-use russet_rpc::engine::GenerateEvent;
-use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{Event, FinishReason, Usage};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tonic::Streaming;
 
-use crate::backends::{Backends, Lease};
+use crate::backends::Backends;
 use crate::metrics::{Metrics, Tracker};
 use crate::refusal::{Kind, Refusal};
 use crate::routes::{Endpoint, Table};
+pub use answer::Answer;
+use answer::{Opened, Setback, closing, ended, judge, setback, silent};
 use choose::{Choice, choose};
 
 /// How long the gateway is patient.
@@ -126,8 +127,9 @@ impl Core {
 
     /// The refusal of a name that leads to no deployment.
     pub fn unknown(&self, model: &str) -> Refusal {
-        choose::unknown(&self.table(), model)
-            .unwrap_or_else(|| Refusal::new(Kind::ModelNotFound, format!("model `{model}` has just been created; ask again")))
+        choose::unknown(&self.table(), model).unwrap_or_else(|| {
+            Refusal::new(Kind::ModelNotFound, format!("model `{model}` has just been created; ask again"))
+        })
     }
 
     /// The answer to `request` from whoever answers to `model`, from its first token on.
@@ -140,17 +142,7 @@ impl Core {
         }
         let mut tracker = self.metrics.request(model);
         match self.first_token(model, request, deadline, &mut tracker).await {
-            Ok((first, events, lease, endpoint)) => Ok(Answer {
-                first: Some(first),
-                over: false,
-                heard: Instant::now(),
-                silence: self.limits.silence,
-                closing: self.closing.clone(),
-                events,
-                endpoint,
-                tracker,
-                _lease: lease,
-            }),
+            Ok(opened) => Ok(Answer::new(opened, tracker, self.limits.silence, self.closing.clone())),
             Err(refusal) => {
                 tracker.refused(&refusal);
                 Err(refusal)
@@ -230,7 +222,7 @@ impl Core {
         request: GenerationRequest,
         deadline: Instant,
         tracker: &mut Tracker,
-    ) -> Result<(Piece, Streaming<GenerateEvent>, Lease, Endpoint), Refusal> {
+    ) -> Result<Opened, Refusal> {
         let mut changes = self.table.clone();
         let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
         let mut lost: Option<String> = None;
@@ -248,7 +240,7 @@ impl Core {
                 Choice::Refuse(refusal) => return Err(refusal),
                 Choice::Try(endpoint) => {
                     match self.try_endpoint(endpoint, request.clone(), tracker).await {
-                        Ok((first, events, lease)) => return Ok((first, events, lease, endpoint.clone())),
+                        Ok(opened) => return Ok(opened),
                         Err(Setback::Refused(refusal)) => return Err(refusal),
                         Err(Setback::Busy(message)) => busy = Some(message),
                         Err(Setback::Lost { accepted, message }) => {
@@ -273,7 +265,9 @@ impl Core {
                 Choice::Wait(message) => message,
             };
             if let (Some(message), None) = (&busy, &lost) {
-                return Err(Refusal::new(Kind::Overloaded, message.clone()).retry_after(Duration::from_secs(1)));
+                return Err(
+                    Refusal::new(Kind::Overloaded, message.clone()).retry_after(Duration::from_secs(1))
+                );
             }
             if now >= deadline {
                 return Err(too_late(model, self.limits.wait, lost, &waiting_for));
@@ -292,10 +286,13 @@ impl Core {
         endpoint: &Endpoint,
         request: GenerationRequest,
         tracker: &mut Tracker,
-    ) -> Result<(Piece, Streaming<GenerateEvent>, Lease), Setback> {
+    ) -> Result<Opened, Setback> {
         let (mut client, lease) = self.backends.lease(endpoint).map_err(|error| {
             tracing::error!("{}", crate::causes(&error));
-            Setback::Refused(Refusal::new(Kind::Internal, "the gateway cannot use its certificate; its log says why"))
+            Setback::Refused(Refusal::new(
+                Kind::Internal,
+                "the gateway cannot use its certificate; its log says why",
+            ))
         })?;
         let opened = tokio::select! {
             opened = timeout(self.limits.silence, client.generate(russet_rpc::engine::GenerateRequest::from(request))) => opened,
@@ -322,9 +319,9 @@ impl Core {
             tracker.dispatched();
             match judge(endpoint, event) {
                 None => {}
-                Some(Ok(piece)) => {
+                Some(Ok(first)) => {
                     tracker.token();
-                    return Ok((piece, events, lease));
+                    return Ok(Opened { first, events, lease, endpoint: endpoint.clone() });
                 }
                 Some(Err(refusal)) => {
                     return Err(match refusal.kind {
@@ -338,161 +335,14 @@ impl Core {
     }
 }
 
-/// Why an endpoint gave no first token.
-enum Setback {
-    /// No other endpoint would do better.
-    Refused(Refusal),
-    /// It is full.
-    Busy(String),
-    /// It cannot be reached, or was lost; `accepted` when it had begun to work.
-    Lost { accepted: bool, message: String },
-}
-
-/// An answer being given. Dropping it tells the engine to stop.
-pub struct Answer {
-    first: Option<Piece>,
-    over: bool,
-    heard: Instant,
-    silence: Duration,
-    closing: CancellationToken,
-    events: Streaming<GenerateEvent>,
-    endpoint: Endpoint,
-    tracker: Tracker,
-    _lease: Lease,
-}
-
-impl Answer {
-    /// The next part; `None` after the end or a refusal. Nothing is lost when the future is dropped.
-    pub async fn next(&mut self) -> Option<Result<Piece, Refusal>> {
-        if self.over {
-            return None;
-        }
-        let piece = match self.first.take() {
-            Some(piece) => Ok(piece),
-            None => self.later().await,
-        };
-        match &piece {
-            Ok(Piece::Text(_)) => {}
-            Ok(Piece::End { usage, .. }) => {
-                self.over = true;
-                self.tracker.finished(*usage);
-            }
-            Err(refusal) => {
-                self.over = true;
-                self.tracker.refused(refusal);
-            }
-        }
-        Some(piece)
-    }
-
-    async fn later(&mut self) -> Result<Piece, Refusal> {
-        loop {
-            let event = tokio::select! {
-                event = timeout_at(self.heard + self.silence, self.events.message()) => event,
-                () = self.closing.cancelled() => return Err(closing()),
-            };
-            self.heard = Instant::now();
-            let event = match event {
-                Ok(Ok(Some(event))) => Event::from(event),
-                Ok(Ok(None)) => return Err(lost(ended(&self.endpoint))),
-                Ok(Err(status)) => {
-                    return Err(match setback(&self.endpoint, &status, true) {
-                        Setback::Refused(refusal) => refusal,
-                        Setback::Busy(message) => Refusal::new(Kind::Overloaded, message),
-                        Setback::Lost { message, .. } => lost(message),
-                    });
-                }
-                Err(_) => return Err(silent(&self.endpoint, self.silence)),
-            };
-            if let Some(piece) = judge(&self.endpoint, event) {
-                return piece;
-            }
-        }
-    }
-}
-
-/// What an event means to a client; `None` when there is nothing to say yet.
-fn judge(endpoint: &Endpoint, event: Event) -> Option<Result<Piece, Refusal>> {
-    match event {
-        Event::Started { .. } => None,
-        Event::Token { text, .. } if text.is_empty() => None,
-        Event::Token { text, .. } => Some(Ok(Piece::Text(text))),
-        Event::Finished { reason: FinishReason::Cancelled, .. } => Some(Err(lost(format!(
-            "the engine on node {} stopped the answer before it was complete, because it is going down",
-            endpoint.node
-        )))),
-        Event::Finished { reason, usage } => Some(Ok(Piece::End { reason, usage })),
-        Event::Failed(Failure { kind, message }) => Some(Err(match kind {
-            FailureKind::InvalidRequest => Refusal::new(Kind::InvalidRequest, message),
-            FailureKind::Overloaded => {
-                Refusal::new(Kind::Overloaded, message).retry_after(Duration::from_secs(1))
-            }
-            FailureKind::Unavailable => lost(message),
-            FailureKind::Internal => Refusal::new(Kind::Internal, message),
-        })),
-    }
-}
-
-fn setback(endpoint: &Endpoint, status: &tonic::Status, accepted: bool) -> Setback {
-    use tonic::Code;
-    // A status that did not travel over the wire has a cause on this side: the connection broke.
-    let broken = std::error::Error::source(status).is_some();
-    match status.code() {
-        Code::InvalidArgument | Code::OutOfRange => {
-            Setback::Refused(Refusal::new(Kind::InvalidRequest, status.message()))
-        }
-        Code::ResourceExhausted => Setback::Busy(status.message().to_owned()),
-        Code::Unavailable
-        | Code::Unknown
-        | Code::Cancelled
-        | Code::Aborted
-        | Code::DeadlineExceeded
-        | Code::FailedPrecondition
-        | Code::DataLoss => Setback::Lost { accepted, message: gone(endpoint, status) },
-        _ if broken => Setback::Lost { accepted, message: gone(endpoint, status) },
-        code => {
-            tracing::error!(node = endpoint.node, address = endpoint.address, ?code, "{}", status.message());
-            Setback::Refused(Refusal::new(
-                Kind::Internal,
-                format!("the engine on node {} refused the gateway ({code:?}): {}", endpoint.node, status.message()),
-            ))
-        }
-    }
-}
-
-fn gone(endpoint: &Endpoint, status: &tonic::Status) -> String {
-    let cause = match status.message() {
-        "" => format!("{:?}", status.code()),
-        message => message.to_owned(),
-    };
-    format!("the engine on node {} at {} was lost: {cause}", endpoint.node, endpoint.address)
-}
-
-fn ended(endpoint: &Endpoint) -> String {
-    format!("the engine on node {} at {} ended the answer without finishing it", endpoint.node, endpoint.address)
-}
-
-fn lost(message: String) -> Refusal {
-    Refusal::new(Kind::EngineLost, message).retry_after(TRY_AGAIN)
-}
-
-fn silent(endpoint: &Endpoint, silence: Duration) -> Refusal {
-    Refusal::new(
-        Kind::EngineSilent,
-        format!("the engine on node {} said nothing for {} s; the answer is given up", endpoint.node, silence.as_secs()),
-    )
-}
-
-fn closing() -> Refusal {
-    Refusal::new(Kind::ShuttingDown, "the gateway is shutting down; send the request again").retry_after(TRY_AGAIN)
-}
-
 fn too_late(model: &str, wait: Duration, lost: Option<String>, waiting_for: &str) -> Refusal {
     let wait = wait.as_secs();
     let refusal = match lost {
         Some(lost) => Refusal::new(
             Kind::EngineLost,
-            format!("model `{model}`: {lost}; no group of it was ready again within {wait} s ({waiting_for})"),
+            format!(
+                "model `{model}`: {lost}; no group of it was ready again within {wait} s ({waiting_for})"
+            ),
         ),
         None => Refusal::new(
             Kind::ModelNotReady,

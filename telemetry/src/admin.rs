@@ -2,7 +2,6 @@
 //! `/healthz` (the process turns its event loop) and `/readyz` (it can do its work). No secrets and
 //! no settings are shown here.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,26 +27,23 @@ pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
 }
 
 /// Serves [`router`] on `listener` until the future is dropped.
-pub fn serve(
+pub async fn serve(
     listener: tokio::net::TcpListener,
     registry: Registry,
     ready: Arc<AtomicBool>,
-) -> impl Future<Output = std::io::Result<()>> + Send {
-    async move { axum::serve(listener, router(registry, ready)).await }
+) -> std::io::Result<()> {
+    axum::serve(listener, router(registry, ready)).await
 }
 
 async fn metrics(State(registry): State<Registry>) -> Response {
     let encoder = TextEncoder::new();
     let mut text = Vec::new();
     match encoder.encode(&registry.gather(), &mut text) {
-        Ok(()) => {
-            ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response()
+        Ok(()) => ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("the metrics cannot be written as text: {error}\n"))
+                .into_response()
         }
-        Err(error) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("the metrics cannot be written as text: {error}\n"),
-        )
-            .into_response(),
     }
 }
 

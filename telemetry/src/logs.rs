@@ -13,8 +13,7 @@ use tracing_subscriber::registry::LookupSpan;
 pub const FILTER_VARIABLE: &str = "RUSSET_LOG";
 
 /// Everything worth a person's attention; the libraries below only when something is wrong.
-const DEFAULT_FILTER: &str =
-    "info,h2=warn,hyper=warn,hyper_util=warn,rustls=warn,tower=warn,kube=warn";
+const DEFAULT_FILTER: &str = "info,h2=warn,hyper=warn,hyper_util=warn,rustls=warn,tower=warn,kube=warn";
 
 /// Starts logging for `process`, filtered by `RUSSET_LOG`. A second call in the same process (tests,
 /// `russet up` in one process) changes nothing.
@@ -42,9 +41,7 @@ pub fn init(process: &str, json: bool) {
             .try_init()
     };
     if let (Ok(()), Some((text, error))) = (started, broken) {
-        tracing::warn!(
-            "{FILTER_VARIABLE}={text:?} is no log filter ({error}); logging at info instead"
-        );
+        tracing::warn!("{FILTER_VARIABLE}={text:?} is no log filter ({error}); logging at info instead");
     }
 }
 
@@ -135,9 +132,7 @@ mod tests {
         tracing::subscriber::with_default(text, || tracing::info!(port = 1, "listening"));
         let line = written(&buffer);
         assert!(
-            line.starts_with("gateway 2")
-                && line.contains("listening port=1")
-                && line.ends_with('\n'),
+            line.starts_with("gateway 2") && line.contains("listening port=1") && line.ends_with('\n'),
             "{line}"
         );
 
@@ -154,9 +149,6 @@ mod tests {
         tracing::subscriber::with_default(json, || tracing::info!(port = 1, "listening"));
         let line = written(&buffer);
         assert!(line.starts_with("{\"process\":\"gateway\",\"timestamp\":"), "{line}");
-        assert!(
-            line.contains("\"message\":\"listening\"") && line.trim_end().ends_with('}'),
-            "{line}"
-        );
+        assert!(line.contains("\"message\":\"listening\"") && line.trim_end().ends_with('}'), "{line}");
     }
 }

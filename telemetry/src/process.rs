@@ -20,19 +20,13 @@ impl Metrics {
         let gauge = |name: &str, help: &str| {
             Gauge::with_opts(Opts::new(name, help)).expect("the names below are valid metric names")
         };
-        let start =
-            gauge("process_start_time_seconds", "When the process started, in seconds since 1970.");
+        let start = gauge("process_start_time_seconds", "When the process started, in seconds since 1970.");
         start.set(
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0.0, |since| since.as_secs_f64().floor()),
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64().floor()),
         );
         Self {
             start,
-            resident: gauge(
-                "process_resident_memory_bytes",
-                "Memory held by the process, in bytes.",
-            ),
+            resident: gauge("process_resident_memory_bytes", "Memory held by the process, in bytes."),
             files: gauge("process_open_fds", "Files and sockets the process has open."),
         }
     }

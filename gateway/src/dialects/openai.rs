@@ -61,12 +61,8 @@ async fn answer_chat(core: Arc<Core>, id: &RequestId, request: Request) -> Resul
     let Chat { model, request, streamed, include_usage, ignored } = Chat::parse(&body, id.unique.clone())?;
     drop(body);
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, streamed, "chat");
-    let voice = Voice {
-        id: format!("chatcmpl-{}", id.unique),
-        created: now(),
-        model: model.clone(),
-        include_usage,
-    };
+    let voice =
+        Voice { id: format!("chatcmpl-{}", id.unique), created: now(), model: model.clone(), include_usage };
     let mut response = if streamed {
         let items = core.stream(model, request).await?;
         let bytes = items.map(move |item| Ok::<_, Infallible>(voice.say(item)));
@@ -83,7 +79,9 @@ async fn answer_chat(core: Arc<Core>, id: &RequestId, request: Request) -> Resul
         loop {
             match answer.next().await {
                 Some(Ok(Piece::Text(more))) => text.push_str(&more),
-                Some(Ok(Piece::End { reason, usage })) => break Json(voice.whole(&text, reason, usage)).into_response(),
+                Some(Ok(Piece::End { reason, usage })) => {
+                    break Json(voice.whole(&text, reason, usage)).into_response();
+                }
                 Some(Err(refusal)) => return Err(refusal),
                 None => return Err(Refusal::new(Kind::Internal, "the answer ended without a finish reason")),
             }
@@ -119,7 +117,9 @@ async fn model(State(core): State<Arc<Core>>, id: Result<Path<String>, PathRejec
 fn describe(id: &str, deployments: &[&Deployment]) -> Value {
     let ready = deployments.iter().any(|deployment| !deployment.endpoints.is_empty());
     let message = match deployments.first().map(|deployment| &deployment.state) {
-        Some(DeploymentState::Working(message) | DeploymentState::Halted(message)) if !ready => message.as_str(),
+        Some(DeploymentState::Working(message) | DeploymentState::Halted(message)) if !ready => {
+            message.as_str()
+        }
         _ => "",
     };
     // The room every target has: a conversation that long fits wherever it lands.
@@ -157,7 +157,9 @@ fn class(kind: Kind) -> (StatusCode, &'static str) {
         Kind::UnknownPath | Kind::ModelNotFound => (StatusCode::NOT_FOUND, CALLER),
         Kind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, CALLER),
         Kind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
-        Kind::ModelNotReady | Kind::EngineLost | Kind::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, OURS),
+        Kind::ModelNotReady | Kind::EngineLost | Kind::ShuttingDown => {
+            (StatusCode::SERVICE_UNAVAILABLE, OURS)
+        }
         Kind::EngineSilent => (StatusCode::GATEWAY_TIMEOUT, OURS),
         Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, OURS),
     }

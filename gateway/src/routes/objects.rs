@@ -30,15 +30,10 @@ impl Table {
             .map(|object| {
                 let namespace = object.namespace().unwrap_or_default();
                 let name = object.name_any();
-                let endpoints =
-                    endpoints.remove(&(namespace.clone(), name.clone())).unwrap_or_default();
+                let endpoints = endpoints.remove(&(namespace.clone(), name.clone())).unwrap_or_default();
                 Deployment {
                     state: state(object),
-                    created: object
-                        .metadata
-                        .creation_timestamp
-                        .as_ref()
-                        .map_or(0, |time| time.0.as_second()),
+                    created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
                     context_tokens: object.spec.sharding.kv.context_tokens,
                     namespace,
                     name,
@@ -55,12 +50,8 @@ impl Table {
             .flat_map(|object| {
                 let namespace = object.namespace().unwrap_or_default();
                 let route = format!("{namespace}/{}", object.name_any());
-                let targets: Vec<String> = object
-                    .spec
-                    .targets
-                    .iter()
-                    .map(|target| target.deployment_ref.name.clone())
-                    .collect();
+                let targets: Vec<String> =
+                    object.spec.targets.iter().map(|target| target.deployment_ref.name.clone()).collect();
                 object.spec.models.iter().map(move |pattern| Name {
                     pattern: pattern.clone(),
                     route: route.clone(),
@@ -122,8 +113,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
     use russet_crds::conditions::Reason;
     use russet_crds::{
-        Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus,
-        ModelRouteSpec, RouteTarget, ShardGroupSpec, ShardGroupStatus,
+        Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus, ModelRouteSpec,
+        RouteTarget, ShardGroupSpec, ShardGroupStatus,
     };
 
     use super::*;
@@ -136,8 +127,7 @@ mod tests {
     }
 
     fn deployment(name: &str, replicas: i32, conditions: Vec<Condition>) -> ModelDeployment {
-        let mut object =
-            ModelDeployment::new(name, ModelDeploymentSpec { replicas, ..Default::default() });
+        let mut object = ModelDeployment::new(name, ModelDeploymentSpec { replicas, ..Default::default() });
         object.metadata.namespace = Some("default".into());
         object.status = Some(ModelDeploymentStatus { conditions, ..Default::default() });
         object
@@ -146,11 +136,7 @@ mod tests {
     fn group(name: &str, deployment: &str, epoch: i64, served: Option<i64>, ready: bool) -> ShardGroup {
         let mut object = ShardGroup::new(
             name,
-            ShardGroupSpec {
-                deployment_ref: LocalReference::new(deployment),
-                epoch,
-                ..Default::default()
-            },
+            ShardGroupSpec { deployment_ref: LocalReference::new(deployment), epoch, ..Default::default() },
         );
         object.metadata.namespace = Some("default".into());
         object.status = Some(ShardGroupStatus {
@@ -182,10 +168,15 @@ mod tests {
 
     #[test]
     fn a_deployment_that_does_not_answer_says_why_and_whether_to_wait() {
-        let stalled = [condition(Type::Stalled, true, "s"), condition(Type::Ready, false, "needs 9 GiB")].concat();
+        let stalled =
+            [condition(Type::Stalled, true, "s"), condition(Type::Ready, false, "needs 9 GiB")].concat();
         for (replicas, conditions, expected) in [
             (1, condition(Type::Ready, true, "fine"), State::Ready),
-            (1, condition(Type::Ready, false, "copying 3 of 9 GiB"), State::Working("copying 3 of 9 GiB".into())),
+            (
+                1,
+                condition(Type::Ready, false, "copying 3 of 9 GiB"),
+                State::Working("copying 3 of 9 GiB".into()),
+            ),
             (1, vec![], State::Working("it is being set up".into())),
             (1, stalled, State::Halted("needs 9 GiB".into())),
             (1, condition(Type::Stalled, true, "s"), State::Halted("s".into())),

@@ -75,7 +75,9 @@ fn refuse(table: &Table, model: &str, resolved: &Resolved<'_>) -> Refusal {
             let known: Vec<String> = table.models().into_iter().map(|(id, _)| id).collect();
             let shown = known.iter().take(MOST_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
             match known.len() {
-                0 => format!("model `{model}` does not exist, and no other does yet; apply a ModelDeployment first"),
+                0 => format!(
+                    "model `{model}` does not exist, and no other does yet; apply a ModelDeployment first"
+                ),
                 count if count > MOST_NAMES => {
                     format!("model `{model}` does not exist; {count} do, among them: {shown}")
                 }
@@ -155,8 +157,16 @@ mod tests {
             ("any", vec![], "try 1"),
             ("any", vec!["1", "2"], "wait: copying"),
             ("hope", vec![], "wait: copying"),
-            ("none", vec![], "model_not_found: model `none` is a name of ModelRoute default/r, but none of its targets exists: gone"),
-            ("nix", vec![], "model_not_found: model `nix` does not exist; these do: up, late, soon, between, stuck, any, hope"),
+            (
+                "none",
+                vec![],
+                "model_not_found: model `none` is a name of ModelRoute default/r, but none of its targets exists: gone",
+            ),
+            (
+                "nix",
+                vec![],
+                "model_not_found: model `nix` does not exist; these do: up, late, soon, between, stuck, any, hope",
+            ),
         ] {
             assert_eq!(said(model, &resting), expected, "{model} {resting:?}");
         }

@@ -91,13 +91,19 @@ async fn the_engine_gets_what_was_asked_from_the_gateways_own_certificate() {
         "max_tokens": 5, "temperature": 0.5, "seed": 3, "stop": "END", "ignore_eos": true,
     });
     let response = lab.chat(more).header("x-request-id", "mine-1").send().await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["x-request-id"]), (200, &"mine-1".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["x-request-id"]),
+        (200, &"mine-1".parse().unwrap())
+    );
     let _ = response.bytes().await.unwrap();
     let seen = engine.seen.lock().unwrap().clone();
     assert_eq!(seen.len(), 1);
     let request = russet_wire::request::GenerationRequest::from(seen[0].clone());
     assert_eq!(request.messages[1].content, "hé");
-    assert_eq!((request.max_tokens, request.sampling.temperature, request.sampling.seed), (Some(5), 0.5, Some(3)));
+    assert_eq!(
+        (request.max_tokens, request.sampling.temperature, request.sampling.seed),
+        (Some(5), 0.5, Some(3))
+    );
     assert_eq!((request.stop, request.ignore_eos), (vec!["END".to_owned()], true));
     assert_ne!(request.id, "mine-1", "two clients may choose the same id");
     assert_eq!(*engine.callers.lock().unwrap(), ["russet:gateway"]);
@@ -130,7 +136,10 @@ async fn requests_go_to_the_engine_with_the_fewest() {
 async fn models_are_listed_with_their_state_over_http_1_and_2() {
     let lab = Lab::start(limits()).await;
     let engine = lab.engine("a", |_| hello());
-    lab.publish(&[("m", State::Ready, &[&engine]), ("late", State::Working("copying 3 of 9 GiB".into()), &[])]);
+    lab.publish(&[
+        ("m", State::Ready, &[&engine]),
+        ("late", State::Working("copying 3 of 9 GiB".into()), &[]),
+    ]);
     let h2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().build().unwrap();
     for client in [&lab.client, &h2] {
         let list: Value = client.get(lab.url("/v1/models")).send().await.unwrap().json().await.unwrap();
@@ -143,7 +152,8 @@ async fn models_are_listed_with_their_state_over_http_1_and_2() {
         };
         let late = model("late", false, "copying 3 of 9 GiB");
         assert_eq!(list, json!({"object": "list", "data": [model("m", true, ""), late]}));
-        let one: Value = client.get(lab.url("/v1/models/default/m")).send().await.unwrap().json().await.unwrap();
+        let one: Value =
+            client.get(lab.url("/v1/models/default/m")).send().await.unwrap().json().await.unwrap();
         assert_eq!(one["id"], "default/m");
     }
 }
@@ -155,9 +165,15 @@ async fn pages_of_this_machine_may_ask_from_a_browser() {
     let url = lab.url("/v1/chat/completions");
     let asked = lab.client.request(reqwest::Method::OPTIONS, &url).header("origin", "http://localhost:3000");
     let asked = asked.send().await.unwrap();
-    assert_eq!((asked.status().as_u16(), &asked.headers()["access-control-allow-origin"]), (204, &"http://localhost:3000".parse().unwrap()));
+    assert_eq!(
+        (asked.status().as_u16(), &asked.headers()["access-control-allow-origin"]),
+        (204, &"http://localhost:3000".parse().unwrap())
+    );
     let response = lab.chat(json!({})).header("origin", "http://localhost:3000").send().await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["access-control-allow-origin"]), (200, &"http://localhost:3000".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["access-control-allow-origin"]),
+        (200, &"http://localhost:3000".parse().unwrap())
+    );
 }
 
 #[tokio::test]

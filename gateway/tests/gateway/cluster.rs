@@ -37,7 +37,8 @@ impl Objects {
 /// An API server on `address` until the guard is dropped: then every connection breaks.
 fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let router = Router::new().route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch)).with_state(objects);
+    let router =
+        Router::new().route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch)).with_state(objects);
     let socket = runtime.block_on_here(async move {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
@@ -67,7 +68,8 @@ async fn list_or_watch(
 ) -> Response {
     if query.get("watch").is_none_or(|watch| watch == "false") {
         let kept = objects.kept.lock().unwrap();
-        let items: Vec<Value> = kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
+        let items: Vec<Value> =
+            kept.iter().filter(|((p, _), _)| *p == plural).map(|(_, object)| object.clone()).collect();
         return Json(json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items,
         }))
@@ -137,7 +139,8 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
 
     let ready = Arc::new(AtomicBool::new(false));
     let stop = CancellationToken::new();
-    let config = GatewayConfig { limits: limits(), ..GatewayConfig::new(kubeconfig, certificates.gateway(), listen) };
+    let config =
+        GatewayConfig { limits: limits(), ..GatewayConfig::new(kubeconfig, certificates.gateway(), listen) };
     let gateway = tokio::spawn(russet_gateway::run(
         config,
         prometheus::Registry::new(),

@@ -67,7 +67,11 @@ async fn an_engine_killed_within_an_answer_ends_it_with_a_typed_error() {
     engine.kill();
     let events = rest(streamed).await;
     let error = &events.last().unwrap()["error"];
-    assert_eq!((&error["code"], &error["type"]), (&json!("engine_lost"), &json!("server_error")), "{events:?}");
+    assert_eq!(
+        (&error["code"], &error["type"]),
+        (&json!("engine_lost"), &json!("server_error")),
+        "{events:?}"
+    );
     assert!(error["message"].as_str().unwrap().contains("node a"), "{error}");
     let whole = whole.await.unwrap().unwrap();
     assert_eq!(whole.status(), 503);
@@ -112,7 +116,10 @@ async fn an_engine_that_stays_away_is_given_up_at_the_deadline() {
     let mut engine = lab.only_engine(hello());
     engine.kill();
     let response = lab.chat(json!({})).send().await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"5".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["retry-after"]),
+        (503, &"5".parse().unwrap())
+    );
     let error = response.json::<Value>().await.unwrap()["error"].clone();
     assert_eq!(error["code"], "engine_lost", "{error}");
 }

@@ -136,8 +136,10 @@ impl Drop for Engine {
     }
 }
 
+type Acts = Box<dyn Fn(&pb::GenerateRequest) -> Vec<Act> + Send + Sync>;
+
 struct Script {
-    acts: Box<dyn Fn(&pb::GenerateRequest) -> Vec<Act> + Send + Sync>,
+    acts: Acts,
     seen: Arc<Mutex<Vec<pb::GenerateRequest>>>,
     callers: Arc<Mutex<Vec<String>>>,
     running: watch::Sender<usize>,
@@ -158,15 +160,24 @@ impl Service for Script {
     type GenerateStream = Events<pb::GenerateEvent>;
     type FollowStream = Events<pb::FollowReply>;
 
-    async fn describe(&self, _: Request<pb::DescribeRequest>) -> Result<Response<pb::EngineDescription>, Status> {
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::EngineDescription>, Status> {
         Err(Status::unimplemented("not asked by gateways"))
     }
 
-    async fn follow(&self, _: Request<Streaming<pb::FollowCommand>>) -> Result<Response<Self::FollowStream>, Status> {
+    async fn follow(
+        &self,
+        _: Request<Streaming<pb::FollowCommand>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
         Err(Status::unimplemented("not asked by gateways"))
     }
 
-    async fn generate(&self, request: Request<pb::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+    async fn generate(
+        &self,
+        request: Request<pb::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
         self.callers.lock().unwrap().push(tls::peer_user(&request).unwrap_or_default());
         let acts = (self.acts)(request.get_ref());
         self.seen.lock().unwrap().push(request.into_inner());
@@ -203,8 +214,7 @@ pub fn script_engine(
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let server = tonic::transport::Server::builder()
         .tls_config(files.server().unwrap())
         .unwrap()

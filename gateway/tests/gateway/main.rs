@@ -2,6 +2,9 @@
 //! No cluster: the table of deployments is published from memory,
 //! or by an API server that is.
 
+// Helpers of tests may panic as tests may.
+#![allow(clippy::unwrap_used)]
+
 mod answers;
 mod cluster;
 mod failures;

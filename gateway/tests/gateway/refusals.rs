@@ -27,7 +27,14 @@ async fn every_refusal_has_openais_shape_and_the_right_status() {
         ("POST", chat, "localhost", "{not json", 400, Value::Null),
         ("POST", chat, "localhost", "", 400, Value::Null),
         ("POST", chat, "localhost", r#"{"model":"m","messages":[]}"#, 400, Value::Null),
-        ("POST", chat, "localhost", r#"{"model":"nix","messages":[{"role":"user","content":"hi"}]}"#, 404, json!("model_not_found")),
+        (
+            "POST",
+            chat,
+            "localhost",
+            r#"{"model":"nix","messages":[{"role":"user","content":"hi"}]}"#,
+            404,
+            json!("model_not_found"),
+        ),
         ("GET", "/v1/models/nix", "localhost", "", 404, json!("model_not_found")),
         ("GET", "/v1/models/%ff", "localhost", "", 400, Value::Null),
         ("GET", "/v1/nix", "localhost", "", 404, json!("unknown_url")),
@@ -44,13 +51,17 @@ async fn every_refusal_has_openais_shape_and_the_right_status() {
         );
         let (got, answer) = raw(&lab, request.as_bytes()).await;
         assert_eq!(got, status, "{method} {path} {host} {body}: {answer}");
-        let answer: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{method} {path}: {answer}"));
+        let answer: Value =
+            serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{method} {path}: {answer}"));
         let error = answer["error"].as_object().unwrap();
         let mut fields: Vec<&str> = error.keys().map(String::as_str).collect();
         fields.sort_unstable();
         assert_eq!(fields, ["code", "message", "param", "type"], "{method} {path}");
         assert_eq!(error["code"], code, "{method} {path}");
-        assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string(), "{method} {path}");
+        assert!(
+            !error["message"].as_str().unwrap().is_empty() && error["type"].is_string(),
+            "{method} {path}"
+        );
     }
     assert_eq!(engine.requests(), 0, "no engine saw any of these");
 }

@@ -25,13 +25,28 @@ type Object = Map<String, Value>;
 
 /// Fields read below.
 const READ: &[&str] = &[
-    "model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens",
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "n",
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "n",
 ];
+
+/// Whether a value asks for nothing.
+type Harmless = fn(&Value) -> bool;
 
 /// Fields that would change the answer and that this release cannot honour, each with the test for
 /// values that ask for nothing.
-const UNSUPPORTED: &[(&str, fn(&Value) -> bool)] = &[
+const UNSUPPORTED: &[(&str, Harmless)] = &[
     ("tools", is_empty),
     ("tool_choice", |value| value == "none" || value == "auto"),
     ("functions", is_empty),
@@ -68,9 +83,8 @@ const MOST_IGNORED: usize = 16;
 impl Chat {
     /// Reads `body`; `id` becomes the request's.
     pub(super) fn parse(body: &[u8], id: String) -> Result<Self, Refusal> {
-        let value: Value = serde_json::from_slice(body).map_err(|error| {
-            Refusal::new(Kind::InvalidRequest, format!("the body is not JSON: {error}"))
-        })?;
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|error| Refusal::new(Kind::InvalidRequest, format!("the body is not JSON: {error}")))?;
         let Value::Object(mut fields) = value else {
             return Err(Refusal::new(Kind::InvalidRequest, "the body must be a JSON object"));
         };
@@ -79,18 +93,25 @@ impl Chat {
         let model = match fields.get("model") {
             Some(Value::String(model)) if !model.is_empty() => model.clone(),
             Some(_) => return Err(Refusal::field("model", "`model` must be the name of a model")),
-            None => return Err(Refusal::field("model", "`model` is missing; GET /v1/models lists the names")),
+            None => {
+                return Err(Refusal::field("model", "`model` is missing; GET /v1/models lists the names"));
+            }
         };
         for (field, harmless) in UNSUPPORTED {
             if fields.get(*field).is_some_and(|value| !harmless(value)) {
                 return Err(Refusal::field(
                     *field,
-                    format!("`{field}` is not supported by this release and would change the answer; leave it out"),
+                    format!(
+                        "`{field}` is not supported by this release and would change the answer; leave it out"
+                    ),
                 ));
             }
         }
         if integer(&fields, "n", 1, i64::MAX)?.is_some_and(|n| n != 1) {
-            return Err(Refusal::field("n", "`n` must be 1; send the request several times for several answers"));
+            return Err(Refusal::field(
+                "n",
+                "`n` must be 1; send the request several times for several answers",
+            ));
         }
         let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
         let request = GenerationRequest {
@@ -132,7 +153,10 @@ fn include_usage(value: Option<&Value>) -> Result<bool, Refusal> {
         Some(Value::Object(options)) => match options.get("include_usage") {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(wanted)) => Ok(*wanted),
-            Some(_) => Err(Refusal::field("stream_options.include_usage", "`stream_options.include_usage` must be true or false")),
+            Some(_) => Err(Refusal::field(
+                "stream_options.include_usage",
+                "`stream_options.include_usage` must be true or false",
+            )),
         },
         Some(_) => Err(Refusal::field("stream_options", "`stream_options` must be an object")),
     }
@@ -187,21 +211,29 @@ fn seed(fields: &Object) -> Result<Option<u64>, Refusal> {
         // Negative seeds are as good as any: only equality matters.
         Some(value) => match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
             Some(seed) => Ok(Some(seed)),
-            None => Err(Refusal::field("seed", format!("`seed` must be an integer of 64 bits, not {}", shown(value)))),
+            None => Err(Refusal::field(
+                "seed",
+                format!("`seed` must be an integer of 64 bits, not {}", shown(value)),
+            )),
         },
     }
 }
 
 fn stop(value: Option<&Value>) -> Result<Vec<String>, Refusal> {
     let wrong = || {
-        Refusal::field("stop", format!("`stop` must be a text or a list of at most {MOST_STOPS} texts, none of them empty"))
+        Refusal::field(
+            "stop",
+            format!("`stop` must be a text or a list of at most {MOST_STOPS} texts, none of them empty"),
+        )
     };
     let texts = match value {
         None => vec![],
         Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(items)) => {
-            items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<_>>().ok_or_else(wrong)?
-        }
+        Some(Value::Array(items)) => items
+            .iter()
+            .map(|item| item.as_str().map(str::to_owned))
+            .collect::<Option<_>>()
+            .ok_or_else(wrong)?,
         Some(_) => return Err(wrong()),
     };
     if texts.len() > MOST_STOPS || texts.iter().any(String::is_empty) {
@@ -213,9 +245,11 @@ fn stop(value: Option<&Value>) -> Result<Vec<String>, Refusal> {
 fn messages(value: Option<&Value>) -> Result<Vec<Message>, Refusal> {
     match value {
         None => Err(Refusal::field("messages", "`messages` is missing")),
-        Some(Value::Array(items)) if !items.is_empty() => {
-            items.iter().enumerate().map(|(index, item)| message(&format!("messages[{index}]"), item)).collect()
-        }
+        Some(Value::Array(items)) if !items.is_empty() => items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| message(&format!("messages[{index}]"), item))
+            .collect(),
         Some(_) => Err(Refusal::field("messages", "`messages` must be a list with at least one message")),
     }
 }
@@ -230,9 +264,17 @@ fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
         Some("developer") => "system",
         Some(role @ ("system" | "user" | "assistant")) => role,
         Some("tool" | "function") => {
-            return Err(Refusal::field(&role_at, format!("`{role_at}`: results of tools are not supported by this release")));
+            return Err(Refusal::field(
+                &role_at,
+                format!("`{role_at}`: results of tools are not supported by this release"),
+            ));
         }
-        _ => return Err(Refusal::field(&role_at, format!("`{role_at}` must be system, developer, user or assistant"))),
+        _ => {
+            return Err(Refusal::field(
+                &role_at,
+                format!("`{role_at}` must be system, developer, user or assistant"),
+            ));
+        }
     };
     for name in ["tool_calls", "function_call", "audio"] {
         if fields.get(name).is_some_and(|value| !value.is_null() && !is_empty(value)) {
@@ -251,7 +293,10 @@ fn message(at: &str, value: &Value) -> Result<Message, Refusal> {
             content
         }
         _ => {
-            return Err(Refusal::field(&content_at, format!("`{content_at}` must be a text or a list of text parts")));
+            return Err(Refusal::field(
+                &content_at,
+                format!("`{content_at}` must be a text or a list of text parts"),
+            ));
         }
     };
     Ok(Message { role: role.to_owned(), content })
@@ -265,7 +310,10 @@ fn text_part<'a>(at: &str, part: &'a Value) -> Result<&'a str, Refusal> {
             .ok_or_else(|| Refusal::field(format!("{at}.text"), format!("`{at}.text` must be a text"))),
         Some(other) => {
             let other = shown(&Value::from(other));
-            Err(Refusal::field(format!("{at}.type"), format!("`{at}.type` must be \"text\"; {other} is not supported by this release")))
+            Err(Refusal::field(
+                format!("{at}.type"),
+                format!("`{at}.type` must be \"text\"; {other} is not supported by this release"),
+            ))
         }
         None => Err(Refusal::field(format!("{at}.type"), format!("`{at}.type` is missing"))),
     }
@@ -364,10 +412,16 @@ mod tests {
             (json!({"messages": [{"role": "tool", "content": "hi"}]}), "messages[0].role"),
             (json!({"messages": [{"content": "hi"}]}), "messages[0].role"),
             (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
-            (json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}), "messages[0].tool_calls"),
+            (
+                json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}),
+                "messages[0].tool_calls",
+            ),
             (content(json!(7)), "messages[0].content"),
             (content(json!([])), "messages[0].content"),
-            (content(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "messages[0].content[0].type"),
+            (
+                content(json!([{"type": "image_url", "image_url": {"url": "x"}}])),
+                "messages[0].content[0].type",
+            ),
             (content(json!([{"type": "text", "text": "a"}, "b"])), "messages[0].content[1].type"),
             (content(json!([{"type": "text"}])), "messages[0].content[0].text"),
             (json!({"stream": "yes"}), "stream"),
@@ -411,7 +465,18 @@ mod tests {
     #[test]
     fn bodies_that_are_no_chat_request_are_refused_and_never_panic() {
         let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
-        for body in [b"".as_slice(), b"{", b"null", b"[]", b"\"x\"", b"{}", b"\xff\xfe", b"{\"model\":\"\"}", b"NaN", &deep] {
+        for body in [
+            b"".as_slice(),
+            b"{",
+            b"null",
+            b"[]",
+            b"\"x\"",
+            b"{}",
+            b"\xff\xfe",
+            b"{\"model\":\"\"}",
+            b"NaN",
+            &deep,
+        ] {
             let refusal = Chat::parse(body, "id".into()).unwrap_err();
             assert_eq!(refusal.kind, Kind::InvalidRequest);
         }
