@@ -84,20 +84,6 @@ pub fn interface_addresses() -> Vec<IpAddr> {
     addresses.collect()
 }
 
-/// The machine's own name as a Kubernetes name: lower case, no domain.
-pub fn host_name() -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let first = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-    let name: String = first
-        .chars()
-        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
-        .collect();
-    match name.trim_matches('-') {
-        "" => "node".into(),
-        name => name.chars().take(63).collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,265 @@
 //! The node agent: joins a machine to a cluster, reports it, keeps model files on it and runs one
 //! engine process per Shard. It decides nothing about placement, and it never links MLX.
+//!
+//! ```text
+//! join ─▶ identity            hardware ─▶ node ─▶ InferenceNode, Lease
+//! ModelCopy ─▶ copies ─▶ store              Shard ─▶ decide ─▶ supervise ─▶ process
+//! ```
 
+mod copies;
+pub mod decide;
+pub mod grants;
 pub mod hardware;
+pub mod join;
+mod lease;
+mod metrics;
+mod node;
+pub mod process;
 pub mod quantity;
+mod report;
+pub mod status;
 pub mod store;
+mod supervise;
 pub mod token;
+mod watcher;
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use kube::Client;
+use thiserror::Error;
+use tokio::task::JoinSet;
+
+pub use self::join::{JoinConfig, JoinError, join};
+use self::join::identity::{Identity, IdentityError};
+use self::store::StoreError;
+
+/// How an agent runs.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Folder of this machine's state; the agent's own part is `agent/` in it.
+    pub data_dir: PathBuf,
+    /// Name the node joined under.
+    pub node_name: String,
+    /// Memory to play, in bytes; the real size when absent.
+    pub memory: Option<u64>,
+    /// Folders that `file://` models may come from.
+    pub allow_file_roots: Vec<PathBuf>,
+    /// Address other machines reach this node at; found when absent.
+    pub address: Option<IpAddr>,
+    /// The engine's program; `RUSSET_ENGINE` or the one beside this program when absent.
+    pub engine_binary: Option<PathBuf>,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served.
+    pub metrics_listen: SocketAddr,
+}
+
+/// Why an agent could not start. Once it runs, nothing but its shutdown ends it.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// There is no identity.
+    #[error("{0} holds no identity of a node; join a cluster first: `russet join URL --token T`, with a token of `russet token create`")]
+    NotJoined(PathBuf),
+    /// The identity is another node's.
+    #[error("{folder} belongs to node {found}, not to {asked}; use --node-name {found} or another --data-dir")]
+    OtherNode {
+        /// The agent's folder.
+        folder: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Who was asked for.
+        asked: String,
+    },
+    /// Another agent uses the folder.
+    #[error("another agent runs with {0}; stop it, or give this one its own --data-dir")]
+    Locked(PathBuf),
+    /// The identity cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The model store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The machine cannot be measured.
+    #[error("this machine's hardware cannot be read")]
+    Hardware(#[source] std::io::Error),
+    /// The metrics port is taken.
+    #[error("metrics cannot be served at {address}: {source}; choose another port with --metrics-listen")]
+    Metrics {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No API client could be made.
+    #[error("no client for the API server can be made from {folder}")]
+    Client {
+        /// The agent's folder.
+        folder: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// The agent's own folder in a data directory.
+pub(crate) fn agent_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("agent")
+}
+
+fn engines_dir(data_dir: &Path) -> PathBuf {
+    agent_dir(data_dir).join("engines")
+}
+
+/// Runs the agent until `shutdown` completes. Engines go on without it; [`stop_engines`] ends them.
+pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let folder = agent_dir(&config.data_dir);
+    let identity = Identity::load(&folder)?.ok_or_else(|| Error::NotJoined(folder.clone()))?;
+    if identity.node != config.node_name {
+        let asked = config.node_name;
+        return Err(Error::OtherNode { folder, found: identity.node, asked });
+    }
+    let _lock = lock(&folder)?;
+    let (client, watching) = clients(&identity).await?;
+    let machine = hardware::Machine::measure().map_err(Error::Hardware)?;
+    let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".into());
+    let context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    let store = store::Store::open(folder.join("models"), context)?;
+    let address = match config.address {
+        Some(address) => address,
+        None => hardware::address_towards(resolve(&identity.server).await),
+    };
+
+    let listener = tokio::net::TcpListener::bind(config.metrics_listen)
+        .await
+        .map_err(|source| Error::Metrics { address: config.metrics_listen, source })?;
+    let metrics_address = listener.local_addr().ok().map(|address| address.to_string());
+    let (registry, metrics) = metrics::Metrics::new();
+    let ready = Arc::new(AtomicBool::new(false));
+
+    tracing::info!(node = identity.node, %address, server = identity.server, "agent starts");
+    let mut tasks = JoinSet::new();
+    tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
+    let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
+    tasks.spawn(node::keep(node::Node {
+        client: client.clone(),
+        name: identity.node.clone(),
+        machine: machine.clone(),
+        played: config.memory,
+        address,
+        metrics_address,
+        store_dir: folder.join("models"),
+        metrics: metrics.clone(),
+        ready: ready.clone(),
+        channel: report,
+    }));
+    tasks.spawn(renew(identity.clone()));
+    tasks.spawn(async move {
+        if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
+            tracing::error!(%error, "metrics are no longer served");
+        }
+    });
+    let outbox = report::Outbox::start(client.clone(), &mut tasks);
+    let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
+    let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
+    let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone());
+    let supervisor = supervise::Supervisor::new(supervise::Setup {
+        engines: engines_dir(&config.data_dir),
+        tls_dir: folder,
+        binary: process::spawn::binary(config.engine_binary.as_deref()),
+        address,
+        boot_id: machine.boot_id,
+        limits,
+        outbox,
+        metrics,
+        copies,
+    });
+    tokio::select! {
+        () = supervisor.run(shards, model_copies) => {}
+        () = shutdown => {}
+    }
+    tasks.shutdown().await;
+    tracing::info!("agent ends; engines go on for a minute, waiting to be adopted");
+    Ok(())
+}
+
+/// Kills every engine an agent of `data_dir` left running.
+pub async fn stop_engines(data_dir: &Path) {
+    let engines = engines_dir(data_dir);
+    let records = process::adopt::load(&engines);
+    for record in &records {
+        if let Some(process) = &record.process {
+            // The record's own boot: after a reboot no start time matches.
+            process.kill(&process.boot_id);
+        }
+        process::adopt::remove(&engines, &record.shard);
+    }
+}
+
+/// One client for requests, which must fail when the server hangs, and one for watches, which may
+/// be silent for minutes.
+async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
+    let mut config = identity.client_config().await?;
+    let client = |config: kube::Config| {
+        Client::try_from(config).map_err(|source| Error::Client {
+            folder: identity.folder.clone(),
+            source: Box::new(source),
+        })
+    };
+    config.connect_timeout = Some(Duration::from_secs(5));
+    // Retries are ours: a busy server must not hold up what is newer.
+    config.default_retry = false;
+    let watching = client(config.clone())?;
+    config.read_timeout = Some(Duration::from_secs(10));
+    config.reset_reader_on_write = true;
+    Ok((client(config)?, watching))
+}
+
+fn lock(folder: &Path) -> Result<std::fs::File, Error> {
+    let path = folder.join("lock");
+    let io = |source| IdentityError::Io { path: path.clone(), source };
+    let file = std::fs::File::create(&path).map_err(io)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(folder.to_owned())),
+        Err(std::fs::TryLockError::Error(source)) => Err(io(source).into()),
+    }
+}
+
+async fn resolve(server: &str) -> Option<SocketAddr> {
+    let url = reqwest::Url::parse(server).ok()?;
+    let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+    let port = url.port_or_known_default()?;
+    tokio::net::lookup_host((host, port)).await.ok()?.next()
+}
+
+/// Renews the certificate in its last third. The running agent keeps its connections; files are
+/// read again at the next start, as by every engine.
+async fn renew(identity: Identity) {
+    loop {
+        if identity.life_left().is_ok_and(|left| left < 1.0 / 3.0) {
+            match renewed(&identity).await {
+                Ok(()) => tracing::info!("the node's certificate was renewed"),
+                Err(error) => tracing::warn!(%error, "the node's certificate could not be renewed yet"),
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(6 * 3600)).await;
+    }
+}
+
+async fn renewed(identity: &Identity) -> Result<(), JoinError> {
+    let Identity { node, server, folder } = identity;
+    let config = identity.client_config().await?;
+    let client = Client::try_from(config).map_err(|source| JoinError::Api {
+        server: server.clone(),
+        node: node.clone(),
+        source: Box::new(source),
+    })?;
+    let (key, certificate) = join::request(&client, server, node, None).await?;
+    let ca = identity.ca_pem()?;
+    Identity::store(folder, node, server, &certificate, &key, &ca)?;
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! This node's ModelCopies: one task each, which reads headers or copies files until done, reports
+//! as it goes and tries again for as long as the object is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::conditions::Reason;
+use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, Want};
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::report::Outbox;
+use crate::status;
+use crate::store::{Progress, Published, Store, StoreError, Wanted};
+
+/// Between two reports of progress: a status is no telemetry.
+const REPORT: Duration = Duration::from_secs(2);
+/// Longest pause between two tries of a copy that failed as a whole.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+type Ready = Arc<Mutex<BTreeMap<String, Published>>>;
+
+/// Every copy wanted here.
+pub(crate) struct Copies {
+    shared: Shared,
+    tasks: BTreeMap<String, Task>,
+}
+
+struct Task {
+    uid: Option<String>,
+    spec: ModelCopySpec,
+    /// What names the copy's bytes; unknown until its commit is.
+    key: Option<String>,
+    handle: AbortHandle,
+}
+
+#[derive(Clone)]
+struct Shared {
+    client: Client,
+    store: Store,
+    outbox: Outbox,
+    metrics: Metrics,
+    ready: Ready,
+    changed: Arc<Notify>,
+    /// One writer per source: two Models may name the same one.
+    writers: Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>,
+}
+
+impl Copies {
+    pub fn new(client: Client, store: Store, outbox: Outbox, metrics: Metrics) -> Self {
+        let shared = Shared {
+            client,
+            store,
+            outbox,
+            metrics,
+            ready: Ready::default(),
+            changed: Arc::default(),
+            writers: Arc::default(),
+        };
+        Self { shared, tasks: BTreeMap::new() }
+    }
+
+    /// Starts what is new, restarts what changed and ends what is gone.
+    pub fn sync(&mut self, copies: &[Arc<ModelCopy>]) {
+        let live = copies.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none());
+        let wanted: BTreeMap<String, &Arc<ModelCopy>> = live.map(|copy| (copy.name_any(), copy)).collect();
+        let gone: Vec<String> = self.tasks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        for name in gone {
+            self.end(&name);
+        }
+        for (name, copy) in wanted {
+            let key = self.shared.store.key(&wanted_of(&copy.spec, copy.status.as_ref(), None));
+            if let Some(task) = self.tasks.get_mut(&name)
+                && task.uid == copy.uid()
+                && task.spec == copy.spec
+            {
+                task.key = key;
+                continue;
+            }
+            self.end(&name);
+            let handle = tokio::spawn(run(self.shared.clone(), copy.clone())).abort_handle();
+            self.tasks.insert(name, Task { uid: copy.uid(), spec: copy.spec.clone(), key, handle });
+        }
+    }
+
+    fn end(&mut self, name: &str) {
+        if let Some(task) = self.tasks.remove(name) {
+            task.handle.abort();
+            locked(&self.shared.ready).remove(name);
+            self.shared.metrics.copy_gone(name);
+        }
+    }
+
+    /// The published folder of a ModelCopy.
+    pub fn published(&self, name: &str) -> Option<Published> {
+        locked(&self.shared.ready).get(name).cloned()
+    }
+
+    /// Waits until a copy was published.
+    pub async fn changed(&self) {
+        self.shared.changed.notified().await;
+    }
+
+    /// Removes files that no ModelCopy wants and no engine reads.
+    pub async fn collect(&self, mut in_use: BTreeSet<String>) {
+        for task in self.tasks.values() {
+            match &task.key {
+                Some(key) => drop(in_use.insert(key.clone())),
+                // Whose bytes these are is not known yet, so none are removed.
+                None => return,
+            }
+        }
+        let store = self.shared.store.clone();
+        match tokio::task::spawn_blocking(move || store.collect(&in_use)).await {
+            Ok(Ok(removed)) if !removed.is_empty() => {
+                tracing::info!(count = removed.len(), "models nobody wants were removed from this node");
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "unwanted models could not be removed"),
+            Ok(Ok(_)) | Err(_) => {}
+        }
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        self.tasks.values().for_each(|task| task.handle.abort());
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the store is asked for: the operator's commit, else the one this node resolved before, else
+/// the branch.
+fn wanted_of(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>, token: Option<String>) -> Wanted {
+    let commit = spec.commit.clone().or_else(|| status.and_then(|status| status.commit.clone()));
+    Wanted {
+        uri: spec.source.uri.clone(),
+        pinned: commit.is_some(),
+        revision: commit.or_else(|| spec.source.revision.clone()),
+        token,
+        sha256: spec.source.sha256.clone(),
+    }
+}
+
+/// Works on one copy until it is done.
+async fn run(shared: Shared, copy: Arc<ModelCopy>) {
+    let mut job = Job {
+        name: copy.name_any(),
+        generation: copy.metadata.generation,
+        status: copy.status.clone().unwrap_or_default(),
+        copy,
+        shared,
+    };
+    let mut pause = Duration::from_secs(1);
+    loop {
+        let before = job.status.bytes_done;
+        let Err((reason, message)) = job.attempt().await else { return };
+        tracing::warn!(copy = job.name, ?reason, message, "copy failed; tried again");
+        job.report(&status::Copy::Failed(reason, &message));
+        if job.status.bytes_done > before {
+            pause = Duration::from_secs(1);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+struct Job {
+    shared: Shared,
+    copy: Arc<ModelCopy>,
+    name: String,
+    generation: Option<i64>,
+    status: ModelCopyStatus,
+}
+
+impl Job {
+    fn report(&mut self, copy: &status::Copy<'_>) {
+        let status = status::copy(copy, self.copy.spec.want, &self.status, self.generation, Timestamp::now());
+        self.shared.metrics.copy(&self.name, status.bytes_done, status.bytes_total);
+        if status != self.status {
+            self.shared.outbox.copy(&self.name, &status);
+            self.status = status;
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<(), (Reason, String)> {
+        let spec = &self.copy.spec;
+        let offline = wanted_of(spec, Some(&self.status), None);
+        if let Some(published) = self.shared.store.published(&offline) {
+            self.done(published);
+            return Ok(());
+        }
+        let writer = {
+            let mut writers = locked(&self.shared.writers);
+            writers.entry(spec.source.uri.clone()).or_default().clone()
+        };
+        let _writing = writer.lock().await;
+        let wanted = Wanted { token: self.token().await?, ..offline };
+        let failed = |error: StoreError| (error.reason(), error.chain());
+        match spec.want {
+            Want::Headers => {
+                let headers = self.shared.store.headers(&wanted).await.map_err(failed)?;
+                self.report(&status::Copy::Read(&headers));
+            }
+            Want::Files => {
+                let published = self.fetch(&wanted).await.map_err(failed)?;
+                self.done(published);
+            }
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, published: Published) {
+        self.report(&status::Copy::Published(&published));
+        locked(&self.shared.ready).insert(self.name.clone(), published);
+        self.shared.changed.notify_one();
+    }
+
+    /// Fetches the files and reports on the way.
+    async fn fetch(&mut self, wanted: &Wanted) -> Result<Published, StoreError> {
+        let store = self.shared.store.clone();
+        let progress = watch::Sender::new(Progress::default());
+        let state = progress.subscribe();
+        let mut fetch = std::pin::pin!(store.fetch(wanted, &progress));
+        let mut ticks = tokio::time::interval(REPORT);
+        let (mut last, mut since) = (0, Instant::now());
+        loop {
+            tokio::select! {
+                result = &mut fetch => return result,
+                _ = ticks.tick() => {
+                    let now = state.borrow().clone();
+                    let seconds = since.elapsed().as_secs_f64().max(0.001);
+                    // What was there before this try is not this second's work.
+                    let fresh = if last == 0 { 0 } else { now.done.saturating_sub(last) };
+                    (last, since) = (now.done, Instant::now());
+                    self.report(&status::Copy::Working(&now, (fresh as f64 / seconds) as u64));
+                }
+            }
+        }
+    }
+
+    /// The token of the source, read only when it is about to be used.
+    async fn token(&self) -> Result<Option<String>, (Reason, String)> {
+        let Some(reference) = &self.copy.spec.source.secret_ref else { return Ok(None) };
+        let (namespace, name) = (&self.copy.spec.model_ref.namespace, &reference.name);
+        let secrets: Api<Secret> = Api::namespaced(self.shared.client.clone(), namespace);
+        let forbidden = |message: String| (Reason::SourceForbidden, message);
+        let secret = match secrets.get_opt(name).await {
+            Ok(Some(secret)) => secret,
+            Ok(None) => {
+                return Err(forbidden(format!(
+                    "Secret {namespace}/{name} does not exist; create it with the key `token`"
+                )));
+            }
+            Err(kube::Error::Api(answer)) => {
+                return Err(forbidden(format!("this node may not read Secret {namespace}/{name}: {}", answer.message)));
+            }
+            Err(error) => {
+                let message = format!("Secret {namespace}/{name} cannot be read now: {error}");
+                return Err((Reason::SourceUnreachable, message));
+            }
+        };
+        let token = secret.data.as_ref().and_then(|data| data.get("token"));
+        match token.and_then(|token| std::str::from_utf8(&token.0).ok()) {
+            Some(token) => Ok(Some(token.trim().to_owned())),
+            None => Err(forbidden(format!("Secret {namespace}/{name} has no text under the key `token`; add it"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use russet_crds::ModelSource;
+
+    #[test]
+    fn the_operators_commit_comes_before_what_this_node_resolved_and_both_before_a_branch() {
+        let source = ModelSource { uri: "hf://a/b".into(), revision: Some("main".into()), ..ModelSource::default() };
+        let spec = |commit: Option<&str>| ModelCopySpec {
+            source: source.clone(),
+            commit: commit.map(str::to_owned),
+            ..ModelCopySpec::default()
+        };
+        let status = ModelCopyStatus { commit: Some("mine".into()), ..ModelCopyStatus::default() };
+        for (commit, status, revision, pinned) in [
+            (Some("theirs"), Some(&status), "theirs", true),
+            (None, Some(&status), "mine", true),
+            (None, None, "main", false),
+        ] {
+            let wanted = wanted_of(&spec(commit), status, None);
+            assert_eq!((wanted.revision.as_deref(), wanted.pinned), (Some(revision), pinned));
+        }
+    }
+}

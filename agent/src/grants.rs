@@ -1,0 +1,164 @@
+//! The node's memory as its agent gives it away: never the same byte twice, and not given back
+//! before the process that held it is gone. Bookkeeping only; who measures and who kills is
+//! elsewhere.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::quantity;
+
+/// Share of the memory a machine keeps for its user and system when the owner says nothing: what
+/// macOS itself keeps from the GPU on larger machines.
+const USER_SHARE: u64 = 4;
+/// More than this need not be kept, however large the machine.
+const MOST_RESERVED: u64 = 32 << 30;
+
+/// Memory and what it may be used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes built in, or the size the machine plays.
+    pub total: u64,
+    /// The owner's bound on all models together.
+    pub serving: Option<u64>,
+    /// Bytes the owner keeps for the machine's user.
+    pub user_reserve: Option<u64>,
+}
+
+impl Limits {
+    /// Bytes all Shards together may hold.
+    pub fn serving_limit(&self) -> u64 {
+        let reserve = self.user_reserve.unwrap_or((self.total / USER_SHARE).min(MOST_RESERVED));
+        let limit = self.total.saturating_sub(reserve);
+        self.serving.map_or(limit, |serving| serving.min(limit))
+    }
+}
+
+/// Too little memory, in numbers.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refusal {
+    /// The limit would be exceeded.
+    #[error(
+        "needs {} ({needed} bytes), but of the {} models may take here {} are granted already; free {} or raise the node's spec.memory.servingLimit",
+        quantity::format(*.needed), quantity::format(*.limit), quantity::format(*.granted),
+        quantity::format(.needed.saturating_sub(.limit.saturating_sub(*.granted)))
+    )]
+    Limit {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes models may take in all.
+        limit: u64,
+        /// Bytes granted to others.
+        granted: u64,
+    },
+    /// The limit allows it, but the machine is full of something else.
+    #[error(
+        "needs {} ({needed} bytes), but only {} are really free: {} available, {} of it promised to engines that still load; close other programs or set spec.memory.userReserve",
+        quantity::format(*.needed), quantity::format(.available.saturating_sub(*.promised)),
+        quantity::format(*.available), quantity::format(*.promised)
+    )]
+    Available {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes the system says are available.
+        available: u64,
+        /// Bytes granted but not in use yet.
+        promised: u64,
+    },
+}
+
+/// Who was granted how much.
+#[derive(Clone, Debug, Default)]
+pub struct Grants {
+    held: BTreeMap<String, Grant>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Grant {
+    bytes: u64,
+    used: u64,
+}
+
+impl Grants {
+    /// Grants `bytes` to `holder`, or says why not. What the holder had before counts as free:
+    /// it asks anew for the same thing.
+    pub fn grant(&mut self, holder: &str, bytes: u64, limits: &Limits, available: u64) -> Result<(), Refusal> {
+        let others = self.held.iter().filter(|(other, _)| *other != holder);
+        let granted: u64 = others.clone().map(|(_, grant)| grant.bytes).sum();
+        let promised: u64 = others.map(|(_, grant)| grant.bytes.saturating_sub(grant.used)).sum();
+        let limit = limits.serving_limit();
+        if bytes > limit.saturating_sub(granted) {
+            return Err(Refusal::Limit { needed: bytes, limit, granted });
+        }
+        if bytes > available.saturating_sub(promised) {
+            return Err(Refusal::Available { needed: bytes, available, promised });
+        }
+        self.held.insert(holder.to_owned(), Grant { bytes, used: 0 });
+        Ok(())
+    }
+
+    /// Records a grant that an earlier run of the agent made to a process that still lives.
+    pub fn restore(&mut self, holder: &str, bytes: u64) {
+        self.held.insert(holder.to_owned(), Grant { bytes, used: 0 });
+    }
+
+    /// Notes how much of its grant a holder uses, so that it is not counted as still to come.
+    pub fn uses(&mut self, holder: &str, used: u64) {
+        if let Some(grant) = self.held.get_mut(holder) {
+            grant.used = used;
+        }
+    }
+
+    /// Takes a grant back; only for holders whose process is gone.
+    pub fn release(&mut self, holder: &str) {
+        self.held.remove(holder);
+    }
+
+    /// Bytes granted in all.
+    pub fn total(&self) -> u64 {
+        self.held.values().map(|grant| grant.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { total: 1000, serving: Some(600), user_reserve: Some(100) };
+
+    #[test]
+    fn the_smallest_bound_wins() {
+        for (total, serving, user_reserve, limit) in [
+            (1000, None, None, 750),
+            (1000, Some(600), Some(100), 600),
+            (1000, Some(950), Some(100), 900),
+            (1000, None, Some(2000), 0),
+            (512 << 30, None, None, 480 << 30),
+        ] {
+            assert_eq!(Limits { total, serving, user_reserve }.serving_limit(), limit);
+        }
+    }
+
+    #[test]
+    fn no_byte_is_granted_twice() {
+        let mut grants = Grants::default();
+        grants.grant("a", 400, &LIMITS, 10_000).unwrap();
+        let refusal = grants.grant("b", 300, &LIMITS, 10_000).unwrap_err();
+        assert_eq!(refusal, Refusal::Limit { needed: 300, limit: 600, granted: 400 });
+        assert!(refusal.to_string().contains("300 bytes") && refusal.to_string().contains("free 100"), "{refusal}");
+        grants.grant("a", 500, &LIMITS, 10_000).unwrap();
+        assert_eq!(grants.total(), 500);
+        grants.release("a");
+        grants.grant("b", 600, &LIMITS, 10_000).unwrap();
+    }
+
+    #[test]
+    fn memory_that_is_promised_but_not_used_yet_is_not_free() {
+        let mut grants = Grants::default();
+        grants.grant("a", 300, &LIMITS, 500).unwrap();
+        let refusal = Refusal::Available { needed: 250, available: 500, promised: 300 };
+        assert_eq!(grants.grant("b", 250, &LIMITS, 500), Err(refusal));
+        grants.uses("a", 300);
+        grants.grant("b", 250, &LIMITS, 250).unwrap();
+    }
+}

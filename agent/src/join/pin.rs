@@ -1,0 +1,214 @@
+//! Finding out who a server is before anything secret is shown to it. The token pins the CA's
+//! public key; the server sends the CA in its chain; from then on TLS is verified as usual.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use sha2::Digest as _;
+use thiserror::Error;
+
+/// Why a server was not believed.
+#[derive(Debug, Error)]
+pub enum PinError {
+    /// The URL is none.
+    #[error("`{0}` is no address of an API server; write it like https://10.0.0.5:6443")]
+    Url(String),
+    /// Nobody listens there.
+    #[error("{server} cannot be reached ({problem}); check the address and the port, and that `russet token create` ran there (it opens the server to the network)")]
+    Unreachable {
+        /// The server.
+        server: String,
+        /// Why.
+        problem: String,
+    },
+    /// Another CA.
+    #[error("{server} is not the server this token is for: none of its certificates has the CA pin {pin}; take a token from that very cluster, and if you did, somebody may be in between")]
+    Mismatch {
+        /// The server.
+        server: String,
+        /// What the token says.
+        pin: String,
+    },
+    /// The pinned CA does not vouch for this server.
+    #[error("{server} has the right CA but a certificate that is not valid for this address ({problem}); use an address the certificate names, or restart `russet serve`")]
+    Certificate {
+        /// The server.
+        server: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// `sha256:<hex>` of a certificate's public key.
+pub(super) fn of_der(certificate: &[u8]) -> Option<String> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let key = parsed.public_key().raw;
+    Some(format!("sha256:{}", hex::encode(sha2::Sha256::digest(key))))
+}
+
+/// The pin of the first certificate of a PEM text.
+pub(super) fn of_pem(pem: &str) -> Option<String> {
+    of_der(&CertificateDer::from_pem_slice(pem.as_bytes()).ok()?)
+}
+
+/// A certificate as PEM.
+pub(super) fn to_pem(der: &[u8]) -> String {
+    use base64::Engine as _;
+    let body = base64::engine::general_purpose::STANDARD.encode(der);
+    let lines: Vec<&str> = body.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
+    format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
+}
+
+/// Connects to `server` and returns its CA, which has the public key `pin` names and vouches for
+/// the server's address. Nothing is sent but the handshake.
+pub(super) async fn fetch(server: &str, pin: &str) -> Result<Vec<u8>, PinError> {
+    let url = reqwest::Url::parse(server).ok().filter(|url| url.scheme() == "https");
+    let bad = || PinError::Url(server.to_owned());
+    let url = url.ok_or_else(bad)?;
+    let host = url.host_str().ok_or_else(bad)?.trim_matches(['[', ']']).to_owned();
+    let port = url.port_or_known_default().unwrap_or(6443);
+    let name = ServerName::try_from(host.clone()).map_err(|_| bad())?;
+
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = Arc::new(Pinned { pin: pin.to_owned(), provider: provider.clone() });
+    let unreachable = |problem: String| PinError::Unreachable { server: server.to_owned(), problem };
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unreachable(error.to_string()))?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    let connect = async {
+        let stream = tokio::net::TcpStream::connect((host.as_str(), port)).await?;
+        tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    };
+    let stream = match tokio::time::timeout(Duration::from_secs(15), connect).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(explained(server, pin, &error)),
+        Err(_) => return Err(unreachable("no answer within 15 s".into())),
+    };
+    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let ca = chain.iter().find(|certificate| of_der(certificate).as_deref() == Some(pin));
+    ca.map(|ca| ca.to_vec()).ok_or_else(|| PinError::Mismatch { server: server.to_owned(), pin: pin.to_owned() })
+}
+
+fn explained(server: &str, pin: &str, error: &std::io::Error) -> PinError {
+    let server = server.to_owned();
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            PinError::Mismatch { server, pin: pin.to_owned() }
+        }
+        Some(rustls::Error::InvalidCertificate(problem)) => {
+            PinError::Certificate { server, problem: problem.to_string() }
+        }
+        _ => PinError::Unreachable { server, problem: error.to_string() },
+    }
+}
+
+/// Believes a chain that holds the pinned CA and that this CA vouches for.
+#[derive(Debug)]
+struct Pinned {
+    pin: String,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let mut chain = intermediates.iter().chain([end_entity]);
+        let ca = chain
+            .find(|certificate| of_der(certificate).as_ref() == Some(&self.pin))
+            .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(ca.clone().into_owned())?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+    /// A server with a certificate for `name`, its chain and the pin of its CA.
+    async fn server(name: &str) -> (String, String) {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &ca).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![leaf.der().clone(), ca.der().clone()],
+                rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+            )
+            .unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                acceptor.accept(stream).await.ok();
+            }
+        });
+        (url, of_der(ca.der()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn only_the_pinned_ca_is_believed_and_only_for_its_own_addresses() {
+        let (url, pin) = server("127.0.0.1").await;
+        let ca = fetch(&url, &pin).await.unwrap();
+        assert_eq!(of_der(&ca), Some(pin.clone()));
+        assert_eq!(of_pem(&to_pem(&ca)), Some(pin.clone()));
+
+        let other = format!("sha256:{}", "00".repeat(32));
+        assert!(matches!(fetch(&url, &other).await, Err(PinError::Mismatch { .. })));
+        let (elsewhere, pin) = server("10.9.9.9").await;
+        assert!(matches!(fetch(&elsewhere, &pin).await, Err(PinError::Certificate { .. })));
+        assert!(matches!(fetch("http://127.0.0.1:1", &pin).await, Err(PinError::Url(_))));
+        assert!(matches!(fetch("https://127.0.0.1:1", &pin).await, Err(PinError::Unreachable { .. })));
+    }
+}

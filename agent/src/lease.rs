@@ -1,0 +1,96 @@
+//! The node's Lease: renewed while the agent lives, held by the machine's boot. A second machine of
+//! the same name finds it held and waits instead of fighting.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use russet_crds::names::{AGENT_MANAGER, SYSTEM_NAMESPACE, node_lease};
+use serde_json::json;
+
+use crate::metrics::Metrics;
+
+/// Between two renewals.
+const PERIOD: Duration = Duration::from_secs(5);
+/// After which the operator calls the node unreachable: three renewals may be lost.
+const DURATION_SECONDS: i32 = 20;
+
+/// Renews the Lease of `node` for ever.
+pub(crate) async fn keep(client: Client, node: String, boot_id: String, metrics: Metrics) {
+    let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let name = node_lease(&node);
+    let mut pause = PERIOD;
+    loop {
+        let result = renew(&leases, &name, &boot_id).await;
+        metrics.lease(result.as_ref().is_ok_and(Option::is_none));
+        pause = match result {
+            Ok(None) => PERIOD,
+            Ok(Some(holder)) => {
+                tracing::error!(
+                    lease = name, holder,
+                    "another machine runs as this node; give one of them its own name and join it again"
+                );
+                PERIOD
+            }
+            Err(error) => {
+                tracing::warn!(lease = name, %error, "the Lease could not be renewed; tried again");
+                // Soon at first, so that a restart of the control plane costs no renewal.
+                (pause / 2).max(Duration::from_secs(1))
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Renews, or returns who else holds the Lease.
+async fn renew(leases: &Api<Lease>, name: &str, boot_id: &str) -> Result<Option<String>, kube::Error> {
+    let now = Timestamp::now();
+    let found = leases.get_opt(name).await?.and_then(|lease| lease.spec);
+    if let Some(holder) = found.as_ref().and_then(|spec| other_holder(spec, boot_id, now)) {
+        return Ok(Some(holder));
+    }
+    let patch = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
+        "spec": {
+            "holderIdentity": boot_id,
+            "leaseDurationSeconds": DURATION_SECONDS,
+            "renewTime": MicroTime(now),
+        },
+    });
+    leases.patch(name, &PatchParams::apply(AGENT_MANAGER).force(), &Patch::Apply(patch)).await?;
+    Ok(None)
+}
+
+/// Somebody else whose hold has not run out.
+fn other_holder(spec: &LeaseSpec, own: &str, now: Timestamp) -> Option<String> {
+    let holder = spec.holder_identity.as_ref().filter(|holder| *holder != own)?;
+    let MicroTime(renewed) = spec.renew_time.as_ref()?;
+    let seconds = spec.lease_duration_seconds.unwrap_or(DURATION_SECONDS);
+    let age = now.as_second() - renewed.as_second();
+    (age < i64::from(seconds)).then(|| holder.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_fresh_hold_of_another_boot_is_respected() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let spec = |holder: &str, renewed| LeaseSpec {
+            holder_identity: Some(holder.into()),
+            lease_duration_seconds: Some(20),
+            renew_time: Some(MicroTime(at(renewed))),
+            ..LeaseSpec::default()
+        };
+        assert_eq!(other_holder(&spec("me", 100), "me", at(101)), None);
+        assert_eq!(other_holder(&spec("you", 100), "me", at(119)).as_deref(), Some("you"));
+        assert_eq!(other_holder(&spec("you", 100), "me", at(120)), None);
+        assert_eq!(other_holder(&LeaseSpec::default(), "me", at(0)), None);
+    }
+}

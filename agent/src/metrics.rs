@@ -1,0 +1,124 @@
+//! What the agent counts. Names begin with `russet_`; objects are labels, requests never are.
+
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+/// The agent's metrics; cloning shares them.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    memory_total: IntGauge,
+    memory_limit: IntGauge,
+    memory_granted: IntGauge,
+    memory_available: IntGauge,
+    disk_free: IntGauge,
+    copy_bytes: IntGaugeVec,
+    engines: IntGaugeVec,
+    starts: IntCounterVec,
+    ends: IntCounterVec,
+    refusals: IntCounterVec,
+    leases: IntCounterVec,
+}
+
+/// A metric whose name and labels are constants of this file.
+fn made<T>(made: prometheus::Result<T>) -> T {
+    made.expect("the names and labels in this file are valid, or no test of this crate would start")
+}
+
+impl Metrics {
+    pub fn new() -> (Registry, Self) {
+        let registry = Registry::new();
+        let gauge = |name: &str, help: &str| made(IntGauge::new(name, help));
+        let gauges = |name: &str, help: &str, labels: &[&str]| made(IntGaugeVec::new(Opts::new(name, help), labels));
+        let counters = |name: &str, help: &str, labels: &[&str]| made(IntCounterVec::new(Opts::new(name, help), labels));
+        let metrics = Self {
+            memory_total: gauge("russet_node_memory_total_bytes", "Memory of the node, or the size it plays."),
+            memory_limit: gauge("russet_node_memory_serving_limit_bytes", "Memory all models together may take."),
+            memory_granted: gauge("russet_node_memory_granted_bytes", "Memory granted to Shards."),
+            memory_available: gauge("russet_node_memory_available_bytes", "Memory the system could hand out now."),
+            disk_free: gauge("russet_node_disk_free_bytes", "Free disk under the model store."),
+            copy_bytes: gauges("russet_modelcopy_bytes", "Bytes of a model on this node.", &["copy", "state"]),
+            engines: gauges("russet_node_engines", "Engines of this node by what they do.", &["state"]),
+            starts: counters("russet_engine_starts_total", "Engines started.", &["shard"]),
+            ends: counters("russet_engine_ends_total", "Engines that ended, and whether the agent wanted it.", &["shard", "wanted"]),
+            refusals: counters("russet_shard_refusals_total", "Claims refused for want of memory.", &["shard"]),
+            leases: counters("russet_lease_renewals_total", "Attempts to renew the node's Lease.", &["result"]),
+        };
+        let Self {
+            memory_total, memory_limit, memory_granted, memory_available, disk_free, copy_bytes, engines,
+            starts, ends, refusals, leases,
+        } = metrics.clone();
+        let collectors: Vec<Box<dyn prometheus::core::Collector>> = vec![
+            Box::new(memory_total), Box::new(memory_limit), Box::new(memory_granted), Box::new(memory_available),
+            Box::new(disk_free), Box::new(copy_bytes), Box::new(engines), Box::new(starts), Box::new(ends),
+            Box::new(refusals), Box::new(leases),
+        ];
+        for collector in collectors {
+            made(registry.register(collector));
+        }
+        (registry, metrics)
+    }
+
+    pub fn memory(&self, total: u64, limit: u64, granted: u64) {
+        self.memory_total.set(total as i64);
+        self.memory_limit.set(limit as i64);
+        self.memory_granted.set(granted as i64);
+    }
+
+    pub fn measured(&self, available: u64, disk_free: u64) {
+        self.memory_available.set(available as i64);
+        self.disk_free.set(disk_free as i64);
+    }
+
+    pub fn copy(&self, copy: &str, done: u64, total: u64) {
+        self.copy_bytes.with_label_values(&[copy, "done"]).set(done as i64);
+        self.copy_bytes.with_label_values(&[copy, "wanted"]).set(total as i64);
+    }
+
+    pub fn copy_gone(&self, copy: &str) {
+        for state in ["done", "wanted"] {
+            // It may never have been counted.
+            self.copy_bytes.remove_label_values(&[copy, state]).ok();
+        }
+    }
+
+    /// The number of engines in each state of `words`.
+    pub fn engines<'a>(&self, words: impl Iterator<Item = &'a str>) {
+        for word in ["starting", "loading", "loaded", "serving", "failed"] {
+            self.engines.with_label_values(&[word]).set(0);
+        }
+        for word in words.filter(|word| *word != "gone") {
+            self.engines.with_label_values(&[word]).inc();
+        }
+    }
+
+    pub fn started(&self, shard: &str) {
+        self.starts.with_label_values(&[shard]).inc();
+    }
+
+    pub fn ended(&self, shard: &str, wanted: bool) {
+        self.ends.with_label_values(&[shard, if wanted { "true" } else { "false" }]).inc();
+    }
+
+    pub fn refused(&self, shard: &str) {
+        self.refusals.with_label_values(&[shard]).inc();
+    }
+
+    pub fn lease(&self, renewed: bool) {
+        self.leases.with_label_values(&[if renewed { "ok" } else { "failed" }]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_counted_by_state_and_gone_ones_not_at_all() {
+        let (registry, metrics) = Metrics::new();
+        metrics.engines(["serving", "serving", "gone", "loading"].into_iter());
+        metrics.engines(["serving"].into_iter());
+        let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        assert!(text.contains("russet_node_engines{state=\"serving\"} 1"), "{text}");
+        assert!(text.contains("russet_node_engines{state=\"loading\"} 0"), "{text}");
+        assert!(!text.contains("gone"), "{text}");
+    }
+}

@@ -1,0 +1,208 @@
+//! The InferenceNode of this machine: made once with an empty spec, its status kept true. The
+//! owner's bounds on memory are read from the same answers.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::names::AGENT_MANAGER;
+use russet_crds::{
+    GROUP, InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits, VERSION,
+};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::grants::Limits;
+use crate::hardware::{self, Machine};
+use crate::metrics::Metrics;
+use crate::quantity;
+
+/// Between two reports when nothing changes.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Less available memory than this is pressure, whatever the size of the machine.
+const LITTLE_MEMORY: u64 = 512 << 20;
+/// Less free disk than this is pressure: the store itself keeps half of it.
+const LITTLE_DISK: u64 = 2 << 30;
+/// Disk is reported in steps, or every log line would make a new version of the object.
+const DISK_STEP: u64 = 256 << 20;
+
+/// The reporting end of [`channel`].
+pub(crate) struct Channel {
+    granted: watch::Receiver<u64>,
+    limits: watch::Sender<Limits>,
+}
+
+/// The supervising end of [`channel`].
+pub(crate) struct Memory {
+    granted: watch::Sender<u64>,
+    limits: watch::Receiver<Limits>,
+}
+
+impl Memory {
+    /// The bounds as last heard.
+    pub fn limits(&self) -> Limits {
+        *self.limits.borrow()
+    }
+
+    /// Tells how much is granted.
+    pub fn set_granted(&self, bytes: u64) {
+        self.granted.send_if_modified(|granted| std::mem::replace(granted, bytes) != bytes);
+    }
+
+    /// Waits for other bounds.
+    pub async fn changed(&mut self) {
+        if self.limits.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What the reporter and the supervisor of one node tell each other.
+pub(crate) fn channel(total: u64) -> (Channel, Memory) {
+    let (granted_sender, granted) = watch::channel(0);
+    let (limits, limits_receiver) = watch::channel(Limits { total, ..Limits::default() });
+    (Channel { granted, limits }, Memory { granted: granted_sender, limits: limits_receiver })
+}
+
+/// What is reported, and to whom.
+pub(crate) struct Node {
+    pub client: Client,
+    pub name: String,
+    pub machine: Machine,
+    pub played: Option<u64>,
+    pub address: IpAddr,
+    pub metrics_address: Option<String>,
+    pub store_dir: PathBuf,
+    pub metrics: Metrics,
+    pub ready: Arc<AtomicBool>,
+    pub channel: Channel,
+}
+
+/// Keeps the InferenceNode true for ever.
+pub(crate) async fn keep(mut node: Node) {
+    let mut conditions: Vec<Condition> = Vec::new();
+    let mut last: Option<InferenceNodeStatus> = None;
+    loop {
+        let granted = *node.channel.granted.borrow_and_update();
+        let pressure = pressure(&node);
+        for (kind, (short, message)) in [(Type::MemoryPressure, pressure.0), (Type::DiskPressure, pressure.1)] {
+            let reason = if short { Reason::Insufficient } else { Reason::Sufficient };
+            conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
+        }
+        let limits = *node.channel.limits.borrow();
+        let status = status(&node, &limits, granted, conditions.clone());
+        node.metrics.memory(limits.total, limits.serving_limit(), granted);
+        let pause = match publish(&node, &status).await {
+            Ok(found) => {
+                node.ready.store(true, Ordering::Release);
+                let told = bounds(limits.total, &found.spec.memory);
+                node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
+                // Other bounds change what was just reported.
+                if told != limits { Duration::from_millis(10) } else { PERIOD }
+            }
+            Err(error) => {
+                if last.is_none() {
+                    tracing::warn!(node = node.name, %error, "the node could not be reported yet; tried again");
+                }
+                Duration::from_secs(1)
+            }
+        };
+        last = Some(status);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            changed = node.channel.granted.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+async fn publish(node: &Node, status: &InferenceNodeStatus) -> Result<InferenceNode, kube::Error> {
+    let nodes: Api<InferenceNode> = Api::all(node.client.clone());
+    let params = PatchParams::apply(AGENT_MANAGER).force();
+    let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InferenceNode", "status": status});
+    match nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await {
+        Err(kube::Error::Api(answer)) if answer.code == 404 => {
+            let fresh = InferenceNode::new(&node.name, InferenceNodeSpec::default());
+            match nodes.create(&PostParams::default(), &fresh).await {
+                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
+                other => drop(other?),
+            }
+            nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await
+        }
+        other => other,
+    }
+}
+
+/// The owner's bounds; one that does not parse is ignored rather than taken for none at all.
+fn bounds(total: u64, memory: &NodeMemoryLimits) -> Limits {
+    let NodeMemoryLimits { serving_limit, user_reserve } = memory;
+    let read = |text: &Option<String>| text.as_deref().and_then(|text| quantity::parse(text).ok());
+    Limits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
+}
+
+fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>) -> InferenceNodeStatus {
+    let Machine { chip, cores, memory: _, os, boot_id } = node.machine.clone();
+    let mut addresses = vec![node.address];
+    addresses.extend(hardware::interface_addresses().into_iter().filter(|other| *other != node.address));
+    addresses.truncate(16);
+    let (total, free) = hardware::disk(&node.store_dir).unwrap_or_default();
+    InferenceNodeStatus {
+        chip,
+        cores: Some(cores),
+        os: Some(os),
+        boot_id: Some(boot_id),
+        memory: Some(NodeMemory {
+            total_bytes: limits.total,
+            serving_limit_bytes: limits.serving_limit(),
+            granted_bytes: granted,
+            serving_limit: quantity::format(limits.serving_limit()),
+            granted: quantity::format(granted),
+        }),
+        disk: Some(NodeDisk { total_bytes: total, free_bytes: free / DISK_STEP * DISK_STEP }),
+        addresses: addresses.iter().map(IpAddr::to_string).collect(),
+        backends: vec!["ring".into()],
+        agent_version: Some(env!("CARGO_PKG_VERSION").into()),
+        engine_build: Some(russet_rpc::ENGINE_BUILD.into()),
+        metrics_address: node.metrics_address.clone(),
+        conditions,
+    }
+}
+
+/// Whether memory and disk are short, and in which words. The words hold no moving numbers: a
+/// condition is no gauge.
+fn pressure(node: &Node) -> ((bool, String), (bool, String)) {
+    let available = hardware::available_memory().unwrap_or(u64::MAX);
+    let (_, free) = hardware::disk(&node.store_dir).unwrap_or((0, u64::MAX));
+    node.metrics.measured(available, free);
+    let say = |what: &str, value: u64, least: u64| {
+        let least = quantity::format(least);
+        match value < quantity::parse(&least).unwrap_or(0) {
+            true => (true, format!("less than {least} of {what} left; free some, or move work away")),
+            false => (false, format!("at least {least} of {what} left")),
+        }
+    };
+    // A played size says nothing of the real machine's; its own real memory is what can run out.
+    let memory = match node.played {
+        Some(played) if played > node.machine.memory => (false, "the node plays a larger size".to_owned()),
+        _ => say("memory", available, LITTLE_MEMORY),
+    };
+    (memory, say("disk", free, LITTLE_DISK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owners_bounds_are_quantities() {
+        let memory = NodeMemoryLimits { serving_limit: Some("6Gi".into()), user_reserve: Some("nonsense".into()) };
+        let limits = bounds(16 << 30, &memory);
+        assert_eq!((limits.serving, limits.user_reserve, limits.serving_limit()), (Some(6 << 30), None, 6 << 30));
+    }
+}

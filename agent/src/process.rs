@@ -1,0 +1,104 @@
+//! One engine process as its agent sees it. The machine below is pure; starting, watching, killing
+//! and finding it again after the agent was away live in the files beside.
+//!
+//! ```text
+//! Starting ─▶ Loading ─▶ Loaded ─▶ Serving
+//!     └──────────┴─────────┴──────────┴──▶ Failed (said so itself) ─▶ Gone
+//!                                     └──▶ Gone   (the process ended)
+//! ```
+
+pub mod adopt;
+pub mod spawn;
+pub mod watch;
+
+use russet_rpc::engine as pb;
+
+/// Where an engine is in its life.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum State {
+    /// The process runs and has not spoken yet.
+    #[default]
+    Starting,
+    /// Reads weights.
+    Loading,
+    /// Has its weights, waits for its peers.
+    Loaded,
+    /// Joined; rank 0 answers.
+    Serving,
+    /// Said that it is of no more use; the text is its own.
+    Failed(String),
+    /// The process is gone; the text says how.
+    Gone(String),
+}
+
+/// Something an engine did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// It reported itself.
+    Reported(Box<pb::EngineState>),
+    /// Its process ended.
+    Exited(String),
+}
+
+impl State {
+    /// The next state. Whatever ended stays ended: a report that was under way when the process
+    /// died must not bring it back.
+    pub fn step(self, event: &Event) -> Self {
+        match (self, event) {
+            (Self::Gone(how), _) => Self::Gone(how),
+            (_, Event::Exited(how)) => Self::Gone(how.clone()),
+            (Self::Failed(why), Event::Reported(_)) => Self::Failed(why),
+            (state, Event::Reported(report)) => match report.phase() {
+                pb::Phase::Unspecified => state,
+                pb::Phase::Loading => Self::Loading,
+                pb::Phase::Loaded => Self::Loaded,
+                pb::Phase::Serving => Self::Serving,
+                pb::Phase::Failed => Self::Failed(report.message.clone()),
+            },
+        }
+    }
+
+    /// Whether the process still exists.
+    pub fn alive(&self) -> bool {
+        !matches!(self, Self::Gone(_))
+    }
+
+    /// One word, for metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Loading => "loading",
+            Self::Loaded => "loaded",
+            Self::Serving => "serving",
+            Self::Failed(_) => "failed",
+            Self::Gone(_) => "gone",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(phase: pb::Phase) -> Event {
+        Event::Reported(Box::new(pb::EngineState { phase: phase as i32, message: "m".into(), ..Default::default() }))
+    }
+
+    #[test]
+    fn an_engine_goes_forward_and_what_ended_stays_ended() {
+        let run = |events: &[Event]| events.iter().fold(State::default(), |state, event| state.step(event));
+        let gone = Event::Exited("signal 9".into());
+        for (events, state) in [
+            (vec![], State::Starting),
+            (vec![report(pb::Phase::Unspecified)], State::Starting),
+            (vec![report(pb::Phase::Loading), report(pb::Phase::Loaded)], State::Loaded),
+            (vec![report(pb::Phase::Serving)], State::Serving),
+            (vec![report(pb::Phase::Failed), report(pb::Phase::Serving)], State::Failed("m".into())),
+            (vec![report(pb::Phase::Failed), gone.clone()], State::Gone("signal 9".into())),
+            (vec![gone.clone(), report(pb::Phase::Serving)], State::Gone("signal 9".into())),
+        ] {
+            assert_eq!(run(&events), state, "{events:?}");
+        }
+        assert!(!run(&[gone]).alive());
+    }
+}

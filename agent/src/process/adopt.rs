@@ -1,0 +1,181 @@
+//! What the agent writes down about a Shard it claimed, so that a restarted agent finds its engine
+//! again: one `state.json` per Shard. A process is believed to be the engine only if boot, pid and
+//! start time all match.
+
+use std::path::{Path, PathBuf};
+
+use russet_crds::Rendezvous;
+use serde::{Deserialize, Serialize};
+
+use crate::hardware;
+use crate::join::identity::{IdentityError, write};
+
+const STATE: &str = "state.json";
+
+/// Linux allows 108 bytes for the path of a socket, macOS 104; both count the final zero.
+const LONGEST_SOCKET: usize = 100;
+
+/// A claimed Shard and, once started, its engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// UID of the Shard.
+    pub shard: String,
+    /// Namespace of the Shard.
+    pub namespace: String,
+    /// Name of the Shard.
+    pub name: String,
+    /// Incarnation claimed for.
+    pub epoch: i64,
+    /// Bytes granted.
+    pub reserved: u64,
+    /// Addresses allocated.
+    pub rendezvous: Rendezvous,
+    /// Key of the model's folder in the store.
+    #[serde(default)]
+    pub model_key: Option<String>,
+    /// The engine, once started.
+    #[serde(default)]
+    pub process: Option<Process>,
+    /// Why the rank is of no more use at this epoch.
+    #[serde(default)]
+    pub failed: Option<String>,
+}
+
+/// A process that cannot be mistaken for another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Process {
+    /// Process id, also its process group.
+    pub pid: u32,
+    /// Start time, in the system's terms.
+    pub start: String,
+    /// Boot it belongs to.
+    pub boot_id: String,
+}
+
+impl Process {
+    /// The running process `pid`; `None` when it is gone already.
+    pub fn of(pid: u32, boot_id: &str) -> Option<Self> {
+        let start = hardware::process_start(pid)?;
+        Some(Self { pid, start, boot_id: boot_id.to_owned() })
+    }
+
+    /// Whether it still runs.
+    pub fn alive(&self, boot_id: &str) -> bool {
+        self.boot_id == boot_id && hardware::process_start(self.pid).as_ref() == Some(&self.start)
+    }
+
+    /// Kills the process and what it started, if it is still the same one.
+    pub fn kill(&self, boot_id: &str) {
+        if !self.alive(boot_id) {
+            return;
+        }
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
+        // The engine leads a group of its own; killing the group takes what it started along.
+        if rustix::process::kill_process_group(pid, rustix::process::Signal::KILL).is_err() {
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
+        }
+    }
+}
+
+/// The folder of one Shard's engine.
+pub fn folder(engines: &Path, shard: &str) -> PathBuf {
+    engines.join(shard)
+}
+
+/// The engine's control socket: in the Shard's folder, or, where that path is too long for a
+/// socket, under the system's folder for temporary files.
+pub fn socket(engines: &Path, shard: &str) -> PathBuf {
+    let path = folder(engines, shard).join("control.sock");
+    if path.as_os_str().len() <= LONGEST_SOCKET {
+        return path;
+    }
+    use sha2::Digest as _;
+    let digest = hex::encode(&sha2::Sha256::digest(path.as_os_str().as_encoded_bytes())[..8]);
+    std::env::temp_dir().join(format!("russet-{digest}.sock"))
+}
+
+/// Writes a record, whole.
+pub fn save(engines: &Path, record: &Record) -> Result<(), IdentityError> {
+    let folder = folder(engines, &record.shard);
+    std::fs::create_dir_all(&folder)
+        .map_err(|source| IdentityError::Io { path: folder.clone(), source })?;
+    write(&folder.join(STATE), &format!("{:#}\n", serde_json::json!(record)), 0o600)
+}
+
+/// Every record there is; damaged ones are skipped with a warning, their Shards are claimed anew.
+pub fn load(engines: &Path) -> Vec<Record> {
+    let entries = std::fs::read_dir(engines).into_iter().flatten().flatten();
+    let records = entries.filter_map(|entry| {
+        let path = entry.path().join(STATE);
+        let text = std::fs::read(&path).ok()?;
+        match serde_json::from_slice::<Record>(&text) {
+            Ok(record) if entry.file_name().to_str() == Some(&record.shard) => Some(record),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "damaged engine record; its Shard is claimed anew");
+                None
+            }
+        }
+    });
+    records.collect()
+}
+
+/// Removes what was kept for a Shard.
+pub fn remove(engines: &Path, shard: &str) {
+    std::fs::remove_file(socket(engines, shard)).ok();
+    if let Err(error) = std::fs::remove_dir_all(folder(engines, shard)) {
+        tracing::debug!(shard, %error, "the engine's folder stays behind");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_only_itself() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let process = Process::of(child.id(), "boot").unwrap();
+        assert!(process.alive("boot") && !process.alive("another boot"));
+        let impostor = Process { start: "1".into(), ..process.clone() };
+        assert!(!impostor.alive("boot"));
+        impostor.kill("boot");
+        assert!(process.alive("boot"), "a process with another start time was killed");
+        process.kill("boot");
+        child.wait().unwrap();
+        assert!(!process.alive("boot"));
+    }
+
+    #[test]
+    fn records_are_found_again_and_damaged_ones_stop_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = Record {
+            shard: "uid-1".into(),
+            namespace: "default".into(),
+            name: "chat-0".into(),
+            epoch: 3,
+            reserved: 7,
+            rendezvous: Rendezvous { rpc: "10.0.0.1:1".into(), ring: "10.0.0.1:2".into() },
+            model_key: None,
+            process: None,
+            failed: None,
+        };
+        save(folder.path(), &record).unwrap();
+        std::fs::create_dir(folder.path().join("uid-2")).unwrap();
+        std::fs::write(folder.path().join("uid-2/state.json"), "{").unwrap();
+        assert_eq!(load(folder.path()), vec![record]);
+        remove(folder.path(), "uid-1");
+        assert_eq!(load(folder.path()), vec![]);
+        assert_eq!(load(&folder.path().join("absent")), vec![]);
+    }
+
+    #[test]
+    fn a_deep_data_directory_still_has_a_socket() {
+        let deep = Path::new("/").join("d".repeat(150));
+        assert!(socket(&deep, "uid").as_os_str().len() <= LONGEST_SOCKET);
+        assert_ne!(socket(&deep, "uid"), socket(&deep, "uid2"));
+        assert_eq!(socket(Path::new("/e"), "uid"), Path::new("/e/uid/control.sock"));
+    }
+}

@@ -1,0 +1,233 @@
+//! Starting an engine: its arguments, its addresses, its log. It leads a process group of its own
+//! and is not killed with the agent, so that it outlives it.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use russet_crds::{Rendezvous, ShardSpec};
+use tokio::net::TcpSocket;
+use tokio::process::{Child, Command};
+
+/// Everything an engine is told.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    /// The engine's program.
+    pub binary: &'a Path,
+    /// The Shard.
+    pub spec: &'a ShardSpec,
+    /// UID of the Shard.
+    pub shard_uid: &'a str,
+    /// Address this rank listens at.
+    pub rendezvous: &'a Rendezvous,
+    /// Published folder of the model.
+    pub model_dir: &'a Path,
+    /// Folder with the node's certificate, key and CA.
+    pub tls_dir: &'a Path,
+    /// Control socket.
+    pub socket: &'a Path,
+}
+
+/// Addresses kept from everybody else until the engine takes them: bound, but not listened on.
+#[derive(Debug)]
+pub struct Addresses {
+    rendezvous: Rendezvous,
+    sockets: [TcpSocket; 2],
+}
+
+impl Addresses {
+    /// Two free ports of `address`.
+    pub fn allocate(address: IpAddr) -> io::Result<Self> {
+        Self::bind([(address, 0).into(), (address, 0).into()])
+    }
+
+    /// The ports an earlier run of the agent published, if they are still free.
+    pub fn again(rendezvous: &Rendezvous) -> io::Result<Self> {
+        let parse = |text: &str| text.parse::<SocketAddr>().map_err(io::Error::other);
+        Self::bind([parse(&rendezvous.rpc)?, parse(&rendezvous.ring)?])
+    }
+
+    fn bind(addresses: [SocketAddr; 2]) -> io::Result<Self> {
+        let bind = |address: SocketAddr| {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            socket.bind(address).map_err(|error| {
+                io::Error::new(error.kind(), format!("{address} cannot be taken: {error}"))
+            })?;
+            Ok::<_, io::Error>(socket)
+        };
+        let sockets = [bind(addresses[0])?, bind(addresses[1])?];
+        let rendezvous = Rendezvous {
+            rpc: sockets[0].local_addr()?.to_string(),
+            ring: sockets[1].local_addr()?.to_string(),
+        };
+        Ok(Self { rendezvous, sockets })
+    }
+
+    /// Where others will find the rank.
+    pub fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    /// Frees the ports; the engine binds them in the next moment.
+    pub fn release(self) {
+        drop(self.sockets);
+    }
+}
+
+/// The engine's arguments.
+pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
+    let Launch { binary: _, spec, shard_uid, rendezvous, model_dir, tls_dir, socket } = launch;
+    let layers: Vec<String> = spec.layers_per_rank.iter().map(u32::to_string).collect();
+    let mut peers = spec.peers.clone();
+    peers.sort_by_key(|peer| peer.rank);
+    let mut arguments = Vec::new();
+    let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
+    flag("model-dir", model_dir.display().to_string());
+    flag("served-model-name", spec.served_model_name.clone());
+    flag("rank", spec.rank.to_string());
+    flag("layers-per-rank", layers.join(","));
+    flag("epoch", spec.epoch.to_string());
+    flag("group-uid", spec.group_uid.clone());
+    flag("shard-uid", (*shard_uid).to_owned());
+    flag("listen", rendezvous.rpc.clone());
+    if peers.len() > 1 {
+        let ring: Vec<&str> = peers.iter().map(|peer| peer.ring.as_str()).collect();
+        flag("ring-hosts", ring.join(","));
+        let peers: Vec<String> = peers
+            .iter()
+            .map(|peer| format!("{}={}@{}", peer.rank, peer.rpc, peer.node_name))
+            .collect();
+        flag("peers", peers.join(","));
+    }
+    flag("tls-dir", tls_dir.display().to_string());
+    flag("control-socket", socket.display().to_string());
+    flag("metrics-listen", "127.0.0.1:0".to_owned());
+    flag("context-tokens", spec.context_tokens.to_string());
+    flag("max-sequences", spec.max_sequences.to_string());
+    flag("dtype", "auto".to_owned());
+    // The file is read by people; the agent's own log is the one that is collected.
+    flag("log", "text".to_owned());
+    arguments
+}
+
+/// Starts the engine with its output appended to `<folder>/engine.log`.
+pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
+    std::fs::create_dir_all(folder)?;
+    // A socket of an earlier incarnation would make the new one's bind fail.
+    std::fs::remove_file(launch.socket).ok();
+    let log = log_path(folder);
+    rotate(&log);
+    let output = File::options().create(true).append(true).open(&log)?;
+    Command::new(launch.binary)
+        .args(arguments(launch))
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .current_dir(folder)
+        // Signals meant for the agent's terminal are not meant for the engine.
+        .process_group(0)
+        .kill_on_drop(false)
+        .spawn()
+}
+
+/// Where an engine writes.
+pub fn log_path(folder: &Path) -> PathBuf {
+    folder.join("engine.log")
+}
+
+/// Keeps one older log; an engine that restarts for days must not fill the disk.
+fn rotate(log: &Path) {
+    if std::fs::metadata(log).is_ok_and(|metadata| metadata.len() > 16 << 20) {
+        std::fs::rename(log, log.with_extension("log.1")).ok();
+    }
+}
+
+/// The last lines an engine wrote, for the message about its end.
+pub fn last_words(folder: &Path) -> String {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    let Ok(mut file) = File::open(log_path(folder)) else { return String::new() };
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    file.seek(SeekFrom::Start(length.saturating_sub(2048))).ok();
+    let mut bytes = Vec::new();
+    file.take(2048).read_to_end(&mut bytes).ok();
+    let text = String::from_utf8_lossy(&bytes);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    last.chars().take(400).collect()
+}
+
+/// The engine's program: as told, by `RUSSET_ENGINE`, or beside the running program.
+pub fn binary(told: Option<&Path>) -> PathBuf {
+    if let Some(told) = told {
+        return told.to_owned();
+    }
+    if let Some(path) = std::env::var_os("RUSSET_ENGINE") {
+        return path.into();
+    }
+    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join("russet-engine")));
+    beside.unwrap_or_else(|| "russet-engine".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use russet_crds::Peer;
+
+    fn spec(ranks: u32) -> ShardSpec {
+        let peer = |rank: u32| Peer {
+            rank,
+            node_name: format!("n{rank}"),
+            rpc: format!("10.0.0.{rank}:1"),
+            ring: format!("10.0.0.{rank}:2"),
+        };
+        ShardSpec {
+            group_uid: "g".into(),
+            served_model_name: "chat".into(),
+            rank: 0,
+            layers_per_rank: vec![2; ranks as usize],
+            epoch: 4,
+            // The order of a list is somebody else's; ranks decide.
+            peers: (0..ranks).rev().map(peer).collect(),
+            context_tokens: 512,
+            max_sequences: 2,
+            ..ShardSpec::default()
+        }
+    }
+
+    fn line(ranks: u32) -> String {
+        arguments(&Launch {
+            binary: Path::new("e"),
+            spec: &spec(ranks),
+            shard_uid: "u",
+            rendezvous: &Rendezvous { rpc: "10.0.0.0:1".into(), ring: "10.0.0.0:2".into() },
+            model_dir: Path::new("/m"),
+            tls_dir: Path::new("/t"),
+            socket: Path::new("/s"),
+        })
+        .join(" ")
+    }
+
+    #[test]
+    fn an_engine_is_told_its_part_and_its_peers_in_rank_order() {
+        assert_eq!(
+            line(2),
+            "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
+             --shard-uid u --listen 10.0.0.0:1 --ring-hosts 10.0.0.0:2,10.0.0.1:2 \
+             --peers 0=10.0.0.0:1@n0,1=10.0.0.1:1@n1 --tls-dir /t --control-socket /s --metrics-listen 127.0.0.1:0 \
+             --context-tokens 512 --max-sequences 2 --dtype auto --log text"
+        );
+        assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
+    }
+
+    #[tokio::test]
+    async fn allocated_addresses_are_kept_until_released_and_found_again() {
+        let addresses = Addresses::allocate([127, 0, 0, 1].into()).unwrap();
+        let rendezvous = addresses.rendezvous().clone();
+        assert_ne!(rendezvous.rpc, rendezvous.ring);
+        let error = Addresses::again(&rendezvous).unwrap_err();
+        assert!(error.to_string().contains(&rendezvous.rpc), "{error}");
+        addresses.release();
+        assert_eq!(Addresses::again(&rendezvous).unwrap().rendezvous(), &rendezvous);
+    }
+}

@@ -1,0 +1,99 @@
+//! What the agent has to say of Shards and ModelCopies, sent by server-side apply. Only the newest
+//! word on each object is kept while the API server is away, and it is sent until it arrives.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use russet_crds::names::AGENT_MANAGER;
+use russet_crds::{GROUP, ModelCopy, ModelCopyStatus, Shard, ShardStatus, VERSION};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Longest pause between two tries; a returning control plane hears of this node within it.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// The object a report is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Object {
+    Shard(String, String),
+    Copy(String),
+}
+
+/// Where reports are left. Cloning shares it.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbox(mpsc::UnboundedSender<(Object, Value)>);
+
+impl Outbox {
+    /// Starts sending with `client`.
+    pub fn start(client: Client, tasks: &mut JoinSet<()>) -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tasks.spawn(send(client, receiver));
+        Self(sender)
+    }
+
+    /// Leaves the newest status of a Shard.
+    pub fn shard(&self, namespace: &str, name: &str, status: &ShardStatus) {
+        // The sending side ends only with the agent.
+        self.0.send((Object::Shard(namespace.to_owned(), name.to_owned()), json!(status))).ok();
+    }
+
+    /// Leaves the newest status of a ModelCopy.
+    pub fn copy(&self, name: &str, status: &ModelCopyStatus) {
+        self.0.send((Object::Copy(name.to_owned()), json!(status))).ok();
+    }
+}
+
+async fn send(client: Client, mut inbox: mpsc::UnboundedReceiver<(Object, Value)>) {
+    let mut waiting: BTreeMap<Object, Value> = BTreeMap::new();
+    let mut pause = Duration::from_millis(100);
+    loop {
+        if waiting.is_empty() {
+            let Some((object, status)) = inbox.recv().await else { return };
+            waiting.insert(object, status);
+        }
+        while let Ok((object, status)) = inbox.try_recv() {
+            waiting.insert(object, status);
+        }
+        let mut failed = false;
+        for (object, status) in std::mem::take(&mut waiting) {
+            match apply(&client, &object, &status).await {
+                Ok(()) => {}
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409 | 410) => {
+                    tracing::debug!(?object, message = answer.message, "nothing to report on any more");
+                }
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422) => {
+                    tracing::error!(?object, message = answer.message, "a report was refused as invalid");
+                }
+                Err(error) => {
+                    tracing::warn!(?object, %error, "a report waits for the API server");
+                    failed = true;
+                    waiting.entry(object).or_insert(status);
+                }
+            }
+        }
+        if failed {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        } else {
+            pause = Duration::from_millis(100);
+        }
+    }
+}
+
+async fn apply(client: &Client, object: &Object, status: &Value) -> Result<(), kube::Error> {
+    let patch = |kind: &str| json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "status": status});
+    let params = PatchParams::apply(AGENT_MANAGER).force();
+    match object {
+        Object::Shard(namespace, name) => {
+            let api: Api<Shard> = Api::namespaced(client.clone(), namespace);
+            api.patch_status(name, &params, &Patch::Apply(patch("Shard"))).await.map(drop)
+        }
+        Object::Copy(name) => {
+            let api: Api<ModelCopy> = Api::all(client.clone());
+            api.patch_status(name, &params, &Patch::Apply(patch("ModelCopy"))).await.map(drop)
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The statuses of Shards and ModelCopies as pure functions of what the agent knows. Whoever calls
+//! them decides when they are sent.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Want};
+use russet_rpc::engine as pb;
+
+use crate::process::State;
+use crate::quantity;
+use crate::store::{Headers, Progress, Published, Stage};
+
+/// What the agent knows of a rank.
+#[derive(Clone, Debug, Default)]
+pub struct Rank<'a> {
+    /// Incarnation this is about.
+    pub epoch: i64,
+    /// Where the rank meets the others, once claimed.
+    pub rendezvous: Option<&'a Rendezvous>,
+    /// Why the claim was refused.
+    pub refusal: Option<&'a str>,
+    /// Whether the model's files are here.
+    pub files: bool,
+    /// The engine's process and state.
+    pub engine: Option<(u32, &'a State)>,
+    /// What the engine reported last.
+    pub report: Option<&'a pb::EngineState>,
+    /// Why the rank is of no more use.
+    pub failure: Option<(Reason, &'a str)>,
+}
+
+/// The status of a Shard. `before` are its conditions so far; their times stay where nothing moved.
+pub fn shard(
+    spec: &ShardSpec,
+    rank: &Rank<'_>,
+    before: &[Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> ShardStatus {
+    let mut all = before.to_vec();
+    let mut set = |kind, status, reason, message: &str| {
+        conditions::set(&mut all, kind, status, reason, message, generation, now);
+    };
+    match (rank.refusal, rank.rendezvous) {
+        (Some(refusal), _) => set(Type::Claimed, false, Reason::MemoryRefused, refusal),
+        (None, Some(_)) => {
+            let granted = quantity::format(spec.reserved_bytes());
+            set(Type::Claimed, true, Reason::MemoryGranted, &format!("{granted} granted"));
+        }
+        (None, None) => set(Type::Claimed, false, Reason::InProgress, "being claimed"),
+    }
+    for (kind, (status, reason, message)) in
+        [Type::Loaded, Type::Joined, Type::Serving, Type::Ready].into_iter().zip(progress(spec, rank))
+    {
+        set(kind, status, reason, &message);
+    }
+    let report = rank.report.cloned().unwrap_or_default();
+    ShardStatus {
+        observed_epoch: Some(rank.epoch),
+        rendezvous: rank.rendezvous.cloned(),
+        layers: layers(spec),
+        engine_pid: rank.engine.map(|(pid, _)| i64::from(pid)),
+        loaded_bytes: report.loaded_bytes,
+        total_bytes: report.total_bytes,
+        memory_bytes: report.memory_bytes,
+        metrics_address: (!report.metrics_address.is_empty()).then_some(report.metrics_address),
+        failure: rank.failure.map(|(_, message)| message.to_owned()),
+        conditions: all,
+    }
+}
+
+type Verdict = (bool, Reason, String);
+
+/// Loaded, Joined, Serving and Ready.
+fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
+    let no = |reason, message: &str| (false, reason, message.to_owned());
+    let yes = |message: &str| (true, Reason::Serving, message.to_owned());
+    let all = |verdict: Verdict| [verdict.clone(), verdict.clone(), verdict.clone(), verdict];
+    if let Some((reason, message)) = rank.failure {
+        return all(no(reason, message));
+    }
+    if let Some(refusal) = rank.refusal {
+        return all(no(Reason::MemoryRefused, refusal));
+    }
+    let Some((_, state)) = rank.engine else {
+        let (reason, message) = match (rank.files, spec.peers.len() < spec.layers_per_rank.len()) {
+            (_, true) => (Reason::WaitingForRanks, "waiting until every rank is claimed"),
+            (false, _) => (Reason::WaitingForCopies, "waiting for the model's files"),
+            (true, false) => (Reason::InProgress, "the engine is about to start"),
+        };
+        return all(no(reason, message));
+    };
+    let loading = || no(Reason::Loading, "the engine reads its weights");
+    let joining = || no(Reason::Joining, "the engine waits for its peers");
+    match state {
+        State::Starting | State::Loading => all(loading()),
+        State::Loaded => [yes("weights are in memory"), joining(), joining(), joining()],
+        State::Serving => {
+            let role = if spec.rank == 0 { "answers requests" } else { "follows rank 0" };
+            [yes("weights are in memory"), yes("joined its group"), yes(role), yes(role)]
+        }
+        State::Failed(message) => all(no(Reason::EngineFailed, message)),
+        State::Gone(message) => all(no(Reason::EngineExited, message)),
+    }
+}
+
+/// `3-4 of 5`: indices into the model, as the engine loads them.
+fn layers(spec: &ShardSpec) -> Option<String> {
+    let total: u32 = spec.layers_per_rank.iter().fold(0, |sum, &count| sum.saturating_add(count));
+    let partition = russet_wire::partition::Partition::new(spec.layers_per_rank.clone(), total).ok()?;
+    let part = partition.part(spec.rank)?;
+    Some(format!("{}-{} of {total}", part.layers.start, part.layers.end - 1))
+}
+
+/// Where a copy stands.
+#[derive(Clone, Debug)]
+pub enum Copy<'a> {
+    /// Being worked on, at so many bytes per second.
+    Working(&'a Progress, u64),
+    /// Stopped for now.
+    Failed(Reason, &'a str),
+    /// The headers were read.
+    Read(&'a Headers),
+    /// Every file is published.
+    Published(&'a Published),
+}
+
+/// The status of a ModelCopy; `before` is its status so far.
+pub fn copy(
+    copy: &Copy<'_>,
+    want: Want,
+    before: &ModelCopyStatus,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> ModelCopyStatus {
+    let mut status = ModelCopyStatus { observed_generation: generation, bytes_per_second: 0, ..before.clone() };
+    let mut all = std::mem::take(&mut status.conditions);
+    let mut set = |kinds: &[Type], verdict: bool, reason, message: &str| {
+        for &kind in kinds {
+            conditions::set(&mut all, kind, verdict, reason, message, generation, now);
+        }
+    };
+    const FILES: &[Type] = &[Type::Downloaded, Type::Verified];
+    match copy {
+        Copy::Working(progress, rate) => {
+            if let Some(shape) = &progress.shape {
+                status.shape = Some(shape.clone());
+                status.commit = progress.commit.clone().or(status.commit);
+                set(&[Type::Resolved], true, Reason::HeadersRead, "headers were read");
+            } else if status.shape.is_none() {
+                set(&[Type::Resolved], false, Reason::InProgress, "the source is being read");
+            }
+            if progress.total > 0 {
+                (status.bytes_done, status.bytes_total) = (progress.done, progress.total);
+                status.bytes_per_second = *rate;
+                let (done, total) = (quantity::format(progress.done), quantity::format(progress.total));
+                status.progress = Some(format!("{done} / {total}"));
+            }
+            match (progress.stage, &progress.trouble) {
+                (_, Some((reason, message))) => set(&[Type::Downloaded, Type::Ready], false, *reason, message),
+                (Stage::Resolving, None) => {
+                    set(&[Type::Downloaded, Type::Ready], false, Reason::InProgress, "the source is being read");
+                }
+                (Stage::Downloading, None) => {
+                    set(&[Type::Downloaded, Type::Ready], false, Reason::Downloading, "files are on their way");
+                }
+                (Stage::Verifying, None) => {
+                    set(&[Type::Downloaded], true, Reason::Settled, "every byte arrived");
+                    set(&[Type::Verified, Type::Ready], false, Reason::Verifying, "every byte is read again");
+                }
+            }
+        }
+        Copy::Failed(reason, message) => {
+            if status.shape.is_none() {
+                set(&[Type::Resolved], false, *reason, message);
+            }
+            if want == Want::Files {
+                set(FILES, false, *reason, message);
+            }
+            set(&[Type::Ready], false, *reason, message);
+        }
+        Copy::Read(headers) => {
+            let Headers { shape, commit, bytes_total } = headers;
+            status.shape = Some(shape.clone());
+            status.commit = commit.clone();
+            status.bytes_total = *bytes_total;
+            set(&[Type::Resolved, Type::Ready], true, Reason::HeadersRead, "headers were read");
+        }
+        Copy::Published(published) => {
+            let manifest = &published.manifest;
+            status.shape = Some(manifest.shape.clone());
+            status.commit = manifest.commit.clone();
+            status.sha256 = Some(manifest.sha256());
+            (status.bytes_done, status.bytes_total) = (manifest.bytes(), manifest.bytes());
+            status.progress = Some(quantity::format(manifest.bytes()));
+            set(&[Type::Resolved], true, Reason::HeadersRead, "headers were read");
+            set(&[Type::Downloaded], true, Reason::Settled, "every byte arrived");
+            set(&[Type::Verified, Type::Ready], true, Reason::Verified, "every byte matches");
+        }
+    }
+    status.conditions = all;
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use russet_crds::Peer;
+
+    fn spec(peers: usize) -> ShardSpec {
+        ShardSpec { layers_per_rank: vec![2, 3], rank: 1, peers: vec![Peer::default(); peers], ..ShardSpec::default() }
+    }
+
+    fn words(status: &ShardStatus) -> String {
+        let words = status.conditions.iter().map(|condition| {
+            let sign = if condition.status == "True" { '+' } else { '-' };
+            format!("{sign}{}:{}", condition.type_, condition.reason)
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_rank_shows_what_it_waits_for_and_why_it_failed() {
+        let rendezvous = Rendezvous { rpc: "a:1".into(), ring: "a:2".into() };
+        let claimed = Rank { epoch: 3, rendezvous: Some(&rendezvous), ..Rank::default() };
+        let serving = State::Serving;
+        for (peers, rank, expected) in [
+            (0, Rank { refusal: Some("too little"), ..Rank::default() },
+             "-Claimed:MemoryRefused -Loaded:MemoryRefused -Joined:MemoryRefused -Serving:MemoryRefused -Ready:MemoryRefused"),
+            (0, claimed.clone(),
+             "+Claimed:MemoryGranted -Loaded:WaitingForRanks -Joined:WaitingForRanks -Serving:WaitingForRanks -Ready:WaitingForRanks"),
+            (2, claimed.clone(),
+             "+Claimed:MemoryGranted -Loaded:WaitingForCopies -Joined:WaitingForCopies -Serving:WaitingForCopies -Ready:WaitingForCopies"),
+            (2, Rank { engine: Some((7, &State::Loaded)), ..claimed.clone() },
+             "+Claimed:MemoryGranted +Loaded:Serving -Joined:Joining -Serving:Joining -Ready:Joining"),
+            (2, Rank { engine: Some((7, &serving)), ..claimed.clone() },
+             "+Claimed:MemoryGranted +Loaded:Serving +Joined:Serving +Serving:Serving +Ready:Serving"),
+            (2, Rank { failure: Some((Reason::EngineExited, "signal 9")), ..claimed.clone() },
+             "+Claimed:MemoryGranted -Loaded:EngineExited -Joined:EngineExited -Serving:EngineExited -Ready:EngineExited"),
+        ] {
+            let status = shard(&spec(peers), &rank, &[], Some(1), Timestamp::UNIX_EPOCH);
+            assert_eq!(words(&status), expected);
+            assert_eq!(status.layers.as_deref(), Some("0-2 of 5"));
+            assert_eq!(status.failure.is_some(), rank.failure.is_some());
+        }
+    }
+
+    #[test]
+    fn a_copy_keeps_its_shape_when_the_source_goes_away() {
+        let shape = russet_wire::shape::ModelShape { layers: 4, ..Default::default() };
+        let progress = Progress {
+            stage: Stage::Downloading,
+            done: 1 << 20,
+            total: 4 << 20,
+            commit: Some("c".into()),
+            shape: Some(shape.clone()),
+            trouble: None,
+        };
+        let (files, now) = (Want::Files, Timestamp::UNIX_EPOCH);
+        let working = copy(&Copy::Working(&progress, 9), files, &ModelCopyStatus::default(), Some(1), now);
+        assert_eq!(working.progress.as_deref(), Some("1Mi / 4Mi"));
+        assert_eq!(working.bytes_per_second, 9);
+        let failed = copy(&Copy::Failed(Reason::DiskFull, "full"), files, &working, Some(1), now);
+        assert_eq!((failed.shape, failed.commit.as_deref()), (Some(shape), Some("c")));
+        assert!(conditions::is_true(&failed.conditions, Type::Resolved));
+        assert_eq!(conditions::get(&failed.conditions, Type::Ready).unwrap().reason, "DiskFull");
+    }
+}

@@ -1,0 +1,492 @@
+//! The loop that makes decisions true: it gathers what is wanted and what runs, asks [`decide`],
+//! and carries out the answer. It makes no choices of its own, and an API server that is away only
+//! means that nothing new is wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt as _;
+use russet_crds::conditions::Reason;
+use russet_crds::{ModelCopy, Rendezvous, Shard, ShardStatus, names};
+use russet_rpc::engine as pb;
+use tokio::sync::mpsc;
+
+use crate::copies::Copies;
+use crate::decide::{self, Action, Held, Wanted, decide};
+use crate::grants::Grants;
+use crate::hardware;
+use crate::metrics::Metrics;
+use crate::node::Memory;
+use crate::process::adopt::{self, Process, Record};
+use crate::process::spawn::{self, Addresses, Launch};
+use crate::process::watch::{self, Notice, Target, Watching};
+use crate::process::{Event, State};
+use crate::report::Outbox;
+use crate::status;
+use crate::watcher::Listed;
+
+/// A refused claim is tried again this often: memory comes free without telling anybody.
+const TICK: Duration = Duration::from_secs(1);
+/// Between two reports that differ only in bytes read.
+const PROGRESS: Duration = Duration::from_secs(2);
+/// Between two reports that differ only in bytes held: statuses are no telemetry.
+const GAUGES: Duration = Duration::from_secs(30);
+
+/// What a supervisor works with.
+pub(crate) struct Setup {
+    pub engines: PathBuf,
+    pub tls_dir: PathBuf,
+    pub binary: PathBuf,
+    pub address: IpAddr,
+    pub boot_id: String,
+    pub limits: Memory,
+    pub outbox: Outbox,
+    pub metrics: Metrics,
+    pub copies: Copies,
+}
+
+pub(crate) struct Supervisor {
+    setup: Setup,
+    shards: Option<BTreeMap<String, Arc<Shard>>>,
+    slots: BTreeMap<String, Slot>,
+    grants: Grants,
+    notices: mpsc::UnboundedSender<Notice>,
+    inbox: mpsc::UnboundedReceiver<Notice>,
+}
+
+/// What this node has for one Shard.
+#[derive(Debug)]
+struct Slot {
+    record: Record,
+    claimed: bool,
+    refusal: Option<String>,
+    addresses: Option<Addresses>,
+    engine: Option<Running>,
+    report: Option<pb::EngineState>,
+    failure: Option<(Reason, String)>,
+    conditions: Vec<Condition>,
+    sent: Option<(ShardStatus, Instant)>,
+}
+
+#[derive(Debug)]
+struct Running {
+    process: Process,
+    state: State,
+    stopping: bool,
+    _watching: Watching,
+}
+
+impl Slot {
+    fn new(record: Record) -> Self {
+        Self {
+            record,
+            claimed: false,
+            refusal: None,
+            addresses: None,
+            engine: None,
+            report: None,
+            failure: None,
+            conditions: Vec::new(),
+            sent: None,
+        }
+    }
+
+    fn rendezvous(&self) -> Option<&Rendezvous> {
+        self.claimed.then_some(&self.record.rendezvous)
+    }
+
+    fn held(&self) -> Held {
+        Held {
+            epoch: self.record.epoch,
+            rendezvous: self.rendezvous().cloned(),
+            engine: match &self.engine {
+                None => decide::Engine::None,
+                Some(engine) if engine.stopping => decide::Engine::Stopping,
+                Some(_) => decide::Engine::Alive,
+            },
+            failed: self.failure.is_some(),
+        }
+    }
+}
+
+impl Supervisor {
+    pub fn new(setup: Setup) -> Self {
+        let (notices, inbox) = mpsc::unbounded_channel();
+        Self { setup, shards: None, slots: BTreeMap::new(), grants: Grants::default(), notices, inbox }
+    }
+
+    /// Works for ever.
+    pub async fn run(mut self, mut shards: Listed<Shard>, mut copies: Listed<ModelCopy>) {
+        self.adopt();
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            let mut copies_changed = false;
+            tokio::select! {
+                Ok(()) = shards.changed() => {
+                    let listed = shards.borrow_and_update().clone();
+                    self.shards = listed.map(|listed| by_uid(&listed));
+                }
+                Ok(()) = copies.changed() => copies_changed = true,
+                Some(notice) = self.inbox.recv() => self.notice(notice),
+                () = self.setup.copies.changed() => {}
+                () = self.setup.limits.changed() => {}
+                _ = ticks.tick() => {}
+            }
+            // Reports come in bursts; one decision answers them all.
+            while let Ok(notice) = self.inbox.try_recv() {
+                self.notice(notice);
+            }
+            if copies_changed && let Some(listed) = copies.borrow_and_update().clone() {
+                self.setup.copies.sync(&listed);
+                let slots = self.slots.values();
+                let in_use: BTreeSet<String> = slots.filter_map(|slot| slot.record.model_key.clone()).collect();
+                self.setup.copies.collect(in_use).await;
+            }
+            self.act();
+            self.tell();
+        }
+    }
+
+    /// Finds the engines of an earlier run of this agent again, before anything is claimed.
+    fn adopt(&mut self) {
+        for record in adopt::load(&self.setup.engines) {
+            let mut slot = Slot::new(record.clone());
+            slot.claimed = true;
+            let folder = adopt::folder(&self.setup.engines, &record.shard);
+            match &record.process {
+                Some(process) if process.alive(&self.setup.boot_id) => {
+                    tracing::info!(shard = record.name, pid = process.pid, epoch = record.epoch, "engine re-adopted");
+                    slot.engine = Some(self.running(&record, process.clone(), None));
+                }
+                Some(process) => {
+                    let words = spawn::last_words(&folder);
+                    let message = format!(
+                        "engine process {} ended while the agent was away; its last line: {words}",
+                        process.pid
+                    );
+                    slot.failure = Some((Reason::EngineExited, message));
+                    slot.record.process = None;
+                }
+                None => match (&record.failed, Addresses::again(&record.rendezvous)) {
+                    (Some(failed), _) => slot.failure = Some((Reason::EngineExited, failed.clone())),
+                    (None, Ok(addresses)) => slot.addresses = Some(addresses),
+                    (None, Err(error)) => {
+                        tracing::info!(shard = record.name, %error, "claimed anew after the agent was away");
+                        adopt::remove(&self.setup.engines, &record.shard);
+                        continue;
+                    }
+                },
+            }
+            self.grants.restore(&record.shard, record.reserved);
+            self.slots.insert(record.shard.clone(), slot);
+        }
+    }
+
+    fn running(&self, record: &Record, process: Process, child: Option<tokio::process::Child>) -> Running {
+        let target = Target {
+            shard: record.shard.clone(),
+            epoch: record.epoch,
+            process: process.clone(),
+            socket: adopt::socket(&self.setup.engines, &record.shard),
+            folder: adopt::folder(&self.setup.engines, &record.shard),
+        };
+        let watching = watch::watch(target, child, self.notices.clone());
+        Running { process, state: State::default(), stopping: false, _watching: watching }
+    }
+
+    /// Takes note of what an engine did.
+    fn notice(&mut self, (uid, epoch, event): Notice) {
+        let Some(slot) = self.slots.get_mut(&uid).filter(|slot| slot.record.epoch == epoch) else { return };
+        let Some(engine) = &mut slot.engine else { return };
+        engine.state = std::mem::take(&mut engine.state).step(&event);
+        if let Event::Reported(report) = event {
+            self.grants.uses(&uid, report.memory_bytes);
+            slot.report = Some(*report);
+        }
+        let stopping = engine.stopping;
+        match &engine.state {
+            State::Failed(message) if slot.failure.is_none() => {
+                tracing::warn!(shard = slot.record.name, message, "engine failed");
+                slot.failure = Some((Reason::EngineFailed, message.clone()));
+            }
+            State::Gone(how) => {
+                tracing::info!(shard = slot.record.name, how, stopping, "engine is gone");
+                if !stopping && slot.failure.is_none() {
+                    slot.failure = Some((Reason::EngineExited, how.clone()));
+                }
+                self.setup.metrics.ended(&slot.record.name, stopping);
+                slot.engine = None;
+                slot.report = None;
+                slot.record.process = None;
+                self.grants.uses(&uid, 0);
+            }
+            _ => return,
+        }
+        slot.record.failed = slot.failure.as_ref().map(|(_, message)| message.clone());
+        self.save(&uid);
+    }
+
+    fn save(&self, uid: &str) {
+        if let Some(slot) = self.slots.get(uid)
+            && let Err(error) = adopt::save(&self.setup.engines, &slot.record)
+        {
+            tracing::error!(shard = slot.record.name, %error, "the engine's record could not be written; a restarted agent will not find it");
+        }
+    }
+
+    fn act(&mut self) {
+        let wanted = self.shards.as_ref().map(|shards| {
+            let wanted = shards.iter().map(|(uid, shard)| (uid.clone(), self.wanted(shard)));
+            wanted.collect::<BTreeMap<String, Wanted>>()
+        });
+        let held: BTreeMap<String, Held> =
+            self.slots.iter().map(|(uid, slot)| (uid.clone(), slot.held())).collect();
+        for action in decide(wanted.as_ref(), &held) {
+            match action {
+                Action::Claim { shard, epoch } => self.claim(&shard, epoch),
+                Action::Start { shard } => self.start(&shard),
+                Action::Stop { shard, why } => self.stop(&shard, why),
+                Action::Fail { shard, message } => self.fail(&shard, Reason::EngineNotStarted, message),
+                Action::Forget { shard } => {
+                    self.grants.release(&shard);
+                    self.slots.remove(&shard);
+                    adopt::remove(&self.setup.engines, &shard);
+                }
+            }
+        }
+        self.setup.limits.set_granted(self.grants.total());
+        let states = self.slots.values().filter_map(|slot| slot.engine.as_ref());
+        self.setup.metrics.engines(states.map(|engine| engine.state.word()));
+    }
+
+    fn wanted(&self, shard: &Shard) -> Wanted {
+        Wanted {
+            epoch: shard.spec.epoch,
+            rank: shard.spec.rank,
+            size: shard.spec.layers_per_rank.len(),
+            peers: shard.spec.peers.clone(),
+            files: self.setup.copies.published(&copy_name(shard)).is_some(),
+        }
+    }
+
+    fn shard(&self, uid: &str) -> Option<Arc<Shard>> {
+        self.shards.as_ref()?.get(uid).cloned()
+    }
+
+    /// Grants memory and addresses for one incarnation, or notes why not.
+    fn claim(&mut self, uid: &str, epoch: i64) {
+        let Some(shard) = self.shard(uid) else { return };
+        let reserved = shard.spec.reserved_bytes();
+        let record = Record {
+            shard: uid.to_owned(),
+            namespace: shard.namespace().unwrap_or_default(),
+            name: shard.name_any(),
+            epoch,
+            reserved,
+            rendezvous: Rendezvous::default(),
+            model_key: None,
+            process: None,
+            failed: None,
+        };
+        let before = self.slots.remove(uid);
+        let known = before.as_ref().and_then(|slot| slot.refusal.clone());
+        let mut slot = Slot::new(record);
+        (slot.conditions, slot.sent) = match before {
+            Some(before) => (before.conditions, before.sent),
+            None => (shard.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default(), None),
+        };
+        // Unknown is none: a machine that cannot be measured is given nothing to carry.
+        let available = hardware::available_memory().unwrap_or(0);
+        let limits = self.setup.limits.limits();
+        let granted = self.grants.grant(uid, reserved, &limits, available).map_err(|refusal| refusal.to_string());
+        let allocated = granted.and_then(|()| {
+            self.addresses(&shard).map_err(|error| format!("no address could be allocated: {error}"))
+        });
+        match allocated {
+            Ok(addresses) => {
+                slot.record.rendezvous = addresses.rendezvous().clone();
+                slot.addresses = Some(addresses);
+                slot.claimed = true;
+                tracing::info!(shard = slot.record.name, epoch, rpc = slot.record.rendezvous.rpc, "claimed");
+            }
+            Err(refusal) => {
+                self.grants.release(uid);
+                if known.is_none() {
+                    tracing::warn!(shard = slot.record.name, refusal, "claim refused");
+                    self.setup.metrics.refused(&slot.record.name);
+                    slot.refusal = Some(refusal);
+                } else {
+                    // Numbers move all the time; the first ones stay, so that nothing is written anew.
+                    slot.refusal = known;
+                }
+            }
+        }
+        let claimed = slot.claimed;
+        self.slots.insert(uid.to_owned(), slot);
+        if claimed {
+            self.save(uid);
+        }
+    }
+
+    /// Fresh addresses, or those the peers know already when an agent lost its records.
+    fn addresses(&self, shard: &Shard) -> std::io::Result<Addresses> {
+        let own = shard.spec.peers.iter().find(|peer| peer.rank == shard.spec.rank);
+        let known = own.and_then(|peer| {
+            Addresses::again(&Rendezvous { rpc: peer.rpc.clone(), ring: peer.ring.clone() }).ok()
+        });
+        match known {
+            Some(addresses) => Ok(addresses),
+            None => Addresses::allocate(self.setup.address),
+        }
+    }
+
+    fn start(&mut self, uid: &str) {
+        let Some(shard) = self.shard(uid) else { return };
+        let Some(published) = self.setup.copies.published(&copy_name(&shard)) else { return };
+        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(addresses) = slot.addresses.take() else {
+            let message = format!("{} is no longer this rank's; the group must form anew", slot.record.rendezvous.rpc);
+            return self.fail(uid, Reason::EngineNotStarted, message);
+        };
+        let socket = adopt::socket(&self.setup.engines, uid);
+        let folder = adopt::folder(&self.setup.engines, uid);
+        let launch = Launch {
+            binary: &self.setup.binary,
+            spec: &shard.spec,
+            shard_uid: uid,
+            rendezvous: &slot.record.rendezvous,
+            model_dir: &published.path,
+            tls_dir: &self.setup.tls_dir,
+            socket: &socket,
+        };
+        slot.record.model_key = Some(published.key);
+        addresses.release();
+        let child = match spawn::start(&launch, &folder) {
+            Ok(child) => child,
+            Err(error) => {
+                let binary = self.setup.binary.display();
+                let message = format!(
+                    "the engine {binary} cannot be started: {error}; build russet-engine, or name it with --engine-binary or RUSSET_ENGINE"
+                );
+                return self.fail(uid, Reason::EngineNotStarted, message);
+            }
+        };
+        // A child that ended in this very moment has no start time; its end is noticed by waiting.
+        let pid = child.id().unwrap_or_default();
+        let boot_id = self.setup.boot_id.clone();
+        let process = Process::of(pid, &boot_id).unwrap_or(Process { pid, start: String::new(), boot_id });
+        tracing::info!(shard = slot.record.name, pid, epoch = slot.record.epoch, "engine started");
+        slot.record.process = Some(process.clone());
+        let record = slot.record.clone();
+        self.setup.metrics.started(&record.name);
+        let running = self.running(&record, process, Some(child));
+        if let Some(slot) = self.slots.get_mut(uid) {
+            slot.engine = Some(running);
+        }
+        self.save(uid);
+    }
+
+    fn stop(&mut self, uid: &str, why: &str) {
+        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(engine) = &mut slot.engine else { return };
+        tracing::info!(shard = slot.record.name, pid = engine.process.pid, why, "engine is stopped");
+        engine.stopping = true;
+        engine.process.kill(&self.setup.boot_id);
+    }
+
+    fn fail(&mut self, uid: &str, reason: Reason, message: String) {
+        let Some(slot) = self.slots.get_mut(uid) else { return };
+        tracing::warn!(shard = slot.record.name, message, "the rank cannot serve");
+        slot.record.failed = Some(message.clone());
+        slot.failure = Some((reason, message));
+        self.save(uid);
+    }
+
+    /// Reports every Shard that has news.
+    fn tell(&mut self) {
+        let Some(shards) = &self.shards else { return };
+        for (uid, slot) in &mut self.slots {
+            let Some(shard) = shards.get(uid) else { continue };
+            // Of an epoch that passed nobody wants to hear.
+            if slot.record.epoch < shard.spec.epoch {
+                continue;
+            }
+            let rank = status::Rank {
+                epoch: slot.record.epoch,
+                rendezvous: slot.claimed.then_some(&slot.record.rendezvous),
+                refusal: slot.refusal.as_deref(),
+                files: self.setup.copies.published(&copy_name(shard)).is_some(),
+                engine: slot.engine.as_ref().map(|engine| (engine.process.pid, &engine.state)),
+                report: slot.report.as_ref(),
+                failure: slot.failure.as_ref().map(|(reason, message)| (*reason, message.as_str())),
+            };
+            if slot.conditions.is_empty()
+                && let Some(status) = &shard.status
+            {
+                slot.conditions.clone_from(&status.conditions);
+            }
+            let generation = shard.metadata.generation;
+            let status = status::shard(&shard.spec, &rank, &slot.conditions, generation, Timestamp::now());
+            slot.conditions.clone_from(&status.conditions);
+            if due(slot.sent.as_ref(), &status) {
+                self.setup.outbox.shard(&slot.record.namespace, &slot.record.name, &status);
+                slot.sent = Some((status, Instant::now()));
+            }
+        }
+    }
+}
+
+/// Whether a status is worth sending: at once when it says something new, now and then when only
+/// its byte counts moved.
+fn due(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -> bool {
+    let Some((sent, at)) = sent else { return true };
+    let without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
+    let without_bytes = ShardStatus { loaded_bytes: sent.loaded_bytes, ..without_memory.clone() };
+    match (*sent == *status, *sent == without_memory, *sent == without_bytes) {
+        (true, ..) => false,
+        (_, true, _) => at.elapsed() >= GAUGES,
+        (.., true) => at.elapsed() >= PROGRESS,
+        _ => true,
+    }
+}
+
+fn copy_name(shard: &Shard) -> String {
+    let namespace = shard.namespace().unwrap_or_default();
+    names::model_copy(&namespace, &shard.spec.model_ref.name, &shard.spec.node_name)
+}
+
+/// Shards that are not being deleted, by UID.
+fn by_uid(shards: &[Arc<Shard>]) -> BTreeMap<String, Arc<Shard>> {
+    let live = shards.iter().filter(|shard| shard.metadata.deletion_timestamp.is_none());
+    live.filter_map(|shard| Some((shard.uid()?, shard.clone()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_go_out_at_once_and_moving_numbers_now_and_then() {
+        let base = ShardStatus { engine_pid: Some(1), ..ShardStatus::default() };
+        let loaded = ShardStatus { loaded_bytes: 5, ..base.clone() };
+        let memory = ShardStatus { memory_bytes: 5, ..base.clone() };
+        let failed = ShardStatus { failure: Some("x".into()), ..base.clone() };
+        let ago = |seconds| Some((base.clone(), Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap()));
+        for (sent, status, sends) in [
+            (None, &base, true),
+            (ago(60), &base, false),
+            (ago(0), &failed, true),
+            (ago(0), &loaded, false),
+            (ago(3), &loaded, true),
+            (ago(3), &memory, false),
+            (ago(31), &memory, true),
+        ] {
+            assert_eq!(due(sent.as_ref(), status), sends, "{status:?}");
+        }
+    }
+}

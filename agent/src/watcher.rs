@@ -1,0 +1,85 @@
+//! This node's Shards and ModelCopies as the API server has them. A broken object is left out and
+//! logged; a broken connection is taken up again within seconds, and what was last heard stays true
+//! until then.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use russet_crds::{ModelCopy, Shard};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// The objects, or `None` until they were listed once.
+pub(crate) type Listed<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
+
+/// Pause after a failed watch. Short: a control plane that restarts is to be heard at once, and
+/// there are as many agents as machines, not thousands.
+const PAUSE: Duration = Duration::from_millis(500);
+
+pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> Listed<Shard> {
+    start(Api::all(client), node, tasks)
+}
+
+pub(crate) fn copies(client: Client, node: &str, tasks: &mut JoinSet<()>) -> Listed<ModelCopy> {
+    start(Api::all(client), node, tasks)
+}
+
+fn start<K>(api: Api<DeserializeGuard<K>>, node: &str, tasks: &mut JoinSet<()>) -> Listed<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let (sender, receiver) = watch::channel(None);
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    tasks.spawn(async move {
+        let kind = K::kind(&());
+        let (store, mut writer) = reflector::store::<DeserializeGuard<K>>();
+        let mut stream = watcher(api, config).boxed();
+        let mut listed = false;
+        while let Some(event) = stream.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    tracing::debug!(%kind, %error, "watch interrupted");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            writer.apply_watcher_event(&event);
+            let whole = match event {
+                watcher::Event::Init | watcher::Event::InitApply(_) => false,
+                watcher::Event::InitDone => true,
+                watcher::Event::Apply(_) | watcher::Event::Delete(_) => listed,
+            };
+            if whole {
+                listed = true;
+                sender.send_replace(Some(valid(&store)));
+            }
+        }
+    });
+    receiver
+}
+
+fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>) -> Vec<Arc<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + 'static,
+{
+    let objects = store.state();
+    let valid = objects.iter().filter_map(|object| match &object.0 {
+        Ok(valid) => Some(Arc::new(valid.clone())),
+        Err(error) => {
+            let object = ObjectRef::from_obj(object.as_ref());
+            tracing::warn!(%object, %error, "an object this agent cannot read is left alone");
+            None
+        }
+    });
+    let mut valid: Vec<Arc<K>> = valid.collect();
+    valid.sort_by_key(|object| (object.namespace(), object.name_any()));
+    valid
+}
