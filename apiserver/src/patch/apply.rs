@@ -66,7 +66,7 @@ pub enum ApplyError {
     #[error("{0}")]
     BadRequest(String),
     /// The body does not fit the schema (400).
-    #[error("failed to create typed patch object: {0}")]
+    #[error("failed to create typed patch object {0}")]
     Typed(String),
 }
 
@@ -115,8 +115,7 @@ pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
         last_applied::refresh(&mut new, config);
     }
     let unchanged = same(&live, &new);
-    let claims = |managers: &Managers| managers.get(&id).map(|owned| (owned.set.clone(), owned.api_version.clone()));
-    if !unchanged || claims(&managers) != claims(&before) {
+    if !unchanged {
         stamp(&mut managers, &id, now);
     }
     let entries_after = managers::encode(&managers);
@@ -131,21 +130,23 @@ pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
 }
 
 fn check(shape: Shape<'_>, config: &Value, api_version: &str) -> Result<(), ApplyError> {
-    let given = config["apiVersion"].as_str().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (given, kind) = (text(&config["apiVersion"]), text(&config["kind"]));
     if given != api_version {
-        return Err(ApplyError::BadRequest(format!(
-            "Incorrect version specified in apply patch. Specified patch version: {given}, expected: {api_version}"
-        )));
+        return Err(ApplyError::BadRequest(format!("invalid object type: {given}, Kind={kind}")));
     }
     if !config["metadata"]["managedFields"].is_null() {
         return Err(ApplyError::BadRequest("metadata.managedFields must be nil".into()));
     }
     let problems = fields::problems(shape, config);
-    match problems.as_slice() {
-        [] => Ok(()),
-        [one] => Err(ApplyError::Typed(one.clone())),
-        many => Err(ApplyError::Typed(format!("errors:\n  {}", many.join("\n  ")))),
-    }
+    let detail = match problems.as_slice() {
+        [] => return Ok(()),
+        [one] => one.clone(),
+        many => format!("errors:\n  {}", many.join("\n  ")),
+    };
+    let metadata = &config["metadata"];
+    let object = format!("{}/{}; {given}, Kind={kind}", text(&metadata["namespace"]), text(&metadata["name"]));
+    Err(ApplyError::Typed(format!("({object}): {detail}")))
 }
 
 /// Gives the fields of an object that nobody tracked to one manager, so that an apply cannot silently take them.

@@ -111,14 +111,21 @@ fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<Str
                 _ => (!value.is_object() && !value.is_array(), "any scalar"),
             };
             if !fits {
-                found.push(format!("{}: expected {wanted}, got {value}", display(path)));
+                let got = match value {
+                    Value::String(_) => "string",
+                    Value::Bool(_) => "bool",
+                    Value::Number(_) => "number",
+                    Value::Array(_) => "list",
+                    Value::Object(_) | Value::Null => "map",
+                };
+                found.push(format!("{}: expected {wanted}, got {got}", display(path)));
             }
         }
     }
 }
 
-/// `value` without the fields of `set`; nothing when nothing is left of it.
-pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Option<Value> {
+/// `value` without the fields of `set`; a container that loses all it has becomes null, which [`settle`] makes good.
+pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Value {
     match (shape.atom(Some(value)), value) {
         (Atom::Map(fields), Value::Object(map)) if !fields.is_atomic() => {
             let mut left = Map::new();
@@ -129,13 +136,11 @@ pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Option<Value> 
                 }
                 let child = match set.children.get(&element) {
                     Some(below) => remove(fields.field(name).0, child, below),
-                    None => Some(child.clone()),
+                    None => child.clone(),
                 };
-                if let Some(child) = child {
-                    left.insert(name.clone(), child);
-                }
+                left.insert(name.clone(), child);
             }
-            (!left.is_empty()).then_some(Value::Object(left))
+            if left.is_empty() { Value::Null } else { Value::Object(left) }
         }
         (Atom::List(list), Value::Array(items)) if !list.is_atomic() => {
             let mut left = Vec::new();
@@ -144,16 +149,48 @@ pub fn remove(shape: Shape<'_>, value: &Value, set: &FieldSet) -> Option<Value> 
                 if set.members.contains(&element) {
                     continue;
                 }
-                left.extend(match set.children.get(&element) {
+                left.push(match set.children.get(&element) {
                     Some(below) => remove(list.item, item, below),
-                    None => Some(item.clone()),
+                    None => item.clone(),
                 });
             }
-            (!left.is_empty()).then_some(Value::Array(left))
+            if left.is_empty() { Value::Null } else { Value::Array(left) }
         }
-        (Atom::Scalar, _) => Some(value.clone()),
+        (Atom::Scalar, _) => value.clone(),
         // Fields below a container that is owned whole mean the container.
-        _ => None,
+        _ => Value::Null,
+    }
+}
+
+/// Turns the nulls that [`remove`] left into empty containers where somebody owns one, and drops the others.
+///
+/// `before` is what was removed from; nulls that it held already stay.
+pub fn settle(shape: Shape<'_>, value: &mut Value, before: &Value, owned: &FieldSet) {
+    let nothing = FieldSet::default();
+    match (value, before) {
+        (Value::Object(map), Value::Object(before)) => {
+            map.retain(|name, child| {
+                let element = Element::Field(name.clone());
+                let was = before.get(name).unwrap_or(&Value::Null);
+                if child.is_null() && !was.is_null() {
+                    *child = if was.is_array() { Value::Array(Vec::new()) } else { Value::Object(Map::new()) };
+                    return owned.members.contains(&element);
+                }
+                let below = owned.children.get(&element).unwrap_or(&nothing);
+                settle(shape.below(&element).0, child, was, below);
+                true
+            });
+        }
+        (Value::Array(items), Value::Array(before)) => {
+            let Atom::List(list) = shape.atom(None) else { return };
+            for item in items.iter_mut() {
+                let Ok(element) = list.element(item) else { continue };
+                let was = before.iter().find(|was| list.element(was).is_ok_and(|found| found == element));
+                let below = owned.children.get(&element).unwrap_or(&nothing);
+                settle(list.item, item, was.unwrap_or(&Value::Null), below);
+            }
+        }
+        _ => {}
     }
 }
 

@@ -103,6 +103,10 @@ fn run(schema: &Schema, live: Option<&Value>, step: &Step, minute: usize) -> Res
         (None, None, Some(config), None) => applied(config, "status"),
         (None, Some(object), None, None) => {
             let mut new = filled(object);
+            // As the server does: an update of the object leaves its status alone.
+            if let Some(status) = live.and_then(|live| live.get("status")) {
+                new["status"] = status.clone();
+            }
             track_update(live, &mut new, &step.manager, "", at(minute), schema);
             Ok(new)
         }

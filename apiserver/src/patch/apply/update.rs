@@ -143,17 +143,18 @@ fn prune(shape: Shape<'_>, merged: Value, managers: &Managers, last: &FieldSet) 
     if last.is_empty() {
         return merged;
     }
-    let empty = || Value::Object(serde_json::Map::new());
     let whole = |set: &FieldSet| fields::with_named_parents(shape, set);
     let last = whole(last);
     let everything = whole(&fields::of(shape, &merged));
-    let without_last = fields::remove(shape, &merged, &last).unwrap_or_else(empty);
+    let without_last = fields::remove(shape, &merged, &last);
     // First put back what somebody owns …
     let owned = managers.values().fold(FieldSet::default(), |union, owned| union.union(&owned.set));
     let remaining = whole(&fields::of(shape, &without_last)).union(&whole(&owned));
-    let with_owned = fields::remove(shape, &merged, &everything.difference(&remaining)).unwrap_or_else(empty);
+    let with_owned = fields::remove(shape, &merged, &everything.difference(&remaining));
     // … then what nobody owned, which this applier may not remove either.
     let remaining = whole(&fields::of(shape, &with_owned));
     let unwanted = everything.difference(&remaining).intersection(&last);
-    fields::remove(shape, &merged, &unwanted).unwrap_or_else(empty)
+    let mut pruned = fields::remove(shape, &merged, &unwanted);
+    fields::settle(shape, &mut pruned, &merged, &owned);
+    pruned
 }
