@@ -63,7 +63,8 @@ pub fn document(group_version: &str, resources: &[Resource<'_>]) -> Value {
     ]
     .map(String::from)
     .into();
-    for resource in resources.iter().filter(|resource| resource.group == group && resource.version == version) {
+    for resource in resources.iter().filter(|resource| resource.group == group && resource.version == version)
+    {
         let component = resource.component();
         let object = match resource.schema {
             Some(schema) => Some(published(resource, schema)),
@@ -115,7 +116,9 @@ const COMPONENTS: &str = "#/components/schemas/";
 fn references(schema: &Value, found: &mut BTreeSet<String>) {
     match schema {
         Value::Object(map) => {
-            if let Some(name) = map.get("$ref").and_then(Value::as_str).and_then(|name| name.strip_prefix(COMPONENTS)) {
+            if let Some(name) =
+                map.get("$ref").and_then(Value::as_str).and_then(|name| name.strip_prefix(COMPONENTS))
+            {
                 found.insert(name.to_owned());
             }
             map.values().for_each(|child| references(child, found));
@@ -131,7 +134,8 @@ fn refer(component: &str, description: &str) -> Value {
 }
 
 const API_VERSION: &str = "APIVersion defines the versioned schema of this representation of an object.";
-const KIND: &str = "Kind is the REST resource that this object represents, in CamelCase; it cannot be updated.";
+const KIND: &str =
+    "Kind is the REST resource that this object represents, in CamelCase; it cannot be updated.";
 
 /// What a CRD's schema looks like to clients: with apiVersion, kind and metadata.
 fn published(resource: &Resource<'_>, schema: &Value) -> Value {
@@ -149,8 +153,10 @@ fn published(resource: &Resource<'_>, schema: &Value) -> Value {
     }
     schema["properties"]["apiVersion"] = json!({"type": "string", "description": API_VERSION});
     schema["properties"]["kind"] = json!({"type": "string", "description": KIND});
-    schema["properties"]["metadata"] =
-        refer("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "Standard object metadata: name, namespace, labels, annotations.");
+    schema["properties"]["metadata"] = refer(
+        "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
+        "Standard object metadata: name, namespace, labels, annotations.",
+    );
     schema["x-kubernetes-group-version-kind"] = json!([resource.identity()]);
     schema
 }
@@ -224,7 +230,10 @@ mod tests {
         assert!(patch_takes(&document, "Secret", "force"));
         every_reference_resolves(&document);
         let secret = &document["components"]["schemas"]["io.k8s.api.core.v1.Secret"];
-        assert_eq!(secret["x-kubernetes-group-version-kind"], json!([{"group": "", "version": "v1", "kind": "Secret"}]));
+        assert_eq!(
+            secret["x-kubernetes-group-version-kind"],
+            json!([{"group": "", "version": "v1", "kind": "Secret"}])
+        );
         assert_eq!(secret["properties"]["data"]["additionalProperties"]["format"], "byte");
         assert!(secret["properties"]["metadata"]["description"].is_string());
         assert_eq!(
@@ -252,7 +261,8 @@ mod tests {
         let component = &document["components"]["schemas"]["com.example.v1.Model"];
         assert_eq!(component["properties"]["spec"]["properties"]["replicas"]["description"], "How many.");
         assert_eq!(component["description"], "A model.");
-        let paths: Vec<&str> = document["paths"].as_object().expect("paths").keys().map(String::as_str).collect();
+        let paths: Vec<&str> =
+            document["paths"].as_object().expect("paths").keys().map(String::as_str).collect();
         assert_eq!(
             paths,
             [

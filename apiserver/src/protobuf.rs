@@ -90,7 +90,9 @@ fn decode(message: &str, bytes: &[u8]) -> Result<Map<String, Value>, String> {
 /// Typed clients write fields that are not pointers even when they are empty; JSON leaves those out, and so do we.
 fn set(object: &mut Map<String, Value>, name: &str, kind: Type, payload: Payload<'_>) -> Result<(), String> {
     let value = match (kind, payload) {
-        (Type::Text, Payload::Bytes(bytes)) => Some(text(bytes)?).filter(|text| !text.is_empty()).map(Value::from),
+        (Type::Text, Payload::Bytes(bytes)) => {
+            Some(text(bytes)?).filter(|text| !text.is_empty()).map(Value::from)
+        }
         (Type::MaybeText, Payload::Bytes(bytes)) => Some(text(bytes)?.into()),
         (Type::Bool, Payload::Varint(number)) => (number != 0).then(|| true.into()),
         (Type::MaybeBool, Payload::Varint(number)) => Some((number != 0).into()),
@@ -213,7 +215,8 @@ mod tests {
 
     fn body(api_version: &str, kind: &str, object: &[Vec<u8>]) -> Vec<u8> {
         let type_meta = [bytes(1, api_version.as_bytes()), bytes(2, kind.as_bytes())].concat();
-        [b"k8s\0".to_vec(), bytes(1, &type_meta), bytes(2, &object.concat()), bytes(3, b""), bytes(4, b"")].concat()
+        [b"k8s\0".to_vec(), bytes(1, &type_meta), bytes(2, &object.concat()), bytes(3, b""), bytes(4, b"")]
+            .concat()
     }
 
     #[test]
@@ -225,7 +228,10 @@ mod tests {
             number(7, 0),
             bytes(8, b""),
             bytes(11, &[bytes(1, b"owner"), bytes(2, b"helm")].concat()),
-            bytes(13, &[bytes(1, b"K"), bytes(3, b"o"), bytes(4, b"u"), bytes(5, b"v1"), number(6, 0)].concat()),
+            bytes(
+                13,
+                &[bytes(1, b"K"), bytes(3, b"o"), bytes(4, b"u"), bytes(5, b"v1"), number(6, 0)].concat(),
+            ),
         ];
         let object = [
             bytes(1, &meta.concat()),
@@ -251,14 +257,19 @@ mod tests {
         let review = body(
             "authorization.k8s.io/v1",
             "SelfSubjectAccessReview",
-            &[bytes(1, b""), bytes(2, &bytes(1, &attributes)), bytes(3, &[number(1, 0), bytes(2, b"")].concat())],
+            &[
+                bytes(1, b""),
+                bytes(2, &bytes(1, &attributes)),
+                bytes(3, &[number(1, 0), bytes(2, b"")].concat()),
+            ],
         );
         assert_eq!(
             to_json(&review).expect("a review"),
             json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {},
                 "spec": {"resourceAttributes": {"namespace": "ns", "verb": "get", "resource": "secrets"}}})
         );
-        let options = body("apps/v1", "DeleteOptions", &[number(1, 0), bytes(4, b"Background"), bytes(5, b"All")]);
+        let options =
+            body("apps/v1", "DeleteOptions", &[number(1, 0), bytes(4, b"Background"), bytes(5, b"All")]);
         assert_eq!(
             to_json(&options).expect("options"),
             json!({"apiVersion": "apps/v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,

@@ -181,11 +181,7 @@ impl Schema {
 
     /// The schema of an object of which nothing is known but its metadata.
     pub fn open() -> Schema {
-        let mut schema = Schema {
-            kind: Kind::Object,
-            preserve_unknown: true,
-            ..Default::default()
-        };
+        let mut schema = Schema { kind: Kind::Object, preserve_unknown: true, ..Default::default() };
         structural::complete_root(&mut schema);
         schema
     }

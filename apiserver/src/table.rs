@@ -261,11 +261,22 @@ mod tests {
             "spec": {"replicas": 2, "share": 0.5, "on": true, "nodes": ["x"]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
         let empty = json!({"metadata": {"name": "b"}});
-        let table = render(&custom_columns(&version), &[&full, &empty], json!({"resourceVersion": "7"}), Include::None, true, now());
-        assert_eq!(table["rows"][0], json!({"cells": ["a", 2, "True", 0.5, true, "[\"x\"]", "60m", "<unknown>"]}));
+        let table = render(
+            &custom_columns(&version),
+            &[&full, &empty],
+            json!({"resourceVersion": "7"}),
+            Include::None,
+            true,
+            now(),
+        );
+        assert_eq!(
+            table["rows"][0],
+            json!({"cells": ["a", 2, "True", 0.5, true, "[\"x\"]", "60m", "<unknown>"]})
+        );
         assert_eq!(table["rows"][1], json!({"cells": ["b", null, null, null, null, null, null, null]}));
         assert_eq!(table["metadata"]["resourceVersion"], "7");
-        let headings: Vec<&Value> = table["columnDefinitions"].as_array().expect("headings").iter().map(|c| &c["name"]).collect();
+        let headings: Vec<&Value> =
+            table["columnDefinitions"].as_array().expect("headings").iter().map(|c| &c["name"]).collect();
         assert_eq!(headings, ["Name", "Replicas", "Ready", "Share", "On", "Nodes", "Age", "Broken"]);
         assert_eq!(table["columnDefinitions"][3]["priority"], 1);
         assert_eq!(table["columnDefinitions"][7]["description"], "said so");
@@ -277,7 +288,10 @@ mod tests {
         let columns = custom_columns(&json!({}));
         let row = |include| render(&columns, &[&object], json!({}), include, false, now())["rows"][0].clone();
         assert_eq!(row(Include::None).get("object"), None);
-        assert_eq!(row(Include::Metadata)["object"], json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "a"}}));
+        assert_eq!(
+            row(Include::Metadata)["object"],
+            json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "a"}})
+        );
         assert_eq!(row(Include::Object)["object"], object);
         let table = render(&columns, &[], json!({}), Include::None, false, now());
         assert_eq!(table["columnDefinitions"], json!([]));
@@ -288,10 +302,20 @@ mod tests {
         let then = "2026-11-21T09:59:00Z";
         for (group, kind, object, want) in [
             ("", "Namespace", json!({"status": {"phase": "Active"}}), json!(["n", "Active", "60s"])),
-            ("", "Secret", json!({"type": "Opaque", "data": {"a": "", "b": ""}}), json!(["n", "Opaque", 2, "60s"])),
+            (
+                "",
+                "Secret",
+                json!({"type": "Opaque", "data": {"a": "", "b": ""}}),
+                json!(["n", "Opaque", 2, "60s"]),
+            ),
             ("", "ConfigMap", json!({"data": {"a": ""}, "binaryData": {"b": ""}}), json!(["n", 2, "60s"])),
             ("", "ServiceAccount", json!({}), json!(["n", 0, "60s"])),
-            ("coordination.k8s.io", "Lease", json!({"spec": {"holderIdentity": "me"}}), json!(["n", "me", "60s"])),
+            (
+                "coordination.k8s.io",
+                "Lease",
+                json!({"spec": {"holderIdentity": "me"}}),
+                json!(["n", "me", "60s"]),
+            ),
             ("apiextensions.k8s.io", "CustomResourceDefinition", json!({}), json!(["n", then])),
             ("rbac.authorization.k8s.io", "ClusterRole", json!({}), json!(["n", then])),
             (

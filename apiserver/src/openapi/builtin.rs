@@ -68,10 +68,20 @@ const LISTS: &[(&str, &str, &str, &[&str])] = &[
     ("io.k8s.api.core.v1.ServiceAccount", "imagePullSecrets", "atomic", &[]),
     ("io.k8s.api.core.v1.NamespaceStatus", "conditions", "map", &["type"]),
     ("io.k8s.api.certificates.v1.CertificateSigningRequestStatus", "conditions", "map", &["type"]),
-    ("io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicySpec", "matchConditions", "map", &["name"]),
+    (
+        "io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicySpec",
+        "matchConditions",
+        "map",
+        &["name"],
+    ),
     ("io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicySpec", "variables", "map", &["name"]),
     ("io.k8s.api.admissionregistration.v1.ValidatingAdmissionPolicyStatus", "conditions", "map", &["type"]),
-    ("io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinitionStatus", "conditions", "map", &["type"]),
+    (
+        "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinitionStatus",
+        "conditions",
+        "map",
+        &["type"],
+    ),
 ];
 
 /// Types that are one value to every manager.
@@ -140,7 +150,8 @@ fn publish(name: &str, definition: &mut Value) {
     let shapeless = definition["type"] == "object"
         && definition.get("properties").is_none()
         && definition.get("additionalProperties").is_none();
-    if shapeless || definition.get("type").is_none() && definition.get("x-kubernetes-int-or-string").is_none() {
+    if shapeless || definition.get("type").is_none() && definition.get("x-kubernetes-int-or-string").is_none()
+    {
         definition["x-kubernetes-preserve-unknown-fields"] = true.into();
     }
 }
@@ -194,7 +205,9 @@ fn resolved(schema: &Value) -> Value {
     match schema {
         Value::Object(map) => {
             let reference = map.get("$ref").or_else(|| map.get("allOf").and_then(|all| all[0].get("$ref")));
-            if let Some(name) = reference.and_then(Value::as_str).and_then(|name| name.strip_prefix(COMPONENTS)) {
+            if let Some(name) =
+                reference.and_then(Value::as_str).and_then(|name| name.strip_prefix(COMPONENTS))
+            {
                 if name == RECURSIVE {
                     return json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
                 }

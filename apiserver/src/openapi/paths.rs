@@ -24,7 +24,12 @@ struct Operation {
 const ON_LISTS: &[Operation] = &[
     Operation { method: "get", verb: "list", word: "list", action: "list" },
     Operation { method: "post", verb: "create", word: "create", action: "post" },
-    Operation { method: "delete", verb: "deletecollection", word: "deleteCollection", action: "deletecollection" },
+    Operation {
+        method: "delete",
+        verb: "deletecollection",
+        word: "deleteCollection",
+        action: "deletecollection",
+    },
 ];
 
 const ON_OBJECTS: &[Operation] = &[
@@ -38,10 +43,17 @@ const ON_OBJECTS: &[Operation] = &[
 pub fn add(resource: &Resource<'_>, component: &str, paths: &mut Map<String, Value>) {
     let Resource { group, version, plural, namespaced, subresources, .. } = resource;
     let root = if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") };
-    let list = if *namespaced { format!("{root}/namespaces/{{namespace}}/{plural}") } else { format!("{root}/{plural}") };
+    let list = if *namespaced {
+        format!("{root}/namespaces/{{namespace}}/{plural}")
+    } else {
+        format!("{root}/{plural}")
+    };
     paths.insert(list.clone(), item(resource, component, ON_LISTS, "", *namespaced));
     if *namespaced && resource.verbs.contains(&"list") {
-        paths.insert(format!("{root}/{plural}"), item(resource, component, &ON_LISTS[..1], "ForAllNamespaces", false));
+        paths.insert(
+            format!("{root}/{plural}"),
+            item(resource, component, &ON_LISTS[..1], "ForAllNamespaces", false),
+        );
     }
     if resource.verbs.iter().any(|verb| ["get", "update", "patch", "delete"].contains(verb)) {
         paths.insert(format!("{list}/{{name}}"), item(resource, component, ON_OBJECTS, "", *namespaced));
@@ -57,7 +69,13 @@ pub fn add(resource: &Resource<'_>, component: &str, paths: &mut Map<String, Val
     }
 }
 
-fn item(resource: &Resource<'_>, component: &str, operations: &[Operation], suffix: &str, namespaced: bool) -> Value {
+fn item(
+    resource: &Resource<'_>,
+    component: &str,
+    operations: &[Operation],
+    suffix: &str,
+    namespaced: bool,
+) -> Value {
     let mut item = Map::new();
     // Subresources are served whatever the verbs of their resource are.
     let subresource = !suffix.is_empty() && suffix != "ForAllNamespaces";
@@ -88,7 +106,8 @@ fn describe(resource: &Resource<'_>, component: &str, operation: &Operation, suf
         _ => reference(component),
     };
     let scope = if resource.namespaced && suffix != "ForAllNamespaces" { "Namespaced" } else { "" };
-    let tag: String = format!("{}_{version}", if group.is_empty() { "core" } else { group }).replace('.', "_");
+    let tag: String =
+        format!("{}_{version}", if group.is_empty() { "core" } else { group }).replace('.', "_");
     let mut described = json!({
         "tags": [tag],
         "description": format!("{word} the specified {kind}"),
@@ -130,10 +149,22 @@ fn describe(resource: &Resource<'_>, component: &str, operation: &Operation, suf
 }
 
 fn query(verb: &str) -> Vec<Value> {
-    let dry_run = || in_query("dryRun", "string", "When present, modifications are not persisted; the valid value is All.");
-    let manager = || in_query("fieldManager", "string", "The name of the actor or entity that makes these changes, at most 128 characters.");
+    let dry_run = || {
+        in_query("dryRun", "string", "When present, modifications are not persisted; the valid value is All.")
+    };
+    let manager = || {
+        in_query(
+            "fieldManager",
+            "string",
+            "The name of the actor or entity that makes these changes, at most 128 characters.",
+        )
+    };
     let validation = || {
-        in_query("fieldValidation", "string", "What to do about unknown or duplicate fields: Ignore, Warn (the default) or Strict.")
+        in_query(
+            "fieldValidation",
+            "string",
+            "What to do about unknown or duplicate fields: Ignore, Warn (the default) or Strict.",
+        )
     };
     let selectors = || {
         [
@@ -154,7 +185,11 @@ fn query(verb: &str) -> Vec<Value> {
         [
             ("gracePeriodSeconds", "integer", "The duration in seconds before the object should be deleted."),
             ("orphanDependents", "boolean", "Deprecated: use propagationPolicy."),
-            ("propagationPolicy", "string", "Whether and how garbage collection is performed: Orphan, Background or Foreground."),
+            (
+                "propagationPolicy",
+                "string",
+                "Whether and how garbage collection is performed: Orphan, Background or Foreground.",
+            ),
         ]
         .map(|(name, kind, description)| in_query(name, kind, description))
     };
@@ -166,7 +201,11 @@ fn query(verb: &str) -> Vec<Value> {
             dry_run(),
             manager(),
             validation(),
-            in_query("force", "boolean", "Takes over the conflicting fields of other managers; for apply patches only."),
+            in_query(
+                "force",
+                "boolean",
+                "Takes over the conflicting fields of other managers; for apply patches only.",
+            ),
         ]),
         "delete" => {
             parameters.push(dry_run());

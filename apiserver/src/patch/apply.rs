@@ -72,16 +72,8 @@ pub enum ApplyError {
 
 /// Applies a configuration; the outcome equals `live` exactly when nothing changed, so that the caller can skip the write.
 pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
-    let ApplyRequest {
-        live: stored,
-        config,
-        manager,
-        force,
-        subresource,
-        api_version,
-        now,
-        schema,
-    } = request;
+    let ApplyRequest { live: stored, config, manager, force, subresource, api_version, now, schema } =
+        request;
     let shape = Shape::Typed(schema);
     check(shape, config, api_version)?;
     let mut live = stored.cloned().unwrap_or_else(|| Value::Object(Map::new()));
@@ -99,8 +91,7 @@ pub fn apply(request: ApplyRequest<'_>) -> Result<Value, ApplyError> {
         Err(conflicts) if manager == last_applied::MANAGER => {
             // What kubectl itself wrote by client-side apply is no conflict.
             let allowed = last_applied::owned(shape, &live, api_version);
-            let conflicts: Conflicts =
-                conflicts.into_iter().filter(|(_, path)| !allowed.has(path)).collect();
+            let conflicts: Conflicts = conflicts.into_iter().filter(|(_, path)| !allowed.has(path)).collect();
             if conflicts.is_empty() {
                 managers = before.clone();
                 run(&mut managers, true)
@@ -145,12 +136,19 @@ fn check(shape: Shape<'_>, config: &Value, api_version: &str) -> Result<(), Appl
         many => format!("errors:\n  {}", many.join("\n  ")),
     };
     let metadata = &config["metadata"];
-    let object = format!("{}/{}; {given}, Kind={kind}", text(&metadata["namespace"]), text(&metadata["name"]));
+    let object =
+        format!("{}/{}; {given}, Kind={kind}", text(&metadata["namespace"]), text(&metadata["name"]));
     Err(ApplyError::Typed(format!("({object}): {detail}")))
 }
 
 /// Gives the fields of an object that nobody tracked to one manager, so that an apply cannot silently take them.
-fn claim_unmanaged(shape: Shape<'_>, live: &Value, managers: &mut Managers, api_version: &str, subresource: &str) {
+fn claim_unmanaged(
+    shape: Shape<'_>,
+    live: &Value,
+    managers: &mut Managers,
+    api_version: &str,
+    subresource: &str,
+) {
     let id = ManagerId::updater("before-first-apply", api_version, subresource);
     let status = Element::Field("status".into());
     let on_status = subresource == "status";
@@ -188,10 +186,7 @@ fn refusal(conflicts: &Conflicts) -> ApplyError {
             format!("Apply failed with {} conflicts: {}", many.len(), lines.join("\n"))
         }
     };
-    ApplyError::Conflict {
-        message,
-        conflicts: causes,
-    }
+    ApplyError::Conflict { message, conflicts: causes }
 }
 
 /// Records in `new.metadata.managedFields` what a create, update or other patch by `manager` changed.
@@ -227,10 +222,7 @@ pub fn track_update(
     let api_version = new["apiVersion"].as_str().unwrap_or_default().to_owned();
     let id = ManagerId::updater(manager, &api_version, subresource);
     // The operation first runs as nobody, so that a manager's own entry also loses what others' entries lose.
-    let current = ManagerId {
-        operation: Operation::Update,
-        ..ManagerId::updater("", "", "")
-    };
+    let current = ManagerId { operation: Operation::Update, ..ManagerId::updater("", "", "") };
     let shape = Shape::Typed(schema);
     let took = update::update(shape, &live, new, &mut managers, &current, &api_version, |set| set);
     if took && let Some(gained) = managers.remove(&current) {

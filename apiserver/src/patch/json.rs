@@ -57,7 +57,9 @@ pub fn json_patch(live: &Value, patch: &Value) -> Result<Value, JsonPatchError> 
             "move" => {
                 let from = text("from")?;
                 if path.strip_prefix(from).is_some_and(|rest| rest.starts_with('/')) {
-                    return Err(JsonPatchError::Refused(format!("move operation cannot move {from:?} into itself at {path:?}")));
+                    return Err(JsonPatchError::Refused(format!(
+                        "move operation cannot move {from:?} into itself at {path:?}"
+                    )));
                 }
                 let value = remove(&mut document, from)?;
                 add(&mut document, path, value)?;
@@ -140,7 +142,9 @@ fn remove(document: &mut Value, path: &str) -> Result<Value, JsonPatchError> {
     let (parent, token) = split(path)?;
     let removed = match document.pointer_mut(parent) {
         Some(Value::Object(map)) => map.remove(&token),
-        Some(Value::Array(items)) => index(&token).filter(|index| *index < items.len()).map(|index| items.remove(index)),
+        Some(Value::Array(items)) => {
+            index(&token).filter(|index| *index < items.len()).map(|index| items.remove(index))
+        }
         _ => None,
     };
     removed.ok_or_else(|| missing("remove", path))
@@ -161,14 +165,46 @@ mod tests {
     fn operations_do_what_the_rfc_says() {
         let live = json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3]});
         for (name, patch, want) in [
-            ("add a field", json!([{"op": "add", "path": "/a/c", "value": 9}]), json!({"a": {"b": 1, "x/y": 2, "m~n": 3, "c": 9}, "list": [1, 2, 3]})),
-            ("insert", json!([{"op": "add", "path": "/list/1", "value": 9}]), json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 9, 2, 3]})),
-            ("append", json!([{"op": "add", "path": "/list/-", "value": 9}]), json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3, 9]})),
-            ("escapes", json!([{"op": "remove", "path": "/a/x~1y"}, {"op": "remove", "path": "/a/m~0n"}]), json!({"a": {"b": 1}, "list": [1, 2, 3]})),
-            ("replace", json!([{"op": "replace", "path": "/list", "value": []}]), json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": []})),
-            ("move", json!([{"op": "move", "from": "/list/0", "path": "/a"}]), json!({"a": 1, "list": [2, 3]})),
-            ("copy", json!([{"op": "copy", "from": "/list/0", "path": "/c"}]), json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3], "c": 1})),
-            ("a test that holds", json!([{"op": "test", "path": "/a/b", "value": 1.0}, {"op": "test", "path": "/no", "value": null}]), live.clone()),
+            (
+                "add a field",
+                json!([{"op": "add", "path": "/a/c", "value": 9}]),
+                json!({"a": {"b": 1, "x/y": 2, "m~n": 3, "c": 9}, "list": [1, 2, 3]}),
+            ),
+            (
+                "insert",
+                json!([{"op": "add", "path": "/list/1", "value": 9}]),
+                json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 9, 2, 3]}),
+            ),
+            (
+                "append",
+                json!([{"op": "add", "path": "/list/-", "value": 9}]),
+                json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3, 9]}),
+            ),
+            (
+                "escapes",
+                json!([{"op": "remove", "path": "/a/x~1y"}, {"op": "remove", "path": "/a/m~0n"}]),
+                json!({"a": {"b": 1}, "list": [1, 2, 3]}),
+            ),
+            (
+                "replace",
+                json!([{"op": "replace", "path": "/list", "value": []}]),
+                json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": []}),
+            ),
+            (
+                "move",
+                json!([{"op": "move", "from": "/list/0", "path": "/a"}]),
+                json!({"a": 1, "list": [2, 3]}),
+            ),
+            (
+                "copy",
+                json!([{"op": "copy", "from": "/list/0", "path": "/c"}]),
+                json!({"a": {"b": 1, "x/y": 2, "m~n": 3}, "list": [1, 2, 3], "c": 1}),
+            ),
+            (
+                "a test that holds",
+                json!([{"op": "test", "path": "/a/b", "value": 1.0}, {"op": "test", "path": "/no", "value": null}]),
+                live.clone(),
+            ),
             ("the root", json!([{"op": "replace", "path": "", "value": {"z": 1}}]), json!({"z": 1})),
         ] {
             assert_eq!(json_patch(&live, &patch).expect(name), want, "{name}");

@@ -122,7 +122,9 @@ fn reorder_untouched(
     changes: &Map<String, Value>,
 ) -> Result<(), StrategicError> {
     for (name, order) in changes {
-        let Some(field) = name.strip_prefix(ORDER).filter(|field| !changes.contains_key(*field)) else { continue };
+        let Some(field) = name.strip_prefix(ORDER).filter(|field| !changes.contains_key(*field)) else {
+            continue;
+        };
         let place = if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") };
         if let Some(Value::Array(items)) = live.get_mut(field) {
             set_order(list_merge(kind, &place), items, list(name, order)?);
@@ -205,11 +207,18 @@ fn set_order(merge: ListMerge, items: &mut Vec<Value>, order: &[Value]) {
 }
 
 fn without_directives(changes: &Map<String, Value>) -> Map<String, Value> {
-    changes.iter().filter(|(name, _)| !name.starts_with('$')).map(|(name, value)| (name.clone(), value.clone())).collect()
+    changes
+        .iter()
+        .filter(|(name, _)| !name.starts_with('$'))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 fn list<'a>(name: &str, value: &'a Value) -> Result<&'a [Value], StrategicError> {
-    value.as_array().map(Vec::as_slice).ok_or_else(|| StrategicError::Malformed(format!("{name} wants a list, got {value}")))
+    value
+        .as_array()
+        .map(Vec::as_slice)
+        .ok_or_else(|| StrategicError::Malformed(format!("{name} wants a list, got {value}")))
 }
 
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, StrategicError> {
@@ -233,15 +242,34 @@ mod tests {
         };
         for (name, patch, want) in [
             ("nothing", json!({}), account.clone()),
-            ("a map", json!({"metadata": {"labels": {"m": "2", "l": null}}}), with("/metadata/labels", json!({"m": "2"}))),
+            (
+                "a map",
+                json!({"metadata": {"labels": {"m": "2", "l": null}}}),
+                with("/metadata/labels", json!({"m": "2"})),
+            ),
             (
                 "an element",
                 json!({"secrets": [{"name": "s1", "kind": "Secret"}, {"name": "s3"}]}),
-                with("/secrets", json!([{"name": "s1", "namespace": "n", "kind": "Secret"}, {"name": "s2"}, {"name": "s3"}])),
+                with(
+                    "/secrets",
+                    json!([{"name": "s1", "namespace": "n", "kind": "Secret"}, {"name": "s2"}, {"name": "s3"}]),
+                ),
             ),
-            ("delete an element", json!({"secrets": [{"$patch": "delete", "name": "s1"}]}), with("/secrets", json!([{"name": "s2"}]))),
-            ("replace a list", json!({"secrets": [{"$patch": "replace"}, {"name": "s9"}]}), with("/secrets", json!([{"name": "s9"}]))),
-            ("scalars unite", json!({"metadata": {"finalizers": ["y", "z"]}}), with("/metadata/finalizers", json!(["x", "y", "z"]))),
+            (
+                "delete an element",
+                json!({"secrets": [{"$patch": "delete", "name": "s1"}]}),
+                with("/secrets", json!([{"name": "s2"}])),
+            ),
+            (
+                "replace a list",
+                json!({"secrets": [{"$patch": "replace"}, {"name": "s9"}]}),
+                with("/secrets", json!([{"name": "s9"}])),
+            ),
+            (
+                "scalars unite",
+                json!({"metadata": {"finalizers": ["y", "z"]}}),
+                with("/metadata/finalizers", json!(["x", "y", "z"])),
+            ),
             (
                 "delete scalars",
                 json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["x"], "finalizers": ["z"]}}),
@@ -257,13 +285,21 @@ mod tests {
                 json!({"metadata": {"$setElementOrder/finalizers": ["y", "x"]}}),
                 with("/metadata/finalizers", json!(["y", "x"])),
             ),
-            ("replace a map", json!({"metadata": {"labels": {"$patch": "replace", "n": "3"}}}), with("/metadata/labels", json!({"n": "3"}))),
+            (
+                "replace a map",
+                json!({"metadata": {"labels": {"$patch": "replace", "n": "3"}}}),
+                with("/metadata/labels", json!({"n": "3"})),
+            ),
             (
                 "retain keys",
                 json!({"metadata": {"$retainKeys": ["name"], "name": "a"}}),
                 with("/metadata", json!({"name": "a"})),
             ),
-            ("delete a map", json!({"metadata": {"labels": {"$patch": "delete"}}}), with("/metadata", json!({"name": "a", "finalizers": ["x", "y"]}))),
+            (
+                "delete a map",
+                json!({"metadata": {"labels": {"$patch": "delete"}}}),
+                with("/metadata", json!({"name": "a", "finalizers": ["x", "y"]})),
+            ),
         ] {
             assert_eq!(strategic_merge("ServiceAccount", &account, &patch).expect(name), want, "{name}");
         }
@@ -272,7 +308,8 @@ mod tests {
     #[test]
     fn a_list_without_a_key_is_replaced() {
         let role = json!({"rules": [{"verbs": ["get"]}]});
-        let merged = strategic_merge("Role", &role, &json!({"rules": [{"verbs": ["list"]}]})).expect("a patch");
+        let merged =
+            strategic_merge("Role", &role, &json!({"rules": [{"verbs": ["list"]}]})).expect("a patch");
         assert_eq!(merged, json!({"rules": [{"verbs": ["list"]}]}));
     }
 

@@ -99,10 +99,7 @@ pub fn check(source: &Value, path: &str) -> Vec<Issue> {
         let place = if path.is_empty() { String::new() } else { format!("{path}.") };
         let place = format!("{place}x-kubernetes-validations[{index}]");
         let mut say = |name: &str, message: String| {
-            issues.push(Issue {
-                path: format!("{place}.{name}"),
-                message,
-            });
+            issues.push(Issue { path: format!("{place}.{name}"), message });
         };
         let text = rule["rule"].as_str().unwrap_or_default();
         if text.trim().is_empty() {
@@ -130,7 +127,13 @@ pub fn check(source: &Value, path: &str) -> Vec<Issue> {
 }
 
 /// Runs all rules of `schema` and adds the failures to `errors`.
-pub fn evaluate(schema: &Schema, new: &Value, old: Option<&Value>, path: &mut String, errors: &mut Vec<FieldError>) {
+pub fn evaluate(
+    schema: &Schema,
+    new: &Value,
+    old: Option<&Value>,
+    path: &mut String,
+    errors: &mut Vec<FieldError>,
+) {
     if let Some(rules) = &schema.rules
         && !new.is_null()
     {
@@ -163,7 +166,14 @@ pub fn evaluate(schema: &Schema, new: &Value, old: Option<&Value>, path: &mut St
     }
 }
 
-fn run(rules: &Rules, kind: Kind, new: &Value, old: Option<&Value>, path: &str, errors: &mut Vec<FieldError>) {
+fn run(
+    rules: &Rules,
+    kind: Kind,
+    new: &Value,
+    old: Option<&Value>,
+    path: &str,
+    errors: &mut Vec<FieldError>,
+) {
     let outcome = VALIDATOR.with(|validator| validator.validate_compiled(&rules.compiled, new, old));
     let Err(failures) = outcome else { return };
     for failure in failures.into_vec() {
@@ -186,7 +196,9 @@ fn run(rules: &Rules, kind: Kind, new: &Value, old: Option<&Value>, path: &str, 
         let (reason, message) = match failure.reason.as_deref() {
             Some("FieldValueForbidden") => ("FieldValueForbidden", format!("Forbidden: {detail}")),
             Some("FieldValueRequired") => ("FieldValueRequired", format!("Required value: {detail}")),
-            Some("FieldValueDuplicate") => ("FieldValueDuplicate", format!("Duplicate value: {}", shown(new))),
+            Some("FieldValueDuplicate") => {
+                ("FieldValueDuplicate", format!("Duplicate value: {}", shown(new)))
+            }
             _ if structured => ("FieldValueInvalid", format!("Invalid value: {detail}")),
             _ => ("FieldValueInvalid", format!("Invalid value: {}: {detail}", shown(new))),
         };
@@ -230,12 +242,37 @@ mod tests {
         };
         for (name, spec, old, want) in [
             ("all hold", good.clone(), None, vec![]),
-            ("an object rule", with("min", json!(3)), None, vec!["spec: Invalid value: min must not exceed max"]),
-            ("path and reason", with("url", json!("u")), None, vec!["spec.file: Required value: exactly one of file and url"]),
-            ("a computed message", with("max", json!(100)), None, vec!["spec: Invalid value: max is 100, over 99"]),
+            (
+                "an object rule",
+                with("min", json!(3)),
+                None,
+                vec!["spec: Invalid value: min must not exceed max"],
+            ),
+            (
+                "path and reason",
+                with("url", json!("u")),
+                None,
+                vec!["spec.file: Required value: exactly one of file and url"],
+            ),
+            (
+                "a computed message",
+                with("max", json!(100)),
+                None,
+                vec!["spec: Invalid value: max is 100, over 99"],
+            ),
             ("a transition without a past", with("mode", json!("b")), None, vec![]),
-            ("a transition", with("mode", json!("b")), Some(good.clone()), vec![r#"spec.mode: Invalid value: "b": mode is immutable"#]),
-            ("a map value", with("limits", json!({"x": 0})), None, vec!["spec.limits[x]: Invalid value: 0: must be positive"]),
+            (
+                "a transition",
+                with("mode", json!("b")),
+                Some(good.clone()),
+                vec![r#"spec.mode: Invalid value: "b": mode is immutable"#],
+            ),
+            (
+                "a map value",
+                with("limits", json!({"x": 0})),
+                None,
+                vec!["spec.limits[x]: Invalid value: 0: must be positive"],
+            ),
             (
                 "list items pair up by key",
                 with("nodes", json!([{"name": "b", "zone": "2"}, {"name": "a", "zone": "9"}])),
@@ -255,9 +292,10 @@ mod tests {
 
     #[test]
     fn a_rule_that_does_not_compile_is_refused_at_registration() {
-        let issues = Schema::from_openapi(&json!({"type": "object", "properties": {"spec": {"type": "object",
+        let issues =
+            Schema::from_openapi(&json!({"type": "object", "properties": {"spec": {"type": "object",
             "x-kubernetes-validations": [{"rule": "self.a ==", "message": "m"}]}}}))
-        .expect_err("the rule is broken");
+            .expect_err("the rule is broken");
         assert_eq!(issues.len(), 1);
         assert_eq!(issues[0].path, "properties[spec].x-kubernetes-validations[0].rule");
         assert!(issues[0].message.contains("compilation failed"), "{}", issues[0].message);

@@ -74,7 +74,11 @@ mod tests {
         }))
         .expect("structural");
         for (name, before, after) in [
-            ("nothing", json!({}), json!({"spec": {"replicas": 1, "strategy": {"mode": "Auto"}, "maybe": "d"}})),
+            (
+                "nothing",
+                json!({}),
+                json!({"spec": {"replicas": 1, "strategy": {"mode": "Auto"}, "maybe": "d"}}),
+            ),
             (
                 "nulls",
                 json!({"spec": {"replicas": null, "note": null, "maybe": null, "strategy": {"mode": "Off"}}}),

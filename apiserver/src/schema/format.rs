@@ -33,8 +33,9 @@ pub fn holds(format: &str, text: &str) -> bool {
 
 macro_rules! pattern {
     ($name:ident, $source:literal) => {
-        static $name: LazyLock<Regex> =
-            LazyLock::new(|| Regex::new($source).expect("a literal pattern compiles; the tests use every one"));
+        static $name: LazyLock<Regex> = LazyLock::new(|| {
+            Regex::new($source).expect("a literal pattern compiles; the tests use every one")
+        });
     };
 }
 
@@ -64,7 +65,8 @@ fn is_name(label: &str, underscore: bool) -> bool {
 fn is_cidr(text: &str) -> bool {
     let Some((address, bits)) = text.split_once('/') else { return false };
     let Ok(bits) = bits.parse::<u8>() else { return false };
-    (address.parse::<Ipv4Addr>().is_ok() && bits <= 32) || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
+    (address.parse::<Ipv4Addr>().is_ok() && bits <= 32)
+        || (address.parse::<Ipv6Addr>().is_ok() && bits <= 128)
 }
 
 /// Go's notation: a sign, then numbers with units (`1h30m`, `1.5s`), or a bare zero.
@@ -79,9 +81,9 @@ fn is_go_duration(text: &str) -> bool {
         if number.parse::<f64>().is_err() {
             return false;
         }
-        let unit = ["ns", "us", "µs", "μs", "ms", "s", "m", "h", "d", "w"]
-            .into_iter()
-            .find(|unit| digits.strip_prefix(*unit).is_some_and(|after| !after.starts_with(char::is_alphabetic)));
+        let unit = ["ns", "us", "µs", "μs", "ms", "s", "m", "h", "d", "w"].into_iter().find(|unit| {
+            digits.strip_prefix(*unit).is_some_and(|after| !after.starts_with(char::is_alphabetic))
+        });
         let Some(unit) = unit else { return false };
         rest = &digits[unit.len()..];
     }

@@ -43,10 +43,7 @@ pub fn yaml(body: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
 }
 
 fn node(duplicates: &mut Vec<String>) -> Node<'_> {
-    Node {
-        path: String::new(),
-        duplicates,
-    }
+    Node { path: String::new(), duplicates }
 }
 
 /// Decodes the value at `path`.
@@ -113,10 +110,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         loop {
             let mut path = self.path.clone();
             push_index(&mut path, list.len());
-            let seed = Node {
-                path,
-                duplicates: &mut *self.duplicates,
-            };
+            let seed = Node { path, duplicates: &mut *self.duplicates };
             match items.next_element_seed(seed)? {
                 Some(item) => list.push(item),
                 None => return Ok(Value::Array(list)),
@@ -138,10 +132,7 @@ impl<'de> Visitor<'de> for Node<'_> {
             if map.contains_key(&name) {
                 self.duplicates.push(path.clone());
             }
-            let value = entries.next_value_seed(Node {
-                path,
-                duplicates: &mut *self.duplicates,
-            })?;
+            let value = entries.next_value_seed(Node { path, duplicates: &mut *self.duplicates })?;
             map.insert(name, value);
         }
         Ok(Value::Object(map))
@@ -156,7 +147,8 @@ mod tests {
 
     #[test]
     fn the_last_of_two_keys_wins_and_is_reported() {
-        let body = br#"{"a": 1, "spec": {"model": "x", "list": [{"k": 1, "k": 2}], "model": "y"}, "a": null}"#;
+        let body =
+            br#"{"a": 1, "spec": {"model": "x", "list": [{"k": 1, "k": 2}], "model": "y"}, "a": null}"#;
         let (value, duplicates) = json(body).expect("JSON");
         assert_eq!(value, json!({"a": null, "spec": {"model": "y", "list": [{"k": 2}]}}));
         assert_eq!(duplicates, ["spec.list[0].k", "spec.model", "a"]);
@@ -164,7 +156,8 @@ mod tests {
 
     #[test]
     fn yaml_reads_as_json_does() {
-        let (value, duplicates) = yaml(b"a: 1\nb: [x, 2.5, true, null]\nc:\n  d: |\n    text\na: 2\n").expect("YAML");
+        let (value, duplicates) =
+            yaml(b"a: 1\nb: [x, 2.5, true, null]\nc:\n  d: |\n    text\na: 2\n").expect("YAML");
         assert_eq!(value, json!({"a": 2, "b": ["x", 2.5, true, null], "c": {"d": "text\n"}}));
         assert_eq!(duplicates, ["a"]);
     }

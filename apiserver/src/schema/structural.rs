@@ -25,11 +25,7 @@ pub fn check(source: &Value) -> Vec<Issue> {
 }
 
 fn below(path: &str, name: &str) -> String {
-    if path.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{path}.{name}")
-    }
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
 fn text<'a>(source: &'a Value, name: &str) -> &'a str {
@@ -42,10 +38,7 @@ fn is(source: &Value, name: &str) -> bool {
 
 fn structure(source: &Value, level: Level, path: &str, issues: &mut Vec<Issue>) {
     let mut say = |name: &str, message: String| {
-        issues.push(Issue {
-            path: below(path, name),
-            message,
-        });
+        issues.push(Issue { path: below(path, name), message });
     };
     if !source.is_object() {
         say("", "Invalid value: a schema must be an object".into());
@@ -63,7 +56,8 @@ fn structure(source: &Value, level: Level, path: &str, issues: &mut Vec<Issue>) 
     if is(source, "uniqueItems") {
         say(
             "uniqueItems",
-            "Forbidden: uniqueItems cannot be set to true since the runtime complexity becomes quadratic".into(),
+            "Forbidden: uniqueItems cannot be set to true since the runtime complexity becomes quadratic"
+                .into(),
         );
     }
     if !matches!(kind, "" | "object" | "array" | "string" | "integer" | "number" | "boolean") {
@@ -75,16 +69,10 @@ fn structure(source: &Value, level: Level, path: &str, issues: &mut Vec<Issue>) 
         );
     }
     if source.get("x-kubernetes-preserve-unknown-fields").is_some() && !preserve {
-        say(
-            "x-kubernetes-preserve-unknown-fields",
-            "Invalid value: false: must be true or undefined".into(),
-        );
+        say("x-kubernetes-preserve-unknown-fields", "Invalid value: false: must be true or undefined".into());
     }
     if embedded && kind != "object" {
-        say(
-            "type",
-            required_or_invalid(kind, "must be object if x-kubernetes-embedded-resource is true"),
-        );
+        say("type", required_or_invalid(kind, "must be object if x-kubernetes-embedded-resource is true"));
     } else if kind.is_empty() && !int_or_string && !preserve {
         let place = match level {
             Level::Root => "must not be empty at the root",
@@ -102,15 +90,9 @@ fn structure(source: &Value, level: Level, path: &str, issues: &mut Vec<Issue>) 
         }
     }
     if int_or_string && (preserve || embedded) {
-        let name = if preserve {
-            "x-kubernetes-preserve-unknown-fields"
-        } else {
-            "x-kubernetes-embedded-resource"
-        };
-        say(
-            name,
-            "Invalid value: true: must be false if x-kubernetes-int-or-string is true".into(),
-        );
+        let name =
+            if preserve { "x-kubernetes-preserve-unknown-fields" } else { "x-kubernetes-embedded-resource" };
+        say(name, "Invalid value: true: must be false if x-kubernetes-int-or-string is true".into());
     }
     if embedded && !preserve && source["properties"].as_object().is_none_or(Map::is_empty) {
         say(
@@ -139,10 +121,8 @@ fn structure(source: &Value, level: Level, path: &str, issues: &mut Vec<Issue>) 
             message: "Forbidden: items must be a schema object and not an array".into(),
         }),
         Some(items) => structure(items, Level::Item, &below(path, "items"), issues),
-        None if kind == "array" => issues.push(Issue {
-            path: below(path, "items"),
-            message: "Required value: must be specified".into(),
-        }),
+        None if kind == "array" => issues
+            .push(Issue { path: below(path, "items"), message: "Required value: must be specified".into() }),
         None => {}
     }
     for (name, field) in source["properties"].as_object().into_iter().flatten() {
@@ -192,10 +172,7 @@ fn root_metadata(source: &Value, path: &str, issues: &mut Vec<Issue>) {
 
 fn lists_and_maps(source: &Value, kind: &str, path: &str, issues: &mut Vec<Issue>) {
     let mut say = |name: &str, message: String| {
-        issues.push(Issue {
-            path: below(path, name),
-            message,
-        });
+        issues.push(Issue { path: below(path, name), message });
     };
     if let Some(map_type) = source.get("x-kubernetes-map-type") {
         if kind != "object" {
@@ -237,7 +214,10 @@ fn lists_and_maps(source: &Value, kind: &str, path: &str, issues: &mut Vec<Issue
     if items.is_object() && text(items, "type") != "object" {
         say(
             "items.type",
-            format!("Invalid value: {:?}: must be object if parent array's x-kubernetes-list-type is map", text(items, "type")),
+            format!(
+                "Invalid value: {:?}: must be object if parent array's x-kubernetes-list-type is map",
+                text(items, "type")
+            ),
         );
     }
     let required = items["required"].as_array().map_or(&[][..], Vec::as_slice);
@@ -246,13 +226,19 @@ fn lists_and_maps(source: &Value, kind: &str, path: &str, issues: &mut Vec<Issue
         match items["properties"].get(name) {
             None => say(
                 "x-kubernetes-list-map-keys",
-                format!("Invalid value: {:?}: entries must all be names of item properties", Value::from(keys.to_vec()).to_string()),
+                format!(
+                    "Invalid value: {:?}: entries must all be names of item properties",
+                    Value::from(keys.to_vec()).to_string()
+                ),
             ),
             Some(field) => {
                 if matches!(text(field, "type"), "object" | "array") {
                     say(
                         &format!("items.properties[{name}].type"),
-                        format!("Invalid value: {:?}: must be a scalar type if parent array's x-kubernetes-list-type is map", text(field, "type")),
+                        format!(
+                            "Invalid value: {:?}: must be a scalar type if parent array's x-kubernetes-list-type is map",
+                            text(field, "type")
+                        ),
                     );
                 }
                 if field.get("default").is_none() && !required.contains(key) {
@@ -264,7 +250,8 @@ fn lists_and_maps(source: &Value, kind: &str, path: &str, issues: &mut Vec<Issue
                 if is(field, "nullable") {
                     say(
                         &format!("items.properties[{name}].nullable"),
-                        "Forbidden: this property is in x-kubernetes-list-map-keys, so it cannot be nullable".into(),
+                        "Forbidden: this property is in x-kubernetes-list-map-keys, so it cannot be nullable"
+                            .into(),
                     );
                 }
             }
@@ -279,7 +266,9 @@ fn logic(source: &Value, path: &str, int_or_string: bool, issues: &mut Vec<Issue
     {
         issues.push(Issue {
             path: below(path, "pattern"),
-            message: format!("Invalid value: {pattern:?}: must be a valid regular expression, but isn't: {error}"),
+            message: format!(
+                "Invalid value: {pattern:?}: must be a valid regular expression, but isn't: {error}"
+            ),
         });
     }
     // int-or-string may spell its two types out; that is the one place where a nested type is allowed.
@@ -319,10 +308,7 @@ fn nested(source: &Value, path: &str, issues: &mut Vec<Issue>) {
     ] {
         let empty = |value: &Value| value == "" || *value == Value::Bool(false) || *value == json!([]);
         if source.get(name).is_some_and(|value| !empty(value)) {
-            issues.push(Issue {
-                path: below(path, name),
-                message: format!("Forbidden: {detail}"),
-            });
+            issues.push(Issue { path: below(path, name), message: format!("Forbidden: {detail}") });
         }
     }
     for (name, field) in source["properties"].as_object().into_iter().flatten() {
@@ -387,11 +373,7 @@ pub fn read(source: &Value) -> Schema {
 }
 
 fn strings(list: &Value) -> Vec<String> {
-    list.as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|item| item.as_str().map(str::to_owned))
-        .collect()
+    list.as_array().into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
 fn read_checks(source: &Value, int_or_string: bool) -> Checks {
@@ -401,11 +383,10 @@ fn read_checks(source: &Value, int_or_string: bool) -> Checks {
         }
         source[name].as_array().into_iter().flatten().map(read).collect()
     };
-    let limit = |name: &str, exclusive: &str| source[name].as_f64().map(|bound| (bound, is(source, exclusive)));
-    let bounds = |least: &str, most: &str| Bounds {
-        least: source[least].as_u64(),
-        most: source[most].as_u64(),
-    };
+    let limit =
+        |name: &str, exclusive: &str| source[name].as_f64().map(|bound| (bound, is(source, exclusive)));
+    let bounds =
+        |least: &str, most: &str| Bounds { least: source[least].as_u64(), most: source[most].as_u64() };
     Checks {
         format: text(source, "format").to_owned(),
         one_value_of: source["enum"].as_array().cloned(),
@@ -432,16 +413,18 @@ pub fn complete_root(schema: &mut Schema) {
 
 fn complete(schema: &mut Schema) {
     for name in ["apiVersion", "kind"] {
-        schema.properties.entry(name.into()).or_insert_with(|| Schema {
-            kind: Kind::String,
-            ..Default::default()
-        });
+        schema
+            .properties
+            .entry(name.into())
+            .or_insert_with(|| Schema { kind: Kind::String, ..Default::default() });
     }
     let mut metadata = crate::openapi::object_meta().clone();
     // A CRD may restrict the name; everything else of metadata is Kubernetes' own.
     if let Some(declared) = schema.properties.get("metadata") {
         for name in ["name", "generateName"] {
-            if let (Some(field), Some(declared)) = (metadata.properties.get_mut(name), declared.properties.get(name)) {
+            if let (Some(field), Some(declared)) =
+                (metadata.properties.get_mut(name), declared.properties.get(name))
+            {
                 field.checks = declared.checks.clone();
             }
         }

@@ -42,16 +42,16 @@ struct Walk {
 
 impl Walk {
     fn say(&mut self, reason: &'static str, path: &str, message: String) {
-        self.errors.push(FieldError {
-            reason,
-            field: path.to_owned(),
-            message,
-        });
+        self.errors.push(FieldError { reason, field: path.to_owned(), message });
     }
 
     /// `Invalid value: VALUE: PATH in body DETAIL`
     fn invalid(&mut self, path: &str, value: &Value, detail: String) {
-        self.say("FieldValueInvalid", path, format!("Invalid value: {}: {path} in body {detail}", shown(value)));
+        self.say(
+            "FieldValueInvalid",
+            path,
+            format!("Invalid value: {}: {path} in body {detail}", shown(value)),
+        );
     }
 
     fn check(&mut self, schema: &Schema, value: &Value, old: Option<&Value>, path: &mut String) {
@@ -228,7 +228,9 @@ impl Walk {
                 (1, _) | (2.., false) => continue,
                 (0, false) => "must validate at least one schema (anyOf)",
                 (0, true) => "must validate one and only one schema (oneOf). Found none valid",
-                (2.., true) => "must validate one and only one schema (oneOf). Found more than one valid alternative",
+                (2.., true) => {
+                    "must validate one and only one schema (oneOf). Found more than one valid alternative"
+                }
             };
             self.say("FieldValueInvalid", path, format!("Invalid value: \"\": {path:?} {detail}"));
             if held == 0
@@ -240,7 +242,11 @@ impl Walk {
         if let Some(not) = &checks.not
             && fail(not, path).is_empty()
         {
-            self.say("FieldValueInvalid", path, format!("Invalid value: \"\": {path:?} must not validate the schema (not)"));
+            self.say(
+                "FieldValueInvalid",
+                path,
+                format!("Invalid value: \"\": {path:?} must not validate the schema (not)"),
+            );
         }
     }
 
@@ -375,41 +381,87 @@ mod tests {
         }});
         let schema = schema(spec);
         for (name, spec, want) in [
-            ("fine", json!({"model": "ab", "replicas": 1, "port": "http", "maybe": null, "share": 1.5}), vec![]),
+            (
+                "fine",
+                json!({"model": "ab", "replicas": 1, "port": "http", "maybe": null, "share": 1.5}),
+                vec![],
+            ),
             ("missing", json!({}), vec!["spec.model: Required value"]),
             (
                 "wrong type",
                 json!({"model": "ab", "replicas": "two"}),
-                vec![r#"spec.replicas: Invalid value: "string": spec.replicas in body must be of type integer: "string""#],
+                vec![
+                    r#"spec.replicas: Invalid value: "string": spec.replicas in body must be of type integer: "string""#,
+                ],
             ),
             (
                 "too small",
                 json!({"model": "ab", "replicas": 0}),
-                vec!["spec.replicas: Invalid value: 0: spec.replicas in body should be greater than or equal to 1"],
+                vec![
+                    "spec.replicas: Invalid value: 0: spec.replicas in body should be greater than or equal to 1",
+                ],
             ),
             (
                 "too large",
                 json!({"model": "ab", "replicas": 9}),
-                vec!["spec.replicas: Invalid value: 9: spec.replicas in body should be less than or equal to 8"],
+                vec![
+                    "spec.replicas: Invalid value: 9: spec.replicas in body should be less than or equal to 8",
+                ],
             ),
-            ("zero excluded", json!({"model": "ab", "share": 0}), vec!["spec.share: Invalid value: 0: spec.share in body should be greater than 0"]),
-            ("no multiple", json!({"model": "ab", "share": 0.7}), vec!["spec.share: Invalid value: 0.7: spec.share in body should be a multiple of 0.5"]),
-            ("too short", json!({"model": "a"}), vec![r#"spec.model: Invalid value: "a": spec.model in body should be at least 2 chars long"#]),
-            ("too long", json!({"model": "abcde"}), vec!["spec.model: Too long: may not be more than 4 bytes"]),
-            ("pattern", json!({"model": "A1"}), vec![r#"spec.model: Invalid value: "A1": spec.model in body should match '^[a-z]+$'"#]),
-            ("enum", json!({"model": "ab", "mode": "On"}), vec![r#"spec.mode: Unsupported value: "On": supported values: "Auto", "Off""#]),
+            (
+                "zero excluded",
+                json!({"model": "ab", "share": 0}),
+                vec!["spec.share: Invalid value: 0: spec.share in body should be greater than 0"],
+            ),
+            (
+                "no multiple",
+                json!({"model": "ab", "share": 0.7}),
+                vec!["spec.share: Invalid value: 0.7: spec.share in body should be a multiple of 0.5"],
+            ),
+            (
+                "too short",
+                json!({"model": "a"}),
+                vec![r#"spec.model: Invalid value: "a": spec.model in body should be at least 2 chars long"#],
+            ),
+            (
+                "too long",
+                json!({"model": "abcde"}),
+                vec!["spec.model: Too long: may not be more than 4 bytes"],
+            ),
+            (
+                "pattern",
+                json!({"model": "A1"}),
+                vec![r#"spec.model: Invalid value: "A1": spec.model in body should match '^[a-z]+$'"#],
+            ),
+            (
+                "enum",
+                json!({"model": "ab", "mode": "On"}),
+                vec![r#"spec.mode: Unsupported value: "On": supported values: "Auto", "Off""#],
+            ),
             (
                 "int or string",
                 json!({"model": "ab", "port": true}),
-                vec![r#"spec.port: Invalid value: "boolean": spec.port in body must be of type integer,string: "boolean""#],
+                vec![
+                    r#"spec.port: Invalid value: "boolean": spec.port in body must be of type integer,string: "boolean""#,
+                ],
             ),
             (
                 "format",
                 json!({"model": "ab", "since": "noon"}),
-                vec![r#"spec.since: Invalid value: "noon": spec.since in body must be of type date-time: "noon""#],
+                vec![
+                    r#"spec.since: Invalid value: "noon": spec.since in body must be of type date-time: "noon""#,
+                ],
             ),
-            ("too many", json!({"model": "ab", "tags": ["a", "b", "c"]}), vec!["spec.tags: Too many: 3: must have at most 2 items"]),
-            ("set", json!({"model": "ab", "tags": ["a", "a"]}), vec![r#"spec.tags[1]: Duplicate value: "a""#]),
+            (
+                "too many",
+                json!({"model": "ab", "tags": ["a", "b", "c"]}),
+                vec!["spec.tags: Too many: 3: must have at most 2 items"],
+            ),
+            (
+                "set",
+                json!({"model": "ab", "tags": ["a", "a"]}),
+                vec![r#"spec.tags[1]: Duplicate value: "a""#],
+            ),
             (
                 "keyed list",
                 json!({"model": "ab", "nodes": [{"name": "n"}, {"name": "n"}]}),
@@ -426,16 +478,25 @@ mod tests {
             (
                 "one of both",
                 json!({"model": "ab", "source": {"file": "a", "url": "b"}}),
-                vec![r#"spec.source: Invalid value: "": "spec.source" must validate one and only one schema (oneOf). Found more than one valid alternative"#],
+                vec![
+                    r#"spec.source: Invalid value: "": "spec.source" must validate one and only one schema (oneOf). Found more than one valid alternative"#,
+                ],
             ),
-            ("map size", json!({"model": "ab", "labels": {"a": "1", "b": "2"}}), vec!["spec.labels: Too many: 2: must have at most 1 item"]),
+            (
+                "map size",
+                json!({"model": "ab", "labels": {"a": "1", "b": "2"}}),
+                vec!["spec.labels: Too many: 2: must have at most 1 item"],
+            ),
             (
                 "null",
                 json!({"model": null}),
-                vec![r#"spec.model: Invalid value: "null": spec.model in body must be of type string: "null""#],
+                vec![
+                    r#"spec.model: Invalid value: "null": spec.model in body must be of type string: "null""#,
+                ],
             ),
         ] {
-            let said: Vec<String> = schema.validate(&json!({ "spec": spec }), None).iter().map(ToString::to_string).collect();
+            let said: Vec<String> =
+                schema.validate(&json!({ "spec": spec }), None).iter().map(ToString::to_string).collect();
             assert_eq!(said, want, "{name}");
         }
     }
@@ -458,7 +519,9 @@ mod tests {
         let said = schema.validate(&json!({"metadata": {"name": "n", "labels": {"a": 1}}}), None);
         assert_eq!(
             said.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            [r#"metadata.labels.a: Invalid value: "integer": metadata.labels.a in body must be of type string: "integer""#]
+            [
+                r#"metadata.labels.a: Invalid value: "integer": metadata.labels.a in body must be of type string: "integer""#
+            ]
         );
     }
 }

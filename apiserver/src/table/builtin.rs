@@ -24,14 +24,14 @@ pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
         ],
         ("", "ConfigMap") => vec![
             name,
-            column("Data", "string", 0, |object, _| (size(&object["data"]) + size(&object["binaryData"])).into()),
+            column("Data", "string", 0, |object, _| {
+                (size(&object["data"]) + size(&object["binaryData"])).into()
+            }),
             age_of_it,
         ],
-        ("", "ServiceAccount") => vec![
-            name,
-            column("Secrets", "string", 0, |object, _| size(&object["secrets"]).into()),
-            age_of_it,
-        ],
+        ("", "ServiceAccount") => {
+            vec![name, column("Secrets", "string", 0, |object, _| size(&object["secrets"]).into()), age_of_it]
+        }
         ("", "Event") | ("events.k8s.io", "Event") => event_columns(),
         ("coordination.k8s.io", "Lease") => vec![
             name,
@@ -46,7 +46,8 @@ pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => vec![
             name,
             column("Role", "string", 0, |object, _| {
-                format!("{}/{}", string(&object["roleRef"]["kind"]), string(&object["roleRef"]["name"])).into()
+                format!("{}/{}", string(&object["roleRef"]["kind"]), string(&object["roleRef"]["name"]))
+                    .into()
             }),
             age_of_it,
             column("Users", "string", 1, |object, _| subjects(object, "User")),
@@ -59,7 +60,9 @@ pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
             column("SignerName", "string", 0, |object, _| text(&object["spec"]["signerName"])),
             column("Requestor", "string", 0, |object, _| text(&object["spec"]["username"])),
             column("RequestedDuration", "string", 0, |object, _| {
-                object["spec"]["expirationSeconds"].as_i64().map_or("<none>".into(), |seconds| human_duration(seconds).into())
+                object["spec"]["expirationSeconds"]
+                    .as_i64()
+                    .map_or("<none>".into(), |seconds| human_duration(seconds).into())
             }),
             column("Condition", "string", 0, |object, _| signing_state(object)),
         ],
@@ -70,13 +73,22 @@ pub fn builtin_columns(group: &str, kind: &str) -> Vec<Column> {
 fn event_columns() -> Vec<Column> {
     vec![
         column("Last Seen", "string", 0, |object, now| {
-            let stamps = [&object["series"]["lastObservedTime"], &object["lastTimestamp"], &object["deprecatedLastTimestamp"], &object["eventTime"]];
+            let stamps = [
+                &object["series"]["lastObservedTime"],
+                &object["lastTimestamp"],
+                &object["deprecatedLastTimestamp"],
+                &object["eventTime"],
+            ];
             since(stamps, object, now)
         }),
         column("Type", "string", 0, |object, _| text(&object["type"])),
         column("Reason", "string", 0, |object, _| text(&object["reason"])),
         column("Object", "string", 0, |object, _| {
-            let about = if object["involvedObject"].is_object() { &object["involvedObject"] } else { &object["regarding"] };
+            let about = if object["involvedObject"].is_object() {
+                &object["involvedObject"]
+            } else {
+                &object["regarding"]
+            };
             format!("{}/{}", string(&about["kind"]).to_lowercase(), string(&about["name"])).into()
         }),
         column("Subobject", "string", 1, |object, _| text(&object["involvedObject"]["fieldPath"])),
@@ -93,7 +105,16 @@ fn event_columns() -> Vec<Column> {
             string(message).trim().into()
         }),
         column("First Seen", "string", 1, |object, now| {
-            since([&object["firstTimestamp"], &object["deprecatedFirstTimestamp"], &object["eventTime"], &Value::Null], object, now)
+            since(
+                [
+                    &object["firstTimestamp"],
+                    &object["deprecatedFirstTimestamp"],
+                    &object["eventTime"],
+                    &Value::Null,
+                ],
+                object,
+                now,
+            )
         }),
         column("Count", "string", 1, |object, _| {
             object["series"]["count"].as_i64().or(object["count"].as_i64()).unwrap_or(1).into()

@@ -84,7 +84,9 @@ impl Step {
                 usize::try_from(position).ok().and_then(|position| items.get(position)).into_iter().collect()
             }
             Step::Each => elements(value),
-            Step::Having(path) => elements(value).into_iter().filter(|item| !path.find(item).is_empty()).collect(),
+            Step::Having(path) => {
+                elements(value).into_iter().filter(|item| !path.find(item).is_empty()).collect()
+            }
             Step::Where(path, compare, wanted) => elements(value)
                 .into_iter()
                 .filter(|item| path.find(item).first().is_some_and(|found| compare.holds(found, wanted)))
@@ -163,7 +165,10 @@ fn bracket(source: &str) -> Result<Step, String> {
     if let Some(filter) = source.strip_prefix("?(").and_then(|filter| filter.strip_suffix(')')) {
         return self::filter(filter.trim());
     }
-    source.parse().map(Step::Index).map_err(|_| format!("expected an index, a quoted name, * or ?(…), got {source:?}"))
+    source
+        .parse()
+        .map(Step::Index)
+        .map_err(|_| format!("expected an index, a quoted name, * or ?(…), got {source:?}"))
 }
 
 fn filter(source: &str) -> Result<Step, String> {
@@ -179,7 +184,8 @@ fn filter(source: &str) -> Result<Step, String> {
         let right = right.trim();
         let wanted = match quoted(right) {
             Some(text) => Value::from(text),
-            None => serde_json::from_str(right).map_err(|_| format!("expected a value after {sign}, got {right:?}"))?,
+            None => serde_json::from_str(right)
+                .map_err(|_| format!("expected a value after {sign}, got {right:?}"))?,
         };
         return Ok(Step::Where(JsonPath::parse(left)?, compare, wanted));
     }

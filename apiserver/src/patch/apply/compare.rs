@@ -140,7 +140,9 @@ impl Comparison {
                     }
                     self.added.insert(path);
                 }
-                (before, after) => self.walk(list.item, before.first().copied(), after.first().copied(), path),
+                (before, after) => {
+                    self.walk(list.item, before.first().copied(), after.first().copied(), path)
+                }
             }
             path.pop();
         }

@@ -83,7 +83,8 @@ fn examine(shape: Shape<'_>, value: &Value, path: &mut Path, found: &mut Vec<Str
         (Atom::List(list), Value::Array(items)) => {
             let mut seen = FieldSet::default();
             for (index, item) in items.iter().enumerate() {
-                let element = if list.is_atomic() { Ok(Element::Index(index as i64)) } else { list.element(item) };
+                let element =
+                    if list.is_atomic() { Ok(Element::Index(index as i64)) } else { list.element(item) };
                 let element = match element {
                     Ok(element) => element,
                     Err(error) => {
@@ -173,7 +174,8 @@ pub fn settle(shape: Shape<'_>, value: &mut Value, before: &Value, owned: &Field
                 let element = Element::Field(name.clone());
                 let was = before.get(name).unwrap_or(&Value::Null);
                 if child.is_null() && !was.is_null() {
-                    *child = if was.is_array() { Value::Array(Vec::new()) } else { Value::Object(Map::new()) };
+                    *child =
+                        if was.is_array() { Value::Array(Vec::new()) } else { Value::Object(Map::new()) };
                     return owned.members.contains(&element);
                 }
                 let below = owned.children.get(&element).unwrap_or(&nothing);
@@ -196,10 +198,7 @@ pub fn settle(shape: Shape<'_>, value: &mut Value, before: &Value, owned: &Field
 
 /// The set with the named fields on the way to its members as members too.
 pub fn with_named_parents(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
-    let mut whole = FieldSet {
-        members: set.members.clone(),
-        children: BTreeMap::new(),
-    };
+    let mut whole = FieldSet { members: set.members.clone(), children: BTreeMap::new() };
     for (element, child) in &set.children {
         let (below, named) = shape.below(element);
         if named {
@@ -212,10 +211,7 @@ pub fn with_named_parents(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
 
 /// The set as the schema of today divides fields: what lies below a container now owned whole becomes the container.
 pub fn reconciled(shape: Shape<'_>, set: &FieldSet) -> FieldSet {
-    let mut today = FieldSet {
-        members: set.members.clone(),
-        children: BTreeMap::new(),
-    };
+    let mut today = FieldSet { members: set.members.clone(), children: BTreeMap::new() };
     for (element, child) in &set.children {
         let (below, _) = shape.below(element);
         if matches!(below, Shape::Typed(_)) && below.is_atomic_container() {

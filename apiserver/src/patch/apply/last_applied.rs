@@ -44,7 +44,9 @@ pub fn refresh(object: &mut Value, config: &Value) {
         annotations.remove(ANNOTATION);
     }
     let text = format!("{config}\n");
-    let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) else { return };
+    let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) else {
+        return;
+    };
     let others: usize = annotations
         .iter()
         .filter(|(name, _)| *name != ANNOTATION)

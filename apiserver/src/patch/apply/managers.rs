@@ -67,12 +67,7 @@ impl ManagerId {
 
     /// How conflicts name it: `"m" with subresource "status" using v1`.
     pub fn describe(&self) -> String {
-        let ManagerId {
-            name,
-            operation,
-            api_version,
-            subresource,
-        } = self;
+        let ManagerId { name, operation, api_version, subresource } = self;
         let mut text = format!("{name:?}");
         if !subresource.is_empty() {
             text.push_str(&format!(" with subresource {subresource:?}"));
@@ -126,7 +121,9 @@ pub fn decode(entries: &Value) -> Result<Managers, String> {
 /// The wire form: appliers first, then by time and name; null for no managers.
 pub fn encode(managers: &Managers) -> Value {
     let mut sorted: Vec<(&ManagerId, &Owned)> = managers.iter().collect();
-    sorted.sort_by_key(|(id, owned)| (id.operation, owned.time.clone(), id.name.clone(), owned.api_version.clone(), id.subresource.clone()));
+    sorted.sort_by_key(|(id, owned)| {
+        (id.operation, owned.time.clone(), id.name.clone(), owned.api_version.clone(), id.subresource.clone())
+    });
     if sorted.is_empty() {
         return Value::Null;
     }

@@ -34,7 +34,11 @@ pub fn merge(shape: Shape<'_>, live: Option<&Value>, config: Option<&Value>) -> 
     }
 }
 
-fn merge_fields(fields: Fields<'_>, live: Option<&Map<String, Value>>, config: Option<&Map<String, Value>>) -> Value {
+fn merge_fields(
+    fields: Fields<'_>,
+    live: Option<&Map<String, Value>>,
+    config: Option<&Map<String, Value>>,
+) -> Value {
     let names: BTreeSet<&String> = live.into_iter().chain(config).flat_map(Map::keys).collect();
     let merged: Map<String, Value> = names
         .into_iter()

@@ -89,8 +89,10 @@ impl Element {
         match self {
             Element::Field(name) => format!("f:{name}"),
             Element::Key(fields) => {
-                let fields: Vec<String> =
-                    fields.iter().map(|(name, value)| format!("{}:{}", json(&name.as_str().into()), json(&value.0))).collect();
+                let fields: Vec<String> = fields
+                    .iter()
+                    .map(|(name, value)| format!("{}:{}", json(&name.as_str().into()), json(&value.0)))
+                    .collect();
                 format!("k:{{{}}}", fields.join(","))
             }
             Element::Value(value) => format!("v:{}", json(&value.0)),

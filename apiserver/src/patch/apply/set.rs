@@ -76,7 +76,8 @@ impl FieldSet {
 
     /// The paths of this set that are neither in the other nor below one of its paths.
     pub fn recursive_difference(&self, other: &FieldSet) -> FieldSet {
-        let mut left = self.combine(other, |mine, theirs| mine && !theirs, FieldSet::recursive_difference, true);
+        let mut left =
+            self.combine(other, |mine, theirs| mine && !theirs, FieldSet::recursive_difference, true);
         left.children.retain(|element, _| !other.members.contains(element));
         left
     }
@@ -88,8 +89,12 @@ impl FieldSet {
         below: fn(&FieldSet, &FieldSet) -> FieldSet,
         keep_unmatched: bool,
     ) -> FieldSet {
-        let members =
-            self.members.iter().filter(|element| keep(true, other.members.contains(*element))).cloned().collect();
+        let members = self
+            .members
+            .iter()
+            .filter(|element| keep(true, other.members.contains(*element)))
+            .cloned()
+            .collect();
         let children = self
             .children
             .iter()
@@ -189,7 +194,10 @@ mod tests {
     fn set_algebra_holds_for_members_and_children() {
         let a = set(&json!({"f:x": {}, "f:m": {".": {}, "f:p": {}, "f:q": {}}}));
         let b = set(&json!({"f:m": {"f:q": {}, "f:r": {}}, "f:y": {}}));
-        assert_eq!(a.union(&b), set(&json!({"f:x": {}, "f:y": {}, "f:m": {".": {}, "f:p": {}, "f:q": {}, "f:r": {}}})));
+        assert_eq!(
+            a.union(&b),
+            set(&json!({"f:x": {}, "f:y": {}, "f:m": {".": {}, "f:p": {}, "f:q": {}, "f:r": {}}}))
+        );
         assert_eq!(a.difference(&b), set(&json!({"f:x": {}, "f:m": {".": {}, "f:p": {}}})));
         assert_eq!(a.intersection(&b), set(&json!({"f:m": {"f:q": {}}})));
         assert_eq!(a.recursive_difference(&set(&json!({"f:m": {}}))), set(&json!({"f:x": {}})));

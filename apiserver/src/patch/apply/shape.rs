@@ -51,16 +51,17 @@ impl<'a> Shape<'a> {
                 }),
                 Kind::Any if schema.properties.is_empty() => Shape::Deduced.atom(value),
                 Kind::Any => match value {
-                    Some(Value::Array(_) | Value::String(_) | Value::Number(_) | Value::Bool(_)) => Shape::Deduced.atom(value),
+                    Some(Value::Array(_) | Value::String(_) | Value::Number(_) | Value::Bool(_)) => {
+                        Shape::Deduced.atom(value)
+                    }
                     _ => Atom::Map(Fields(Some(schema))),
                 },
-                Kind::String | Kind::Integer | Kind::Number | Kind::Boolean | Kind::IntOrString => Atom::Scalar,
+                Kind::String | Kind::Integer | Kind::Number | Kind::Boolean | Kind::IntOrString => {
+                    Atom::Scalar
+                }
             },
             Shape::Deduced => match value {
-                Some(Value::Array(_)) => Atom::List(List {
-                    kind: &ListKind::Atomic,
-                    item: Shape::Deduced,
-                }),
+                Some(Value::Array(_)) => Atom::List(List { kind: &ListKind::Atomic, item: Shape::Deduced }),
                 Some(Value::Object(_) | Value::Null) | None => Atom::Map(Fields(None)),
                 Some(_) => Atom::Scalar,
             },
@@ -127,15 +128,21 @@ impl List<'_> {
         match self.kind {
             ListKind::Atomic => Err("invalid indexing of non-associative list".into()),
             ListKind::Set => match item {
-                Value::Object(_) => Err("associative list without keys has an element that's a map type".into()),
+                Value::Object(_) => {
+                    Err("associative list without keys has an element that's a map type".into())
+                }
                 Value::Array(_) => Err("not supported: associative list with lists as elements".into()),
-                Value::Null => Err("associative list without keys has an element that's an explicit null".into()),
+                Value::Null => {
+                    Err("associative list without keys has an element that's an explicit null".into())
+                }
                 scalar => Ok(Element::Value(super::path::Ordered(scalar.clone()))),
             },
             ListKind::Map(keys) => {
                 let fields = match item {
                     Value::Object(fields) => fields,
-                    Value::Null => return Err("associative list with keys may not have a null element".into()),
+                    Value::Null => {
+                        return Err("associative list with keys may not have a null element".into());
+                    }
                     _ => return Err("associative list with keys may not have non-map elements".into()),
                 };
                 let found: Map<String, Value> = keys

@@ -173,7 +173,13 @@ fn every_case_of_the_table_holds() {
         .iter()
         .filter_map(|case| check(&schema, case).err().map(|error| format!("{}: {error}", case.name)))
         .collect();
-    assert!(failures.is_empty(), "{} of {} cases fail:\n{}", failures.len(), cases.len(), failures.join("\n\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases fail:\n{}",
+        failures.len(),
+        cases.len(),
+        failures.join("\n\n")
+    );
 }
 
 #[test]
@@ -211,7 +217,8 @@ fn entries_are_sorted_stamped_and_carry_their_subresource() {
 fn a_conflict_has_a_cause_per_field() {
     let schema = schema();
     let step = |value: Value| serde_json::from_value::<Step>(value).expect("a step");
-    let live = run(&schema, None, &step(json!({"update": {"spec": {"replicas": 1}}, "as": "u"})), 0).expect("created");
+    let live = run(&schema, None, &step(json!({"update": {"spec": {"replicas": 1}}, "as": "u"})), 0)
+        .expect("created");
     let refused = run(&schema, Some(&live), &step(json!({"apply": {"spec": {"replicas": 2}}, "as": "a"})), 1);
     let Err(ApplyError::Conflict { conflicts, .. }) = refused else { panic!("{refused:?}") };
     assert_eq!(conflicts.len(), 1);
@@ -226,14 +233,18 @@ fn a_list_that_became_atomic_is_owned_whole() {
         for (name, value) in extra.as_object().into_iter().flatten() {
             list[name] = value.clone();
         }
-        Schema::from_openapi(&json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"l": list}}}}))
-            .expect("structural")
+        Schema::from_openapi(
+            &json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"l": list}}}}),
+        )
+        .expect("structural")
     };
     let keyed = list(json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}));
     let atomic = list(json!({}));
     let step = |value: Value| serde_json::from_value::<Step>(value).expect("a step");
-    let live = run(&keyed, None, &step(json!({"apply": {"spec": {"l": [{"name": "a"}]}}, "as": "a"})), 0).expect("created");
-    let refused = run(&atomic, Some(&live), &step(json!({"apply": {"spec": {"l": [{"name": "b"}]}}, "as": "b"})), 1);
+    let live = run(&keyed, None, &step(json!({"apply": {"spec": {"l": [{"name": "a"}]}}, "as": "a"})), 0)
+        .expect("created");
+    let refused =
+        run(&atomic, Some(&live), &step(json!({"apply": {"spec": {"l": [{"name": "b"}]}}, "as": "b"})), 1);
     let Err(ApplyError::Conflict { message, .. }) = refused else { panic!("{refused:?}") };
     assert_eq!(message, "Apply failed with 1 conflict: conflict with \"a\": .spec.l");
 }

@@ -96,14 +96,7 @@ pub fn update(
     let set = kept.union(&gained);
     if !set.is_empty() {
         let time = own.and_then(|own| own.time);
-        managers.insert(
-            id.clone(),
-            Owned {
-                set,
-                api_version: api_version.to_owned(),
-                time,
-            },
-        );
+        managers.insert(id.clone(), Owned { set, api_version: api_version.to_owned(), time });
     }
     took
 }
