@@ -174,6 +174,15 @@ fn parse_continue(token: &str) -> Result<(i64, String)> {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn a_revision_that_never_happens_is_waited_for_in_vain() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = crate::store::embedded::Embedded::open(&folder.path().join("store.redb")).unwrap();
+        let error = wait_for(&store, 7).await.unwrap_err();
+        assert_eq!((error.code.as_u16(), error.retry_after), (504, Some(1)));
+        assert_eq!(error.causes[0].reason, "ResourceVersionTooLarge");
+    }
+
     #[test]
     fn a_continue_token_carries_revision_and_place() {
         let token = continue_token(1018, "ns/name\0");

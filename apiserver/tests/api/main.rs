@@ -1,5 +1,9 @@
 //! The server over real TLS, seen through kube-rs's client. Not here: what the pure modules test by themselves.
 
+mod access;
+mod apply;
+mod durable;
+mod protocol;
 mod support;
 
 use std::time::Duration;

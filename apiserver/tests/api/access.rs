@@ -1,0 +1,145 @@
+//! Who may do what: certificates, service account tokens, bootstrap tokens, roles.
+
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::support::{Cluster, code};
+
+fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+#[tokio::test]
+async fn a_user_may_do_what_a_role_says_and_nothing_else() {
+    let cluster = Cluster::start().await;
+    let eve = cluster.client_as("eve", &["staff"]).await;
+    let maps: Api<ConfigMap> = Api::namespaced(eve.clone(), "default");
+    assert_eq!(code(maps.list(&ListParams::default()).await), 403, "nobody gave eve anything");
+    let roles: Api<Role> = Api::namespaced(cluster.client(), "default");
+    let role = json!({"metadata": {"name": "reader"}, "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"]}]});
+    roles.create(&PostParams::default(), &read(role)).await.unwrap();
+    let bindings: Api<RoleBinding> = Api::namespaced(cluster.client(), "default");
+    let binding = json!({
+        "metadata": {"name": "readers"}, "subjects": [{"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": "staff"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+    });
+    bindings.create(&PostParams::default(), &read(binding)).await.unwrap();
+    maps.list(&ListParams::default()).await.unwrap();
+    assert_eq!(code(maps.delete("kube-root-ca.crt", &DeleteParams::default()).await), 403);
+    let elsewhere: Api<ConfigMap> = Api::namespaced(eve.clone(), "kube-system");
+    assert_eq!(code(elsewhere.list(&ListParams::default()).await), 403);
+
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(eve.clone());
+    let mut allowed = Vec::new();
+    for verb in ["list", "delete"] {
+        let ask = json!({"spec": {"resourceAttributes": {"verb": verb, "resource": "configmaps", "namespace": "default"}}});
+        allowed.push(reviews.create(&PostParams::default(), &read(ask)).await.unwrap().status.unwrap().allowed);
+    }
+    assert_eq!(allowed, [true, false]);
+    let who: Api<SelfSubjectReview> = Api::all(eve);
+    let me = who.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
+    assert_eq!(me.status.unwrap().user_info.unwrap().username.as_deref(), Some("eve"));
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn nobody_grants_more_than_they_hold() {
+    let cluster = Cluster::start().await;
+    let roles: Api<ClusterRole> = Api::all(cluster.client());
+    let manager = json!({"metadata": {"name": "role-manager"}, "rules": [
+        {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["*"], "verbs": ["create", "get"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]},
+    ]});
+    roles.create(&PostParams::default(), &read(manager)).await.unwrap();
+    let bindings: Api<ClusterRoleBinding> = Api::all(cluster.client());
+    let bind = |name: &str, role: &str| -> ClusterRoleBinding {
+        read(json!({
+            "metadata": {"name": name}, "subjects": [{"kind": "User", "name": "mallory"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        }))
+    };
+    bindings.create(&PostParams::default(), &bind("managers", "role-manager")).await.unwrap();
+    let mallory = cluster.client_as("mallory", &[]).await;
+    let her_roles: Api<ClusterRole> = Api::all(mallory.clone());
+    let role = |name: &str, resource: &str| -> ClusterRole {
+        read(json!({"metadata": {"name": name}, "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get"]}]}))
+    };
+    assert_eq!(code(her_roles.create(&PostParams::default(), &role("more", "secrets")).await), 403);
+    her_roles.create(&PostParams::default(), &role("same", "configmaps")).await.unwrap();
+    let her_bindings: Api<ClusterRoleBinding> = Api::all(mallory);
+    assert_eq!(code(her_bindings.create(&PostParams::default(), &bind("admin", "cluster-admin")).await), 403);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_service_account_token_works_until_its_account_is_gone() {
+    let cluster = Cluster::start().await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), "default");
+    accounts.create(&PostParams::default(), &read(json!({"metadata": {"name": "robot"}}))).await.unwrap();
+    let request = TokenRequest { spec: Some(TokenRequestSpec::default()), ..TokenRequest::default() };
+    let token = accounts.create_token_request("robot", &PostParams::default(), &request).await.unwrap();
+    let token = token.status.unwrap().token.unwrap();
+    let robot = cluster.client_with_token(&token).await;
+    let who: Api<SelfSubjectReview> = Api::all(robot.clone());
+    let me = who.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
+    assert_eq!(me.status.unwrap().user_info.unwrap().username.as_deref(), Some("system:serviceaccount:default:robot"));
+    let secrets: Api<Secret> = Api::namespaced(robot.clone(), "default");
+    assert_eq!(code(secrets.list(&ListParams::default()).await), 403);
+    accounts.delete("robot", &DeleteParams::default()).await.unwrap();
+    assert_eq!(code(who.create(&PostParams::default(), &SelfSubjectReview::default()).await), 401);
+    let nonsense = cluster.client_with_token("abcdef.0123456789abcdef").await;
+    assert_eq!(code(nonsense.apiserver_version().await), 401);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_bootstrap_token_opens_the_host_and_lets_a_machine_ask_for_a_certificate() {
+    let cluster = Cluster::start().await;
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), "kube-system");
+    let secret = |expiration: &str| -> Secret {
+        read(json!({
+            "metadata": {"name": "bootstrap-token-abc123"}, "type": "bootstrap.kubernetes.io/token",
+            "stringData": {
+                "token-id": "abc123", "token-secret": "0123456789abcdef", "expiration": expiration,
+                "usage-bootstrap-authentication": "true",
+            },
+        }))
+    };
+    secrets.create(&PostParams::default(), &secret("2999-01-01T00:00:00Z")).await.unwrap();
+    let machine = cluster.client_with_token("abc123.0123456789abcdef").await;
+    let requests: Api<CertificateSigningRequest> = Api::all(machine.clone());
+    let request = json!({"metadata": {"name": "node-1"}, "spec": {
+        "request": "LS0t", "signerName": "example.com/node", "usages": ["client auth"],
+    }});
+    let made = requests.create(&PostParams::default(), &read(request)).await.unwrap();
+    assert_eq!(made.spec.username.as_deref(), Some("system:bootstrap:abc123"));
+    assert!(made.spec.groups.unwrap().contains(&"system:bootstrappers".to_string()));
+    assert_eq!(code(Api::<Secret>::namespaced(machine.clone(), "kube-system").list(&ListParams::default()).await), 403);
+    let wrong = cluster.client_with_token("abc123.0123456789abcdeX").await;
+    assert_eq!(code(wrong.apiserver_version().await), 401);
+
+    // The other addresses of this host are open now, at the same port and under a certificate that names them.
+    for address in russet_apiserver::server::listen::host_addresses() {
+        let target = std::net::SocketAddr::new(address, cluster.running().addr().port());
+        cluster.eventually("the address is open", || async { tokio::net::TcpStream::connect(target).await.is_ok() }).await;
+    }
+    let expired = Patch::Merge(json!({"stringData": {"expiration": "2001-01-01T00:00:00Z"}}));
+    secrets.patch("bootstrap-token-abc123", &PatchParams::default(), &expired).await.unwrap();
+    assert_eq!(code(requests.get("node-1").await), 401, "the token has expired");
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn strangers_learn_health_and_version_only() {
+    let cluster = Cluster::start().await;
+    let stranger = cluster.client_with_token("").await;
+    stranger.apiserver_version().await.unwrap();
+    let maps: Api<ConfigMap> = Api::namespaced(stranger, "default");
+    assert_eq!(code(maps.list(&ListParams::default()).await), 401);
+    cluster.stop().await;
+}

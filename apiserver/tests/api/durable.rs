@@ -1,0 +1,110 @@
+//! What outlives a process: a stop, a start, a kill -9.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, PostParams, WatchEvent, WatchParams};
+use russet_apiserver::store::embedded::Embedded;
+use russet_apiserver::store::{Change, Expect, Outcome, Store, Txn};
+use russet_apiserver::{Config, Error};
+use serde_json::json;
+
+use crate::support::Cluster;
+
+#[tokio::test]
+async fn a_restarted_server_has_its_objects_and_tells_old_watchers_to_list_again() {
+    let cluster = Cluster::start().await;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "a"}, "data": {"x": "1"}})).unwrap();
+    let made = maps.create(&PostParams::default(), &map).await.unwrap();
+    let old = made.metadata.resource_version.clone().unwrap();
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "b"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let folder = cluster.stop().await;
+    let cluster = Cluster::start_in(folder).await;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+    assert_eq!(maps.get("a").await.unwrap().metadata, made.metadata);
+    let mut events = maps.watch(&WatchParams::default(), &old).await.unwrap().boxed();
+    match events.try_next().await.unwrap().unwrap() {
+        WatchEvent::Error(status) => assert_eq!((status.code, status.reason.as_str()), (410, "Expired")),
+        other => panic!("{other:?}"),
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_port_or_a_directory_in_use_is_an_error_that_says_what_to_do() {
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let taken = russet_apiserver::start(Config::new(folder.path()).listen(cluster.running().addr())).await;
+    let Err(error @ Error::Listen { .. }) = taken else { panic!("it started") };
+    let port = cluster.running().addr().port().to_string();
+    assert!(error.to_string().contains(&port) && error.to_string().contains("--api-port"), "{error}");
+    let used = cluster.running().kubeconfig().parent().unwrap().to_path_buf();
+    let taken = russet_apiserver::start(Config::new(used).listen(([127, 0, 0, 1], 0).into())).await;
+    let Err(error @ Error::Store(_)) = taken else { panic!("it started") };
+    assert!(error.to_string().contains("stop it first"), "{error}");
+    cluster.stop().await;
+}
+
+/// Where the child of the next test writes; unset in every other run.
+const CHILD: &str = "RUSSET_STORE_CHILD";
+
+/// Not a test by itself: the child process of the next one, which writes until it is killed.
+#[tokio::test]
+async fn a_writer_that_will_be_killed() {
+    let Ok(folder) = std::env::var(CHILD) else { return };
+    let store = Embedded::open(&std::path::Path::new(&folder).join("store.redb")).unwrap();
+    for round in 0.. {
+        let writes = (0..8).map(|writer| {
+            let key = format!("/registry/test/{round}-{writer}");
+            let change = Change::Put(Bytes::from(json!({"round": round}).to_string()));
+            let store = &store;
+            async move {
+                let outcome = store.txn(Txn { key: key.clone(), expect: Expect::Absent, change }).await.unwrap();
+                let Outcome::Done(record) = outcome else { panic!("{outcome:?}") };
+                println!("acknowledged {key} {}", record.revision);
+            }
+        });
+        futures::future::join_all(writes).await;
+    }
+}
+
+#[test]
+fn a_kill_in_the_middle_of_writing_loses_nothing_that_was_acknowledged() {
+    for acknowledged in [1, 50, 400] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["durable::a_writer_that_will_be_killed", "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut seen = Vec::new();
+        for line in lines {
+            // The test harness prints lines of its own, once without a line end.
+            if let Some((_, rest)) = line.split_once("acknowledged ") {
+                let (key, revision) = rest.split_once(' ').unwrap();
+                seen.push((key.to_string(), revision.parse::<u64>().unwrap()));
+            }
+            if seen.len() == acknowledged {
+                // SIGKILL: no destructor runs, no buffer is written. What it still printed counts, too.
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        assert!(seen.len() >= acknowledged, "the child ended early after {} writes", seen.len());
+        let store = Embedded::open(&folder.path().join("store.redb")).unwrap();
+        for (key, revision) in &seen {
+            let record = store.get(key).unwrap_or_else(|| panic!("{key} was acknowledged and is lost"));
+            assert_eq!(record.revision, *revision);
+        }
+        assert!(store.revision() >= seen.iter().map(|(_, revision)| *revision).max().unwrap());
+    }
+}
