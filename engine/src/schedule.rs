@@ -1,5 +1,5 @@
 //! Requests to slots, slots to steps: one loop that gives every running sequence one step in turn.
-//! It is the only place that ends an answer, so every request gets exactly one `Finished` or
+//! Answers end here and in `entrance` only, so every request gets exactly one `Finished` or
 //! `Failed` (invariant 10). How tokens become text is `sequence`'s business.
 //!
 //! ```text
@@ -7,200 +7,29 @@
 //!    └──────────┴──────────┴────────┴───────────────────▶ Failed
 //! ```
 
+mod entrance;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Zoned;
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
-use russet_wire::request::GenerationRequest;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
 use crate::compute::{Compute, Step};
 use crate::follow::Followers;
 use crate::life::Life;
 use crate::metrics::Metrics;
-use crate::sequence::{self, Accepted, Sequence};
+use crate::sequence::{Accepted, Sequence};
 use crate::tokens::{Tokens, TokensError};
 
-/// Most requests that wait for a slot; beyond it another group, or later, is the better place.
-pub const MOST_WAITING: usize = 64;
+use entrance::{Caller, Ticket, unavailable};
+pub use entrance::{Entrance, MOST_WAITING};
+
 /// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
 /// machine we know of takes a fraction of it.
 const STEP_DEADLINE: Duration = Duration::from_secs(300);
-
-/// Takes requests for the loop.
-#[derive(Clone)]
-pub struct Entrance {
-    tickets: UnboundedSender<Ticket>,
-    tokens: Arc<Tokens>,
-    context_tokens: u32,
-    life: Life,
-    metrics: Metrics,
-}
-
-/// A request on its way to a slot.
-struct Ticket {
-    request: GenerationRequest,
-    prompt: Vec<u32>,
-    limit: u32,
-    caller: Caller,
-    place: Place,
-}
-
-/// Who waits for an answer. Dropped without an end, it says so: a stream never just ends.
-struct Caller {
-    id: String,
-    // Not bounded: a slow reader must not hold up the other sequences, and the context bounds an answer.
-    events: UnboundedSender<Event>,
-    arrived: Instant,
-    metrics: Metrics,
-    ended: bool,
-}
-
-impl Caller {
-    fn gone(&self) -> bool {
-        self.events.is_closed()
-    }
-
-    fn tell(&self, event: Event) {
-        // A caller that is gone is noticed before the next step.
-        let _ = self.events.send(event);
-    }
-
-    fn fail(mut self, failure: Failure) {
-        self.end(failure);
-    }
-
-    fn end(&mut self, failure: Failure) {
-        self.ended = true;
-        tracing::info!(request = self.id, kind = ?failure.kind, message = failure.message, "request failed");
-        self.metrics.failed(kind_label(failure.kind));
-        self.tell(Event::Failed(failure));
-    }
-
-    fn finish(mut self, reason: FinishReason, usage: Usage) {
-        self.ended = true;
-        self.metrics.finished(reason, usage, self.arrived.elapsed());
-        tracing::info!(
-            request = self.id,
-            reason = reason.as_str(),
-            prompt_tokens = usage.prompt_tokens,
-            completion_tokens = usage.completion_tokens,
-            "request finished"
-        );
-        self.tell(Event::Finished { reason, usage });
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.end(Failure {
-                kind: FailureKind::Internal,
-                message: "the engine lost this request; report it with the engine's log".into(),
-            });
-        }
-    }
-}
-
-fn kind_label(kind: FailureKind) -> &'static str {
-    match kind {
-        FailureKind::InvalidRequest => "invalid_request",
-        FailureKind::Overloaded => "overloaded",
-        FailureKind::Unavailable => "unavailable",
-        FailureKind::Internal => "internal",
-    }
-}
-
-fn unavailable(message: String) -> Failure {
-    Failure { kind: FailureKind::Unavailable, message }
-}
-
-/// Takes one of the places to wait in, given back when dropped.
-struct Place(Metrics);
-
-impl Place {
-    fn take(metrics: &Metrics) -> Result<Self, Failure> {
-        metrics.waiting.inc();
-        let place = Self(metrics.clone());
-        let waiting = metrics.waiting.get();
-        if waiting > MOST_WAITING as i64 {
-            return Err(Failure {
-                kind: FailureKind::Overloaded,
-                message: format!(
-                    "{} requests are running and {MOST_WAITING} are waiting, which is the most; try again later",
-                    metrics.running.get(),
-                ),
-            });
-        }
-        Ok(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.waiting.dec();
-    }
-}
-
-impl Entrance {
-    /// Takes a request; whatever becomes of it comes as events. Dropping the receiver cancels it.
-    pub fn submit(&self, request: GenerationRequest) -> UnboundedReceiver<Event> {
-        let (events, receiver) = mpsc::unbounded_channel();
-        let caller = Caller {
-            id: request.id.clone(),
-            events,
-            arrived: Instant::now(),
-            metrics: self.metrics.clone(),
-            ended: false,
-        };
-        if let Err(failure) = sequence::validate(&request) {
-            caller.fail(failure);
-            return receiver;
-        }
-        if let Some(reason) = self.life.refusal() {
-            caller.fail(unavailable(reason));
-            return receiver;
-        }
-        let place = match Place::take(&self.metrics) {
-            Ok(place) => place,
-            Err(failure) => {
-                caller.fail(failure);
-                return receiver;
-            }
-        };
-        let entrance = self.clone();
-        tokio::task::spawn_blocking(move || entrance.prepare(request, caller, place));
-        receiver
-    }
-
-    fn prepare(&self, request: GenerationRequest, caller: Caller, place: Place) {
-        let prompt = match self.tokens.prompt(&request.messages, &Zoned::now()) {
-            Ok(prompt) => prompt,
-            Err(error) => return caller.fail(prompt_failure(&error)),
-        };
-        let limit = match sequence::room(prompt.len(), request.max_tokens, self.context_tokens) {
-            Ok(limit) => limit,
-            Err(failure) => return caller.fail(failure),
-        };
-        let ticket = Ticket { request, prompt, limit, caller, place };
-        if let Err(mpsc::error::SendError(ticket)) = self.tickets.send(ticket) {
-            let reason = self.life.refusal().unwrap_or_else(|| "this engine has stopped".into());
-            ticket.caller.fail(unavailable(reason));
-        }
-    }
-}
-
-/// What cannot be rendered is the request's fault; what the tokenizer cannot do is ours.
-fn prompt_failure(error: &TokensError) -> Failure {
-    let kind = match error {
-        TokensError::Template(_) => FailureKind::InvalidRequest,
-        _ => FailureKind::Internal,
-    };
-    Failure { kind, message: error.to_string() }
-}
 
 /// A sequence and who waits for it.
 struct Running {

@@ -169,7 +169,8 @@ impl Rank {
         });
         let drain = tokio::spawn(bound_drain(life.clone(), Duration::from_secs(args.drain_seconds)));
         let readiness = tokio::spawn(follow_readiness(life.clone(), ready));
-        let work = tokio::spawn(work(args, followers, tls, hello, compute, life.clone(), metrics, entrance));
+        let work = work(args, followers, tls, hello, compute, life.clone(), metrics, entrance);
+        let work = tokio::spawn(supervise(life.clone(), work));
 
         life.ended().await;
         let outcome = match life.now() {
@@ -254,6 +255,13 @@ fn ended(life: &Life) -> impl Future<Output = ()> + Send + 'static {
 async fn report(name: &str, life: Life, server: impl Future<Output = Result<(), tonic::transport::Error>>) {
     if let Err(error) = server.await {
         life.fail(format!("the {name} server ended: {error}"));
+    }
+}
+
+/// A bug must not leave a rank that looks alive and answers nobody.
+async fn supervise(life: Life, work: impl Future<Output = ()> + Send + 'static) {
+    if let Err(error) = tokio::spawn(work).await {
+        life.fail(format!("this engine has a bug, see its log: {error}"));
     }
 }
 
