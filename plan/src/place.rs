@@ -179,6 +179,19 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
     (placement, notes)
 }
 
+/// What a deployment that cannot be planned still allows: replicas nobody wants any more go.
+pub fn scale_down(view: &Snapshot, namespace: &str, deployment: &str, replicas: i32) -> Placement {
+    let mut placement = Placement::default();
+    for (key, group) in view.groups_of(namespace, deployment).filter(|(_, group)| !group.deleting) {
+        if (0..replicas).contains(&group.replica) {
+            placement.keep.push(key.clone());
+        } else {
+            placement.delete.push(OldGroup { name: key.1.clone(), why: Removal::ScaledDown });
+        }
+    }
+    placement
+}
+
 /// Digest of everything that makes a plan what it is; another digest is another group.
 pub fn plan_hash(model: &str, plan: &GroupPlan) -> String {
     let bare = GroupPlan { hash: String::new(), ..plan.clone() };

@@ -1,0 +1,121 @@
+//! What every controller shares: the client, the caches, the recorder and the few things that must
+//! be remembered between two looks at an object. Nothing here decides.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::reflector::Store;
+use kube::{Client, Resource};
+use parking_lot::Mutex;
+use russet_crds::conditions::Reason;
+use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
+
+use crate::metrics::Metrics;
+
+/// Shared by all controllers.
+pub struct Context {
+    /// The API.
+    pub client: Client,
+    /// Everything the operator watches.
+    pub stores: Stores,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Held from the last look at all groups until a new one is written: placements take turns, so
+    /// that two of them never promise the same memory.
+    pub placing: tokio::sync::Mutex<()>,
+    /// When each node's Lease was last seen to change.
+    pub leases: Mutex<BTreeMap<String, SeenLease>>,
+    /// Recent epochs of each group, by UID.
+    pub epochs: Mutex<BTreeMap<String, EpochHistory>>,
+    recorder: Recorder,
+}
+
+/// One cache a kind.
+#[derive(Clone)]
+pub struct Stores {
+    /// Machines.
+    pub nodes: Store<InferenceNode>,
+    /// Models.
+    pub models: Store<Model>,
+    /// Models on machines.
+    pub copies: Store<ModelCopy>,
+    /// Deployments.
+    pub deployments: Store<ModelDeployment>,
+    /// Replicas.
+    pub groups: Store<ShardGroup>,
+    /// Ranks.
+    pub shards: Store<Shard>,
+    /// Routes.
+    pub routes: Store<ModelRoute>,
+    /// Leases of [`names::SYSTEM_NAMESPACE`].
+    pub leases: Store<Lease>,
+    /// Certificate requests.
+    pub requests: Store<CertificateSigningRequest>,
+}
+
+/// A Lease as this process saw it change. The clocks of machines differ, so what counts is when the
+/// change was seen here, not what time the Lease names.
+#[derive(Clone, Debug)]
+pub struct SeenLease {
+    /// Its renewal time, as written by the agent.
+    pub renewed: Option<Timestamp>,
+    /// When that was first seen here.
+    pub at: Instant,
+    /// Whether it changed since this process first saw it.
+    pub changed: bool,
+}
+
+/// Epochs of a group.
+#[derive(Clone, Debug)]
+pub struct EpochHistory {
+    /// When recent epochs were begun.
+    pub begun: Vec<Timestamp>,
+    /// The epoch being formed, and since when.
+    pub forming: Option<(i64, Instant)>,
+}
+
+impl Context {
+    /// A context over full or filling caches.
+    pub fn new(client: Client, stores: Stores, metrics: Metrics) -> Arc<Self> {
+        let reporter = Reporter { controller: names::OPERATOR_MANAGER.to_owned(), instance: None };
+        Arc::new(Self {
+            recorder: Recorder::new(client.clone(), reporter),
+            client,
+            stores,
+            metrics,
+            placing: tokio::sync::Mutex::default(),
+            leases: Mutex::default(),
+            epochs: Mutex::default(),
+        })
+    }
+
+    /// Records an event about `about`. An event is a courtesy: when it cannot be written, the
+    /// condition still says the same, so the failure is only logged.
+    pub async fn record<K>(&self, about: &K, good: bool, reason: Reason, action: &str, note: &str)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        // The API allows a note of one kilobyte.
+        let mut end = note.len().min(1000);
+        while !note.is_char_boundary(end) {
+            end -= 1;
+        }
+        let event = Event {
+            type_: if good { EventType::Normal } else { EventType::Warning },
+            reason: format!("{reason:?}"),
+            note: Some(note[..end].to_owned()),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        let reference: ObjectReference = about.object_ref(&());
+        if let Err(error) = self.recorder.publish(&event, &reference).await {
+            tracing::warn!(object = ?reference.name, %error, "an event could not be recorded");
+        }
+    }
+}

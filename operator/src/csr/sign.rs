@@ -1,0 +1,164 @@
+//! Reads certificate requests and signs them. A request decides nothing but its key: every other
+//! field of the certificate is set here.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use rcgen::{
+    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
+};
+use thiserror::Error;
+
+use super::decide::{NODES_GROUP, domain_of, user_of};
+
+/// A year: long enough for a machine that sleeps through a summer, and agents renew well before.
+const LIFETIME_SECONDS: i64 = 365 * 24 * 3600;
+/// Machines' clocks differ a little; a certificate from the future would be refused.
+const SKEW_SECONDS: i64 = 300;
+
+/// Why a request cannot be read or signed.
+#[derive(Debug, Error)]
+pub enum SignError {
+    /// Not PKCS#10, or its signature does not match its key.
+    #[error("this is not a certificate request with a valid signature ({0}); make a new key and ask again")]
+    Request(rcgen::Error),
+    /// The CA Secret lacks something.
+    #[error("the Secret of the CA lacks {0}; restore it from the control plane's data directory")]
+    Secret(&'static str),
+    /// The CA cannot be used.
+    #[error("the CA cannot be used: {0}; restore its Secret from the control plane's data directory")]
+    Authority(rcgen::Error),
+    /// Signing itself failed.
+    #[error("signing failed: {0}")]
+    Sign(rcgen::Error),
+}
+
+/// Who a request says it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Common name.
+    pub common_name: String,
+    /// Organisations.
+    pub organizations: Vec<String>,
+    /// DNS names.
+    pub dns_names: Vec<String>,
+    /// How many names of other kinds it asks for.
+    pub other_names: usize,
+}
+
+/// Reads a PEM request and verifies that it is signed with its own key.
+pub fn read(pem: &[u8]) -> Result<Identity, SignError> {
+    let CertificateParams { subject_alt_names, distinguished_name, .. } = parse(pem)?.params;
+    let text = |value: &DnValue| match value {
+        DnValue::Utf8String(text) => text.clone(),
+        DnValue::PrintableString(text) => text.as_str().to_owned(),
+        other => format!("{other:?}"),
+    };
+    let mut identity = Identity::default();
+    for (kind, value) in distinguished_name.iter() {
+        match kind {
+            DnType::CommonName => identity.common_name = text(value),
+            DnType::OrganizationName => identity.organizations.push(text(value)),
+            _ => identity.other_names += 1,
+        }
+    }
+    for name in &subject_alt_names {
+        match name {
+            SanType::DnsName(name) => identity.dns_names.push(name.as_str().to_owned()),
+            _ => identity.other_names += 1,
+        }
+    }
+    Ok(identity)
+}
+
+/// Signs the key of a request as that node's; answers with the certificate in PEM.
+pub fn sign(
+    secret: &Secret,
+    pem: &[u8],
+    node: &str,
+    seconds: Option<i32>,
+    now: Timestamp,
+) -> Result<String, SignError> {
+    let field = |name: &'static str| {
+        let bytes = secret.data.as_ref().and_then(|data| data.get(name)).ok_or(SignError::Secret(name))?;
+        std::str::from_utf8(&bytes.0).map_err(|_| SignError::Secret(name))
+    };
+    let key = KeyPair::from_pem(field("tls.key")?).map_err(SignError::Authority)?;
+    let issuer = Issuer::from_ca_cert_pem(field("tls.crt")?, key).map_err(SignError::Authority)?;
+
+    let mut request = parse(pem)?;
+    let mut params = CertificateParams::new(vec![domain_of(node)]).map_err(SignError::Sign)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, NODES_GROUP);
+    params.distinguished_name.push(DnType::CommonName, user_of(node));
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    let mut serial: [u8; 16] = rand::random();
+    // Serial numbers are positive.
+    serial[0] &= 0x7f;
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    let seconds = seconds.map_or(LIFETIME_SECONDS, i64::from).clamp(600, LIFETIME_SECONDS);
+    // A clock before 1970 makes a certificate that has ended; that is what such a clock deserves.
+    let since_1970 = |second: i64| Duration::from_secs(u64::try_from(second).unwrap_or(0));
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_1970(now.as_second() - SKEW_SECONDS);
+    params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(now.as_second() + seconds);
+    request.params = params;
+    request.signed_by(&issuer).map(|certificate| certificate.pem()).map_err(SignError::Sign)
+}
+
+fn parse(pem: &[u8]) -> Result<CertificateSigningRequestParams, SignError> {
+    let text = std::str::from_utf8(pem).map_err(|_| SignError::Request(rcgen::Error::CouldNotParseCertificationRequest))?;
+    CertificateSigningRequestParams::from_pem(text).map_err(SignError::Request)
+}
+
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use rcgen::CertifiedIssuer;
+
+    use super::*;
+
+    fn authority() -> Secret {
+        let key = KeyPair::generate().unwrap();
+        let pem = key.serialize_pem();
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, key).unwrap();
+        let data = [("tls.crt", issuer.pem()), ("tls.key", pem)];
+        let data = data.into_iter().map(|(name, text)| (name.to_owned(), ByteString(text.into_bytes())));
+        Secret { data: Some(data.collect()), ..Secret::default() }
+    }
+
+    #[test]
+    fn a_certificate_holds_what_is_set_here_and_nothing_that_was_asked_for() {
+        let mut asked = CertificateParams::new(vec!["bank.example".to_owned()]).unwrap();
+        asked.distinguished_name.push(DnType::CommonName, "admin");
+        asked.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = asked.serialize_request(&key).unwrap().pem().unwrap();
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let certificate = sign(&authority(), pem.as_bytes(), "a", Some(3600), now).unwrap();
+
+        let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
+        let parsed = der.parse_x509().unwrap();
+        assert_eq!(parsed.subject().to_string(), "O=russet:nodes, CN=russet:node:a");
+        let names = parsed.subject_alternative_name().unwrap().unwrap();
+        assert_eq!(format!("{:?}", names.value.general_names), "[DNSName(\"a.node.russet.dev\")]");
+        assert!(!parsed.is_ca());
+        assert_eq!(parsed.validity().not_before.timestamp(), now.as_second() - SKEW_SECONDS);
+        assert_eq!(parsed.validity().not_after.timestamp(), now.as_second() + 3600);
+        let usage = parsed.extended_key_usage().unwrap().unwrap().value;
+        assert!(usage.client_auth && usage.server_auth && !usage.any);
+    }
+
+    #[test]
+    fn an_incomplete_authority_is_named() {
+        let error = sign(&Secret::default(), b"", "a", None, Timestamp::UNIX_EPOCH).unwrap_err();
+        assert!(error.to_string().contains("lacks tls.key"), "{error}");
+    }
+}

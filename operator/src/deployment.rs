@@ -1,0 +1,97 @@
+//! ModelDeployments: a plan for every replica, one ShardGroup each, the files on the nodes chosen,
+//! and the reasons for all of it in the status. How a group comes to serve is the group's business.
+//!
+//! ```text
+//! Resources<Observed> ─validate, plan─▶ Resources<Planned> ─apply─▶ Resources<Applied> ─▶ report
+//! ```
+
+mod apply;
+mod decide;
+mod observe;
+mod report;
+mod status;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::runtime::controller::Action;
+use russet_crds::ModelDeployment;
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::reconcile::after;
+
+/// A deployment and how far it has come.
+#[derive(Clone, Debug)]
+pub struct Resources<Stage> {
+    /// The deployment.
+    pub deployment: Arc<ModelDeployment>,
+    /// What is known at this stage.
+    pub stage: Stage,
+}
+
+/// Why a deployment could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// What runs could not be listed.
+    #[error("ModelDeployment {name}: the groups that run could not be listed")]
+    Observe {
+        /// The deployment.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// A copy was not written.
+    #[error("ModelDeployment {name}: ModelCopy {copy} could not be written")]
+    Copy {
+        /// The deployment.
+        name: String,
+        /// The copy.
+        copy: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// A group was not created or deleted.
+    #[error("ModelDeployment {name}: ShardGroup {group} could not be changed")]
+    Group {
+        /// The deployment.
+        name: String,
+        /// The group.
+        group: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The status was not written.
+    #[error("ModelDeployment {name}: its status could not be written")]
+    Report {
+        /// The deployment.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one deployment.
+pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) -> Result<Action, Error> {
+    if deployment.metadata.deletion_timestamp.is_some() {
+        // Its groups go with it, by their owner references.
+        return Ok(after([]));
+    }
+    let now = Timestamp::now();
+    let mut planned = decide::decide(observe::cached(&context, &deployment, now));
+    let applied = if planned.stage.placement.is_empty() {
+        apply::apply(&context, planned).await?
+    } else {
+        // The caches may not show yet what another deployment was just given. Whoever changes
+        // anything looks again, alone, at what the server has.
+        let _alone = context.placing.lock().await;
+        planned = decide::decide(observe::live(&context, &deployment, now).await?);
+        apply::apply(&context, planned).await?
+    };
+    report::report(&context, &applied, now).await?;
+    Ok(after([observe::next_loss(&context, &applied, now)]))
+}

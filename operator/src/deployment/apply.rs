@@ -1,0 +1,84 @@
+//! Carries out a plan: files first, because they take longest, then new groups, then the end of old
+//! ones. It makes no choices.
+
+use std::sync::Arc;
+
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource as _, ResourceExt as _};
+use russet_crds::{LocalReference, ModelCopy, ModelDeployment, ShardGroup, ShardGroupSpec, names};
+use russet_plan::place::NewGroup;
+
+use super::decide::Planned;
+use super::{Error, Resources};
+use crate::context::Context;
+use crate::model::copy_object;
+use crate::ssa;
+
+/// What there is now.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// What was carried out.
+    pub planned: Planned,
+    /// The deployment's groups that stay, the new ones among them.
+    pub groups: Vec<Arc<ShardGroup>>,
+    /// How many groups are on their way out.
+    pub leaving: usize,
+}
+
+/// Writes everything that was planned.
+pub async fn apply(context: &Context, resources: Resources<Planned>) -> Result<Resources<Applied>, Error> {
+    let Resources { deployment, stage: planned } = resources;
+    let name = deployment.name_any();
+    let copies: Api<ModelCopy> = Api::all(context.client.clone());
+    for spec in &planned.copies {
+        let copy = copy_object(spec.clone());
+        let known = context.stores.copies.get(&ObjectRef::new(&copy.name_any()));
+        if known.is_some_and(|known| known.spec == *spec || known.metadata.deletion_timestamp.is_some()) {
+            continue;
+        }
+        ssa::apply(&copies, &copy)
+            .await
+            .map_err(|source| Error::Copy { name: name.clone(), copy: copy.name_any(), source })?;
+    }
+    let api: Api<ShardGroup> = ssa::beside(&context.client, deployment.as_ref());
+    let failed = |group: &str| {
+        let (name, group) = (name.clone(), group.to_owned());
+        move |source| Error::Group { name, group, source }
+    };
+    let mut groups = Vec::new();
+    for new in &planned.placement.create {
+        let group = ssa::apply(&api, &group_object(&deployment, new)).await.map_err(failed(&new.name))?;
+        groups.push(Arc::new(group));
+    }
+    let mut leaving = 0;
+    for group in &planned.observed.groups {
+        let goes = planned.placement.delete.iter().any(|old| old.name == group.name_any());
+        if goes {
+            ssa::delete(&api, group.as_ref()).await.map_err(failed(&group.name_any()))?;
+        }
+        if goes || group.metadata.deletion_timestamp.is_some() {
+            leaving += 1;
+        } else {
+            groups.push(group.clone());
+        }
+    }
+    groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
+    Ok(Resources { deployment, stage: Applied { planned, groups, leaving } })
+}
+
+fn group_object(deployment: &ModelDeployment, new: &NewGroup) -> ShardGroup {
+    let NewGroup { name, replica, plan } = new;
+    let spec = ShardGroupSpec {
+        deployment_ref: LocalReference::new(deployment.name_any()),
+        model_ref: deployment.spec.model_ref.clone(),
+        replica: *replica,
+        plan: plan.clone(),
+        epoch: 1,
+    };
+    let mut group = ShardGroup::new(name, spec);
+    group.metadata.namespace = deployment.namespace();
+    let label = (names::LABEL_DEPLOYMENT.to_owned(), names::label_value(&deployment.name_any()));
+    group.metadata.labels = Some([label].into());
+    group.metadata.owner_references = deployment.controller_owner_ref(&()).map(|owner| vec![owner]);
+    group
+}

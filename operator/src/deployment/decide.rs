@@ -1,0 +1,102 @@
+//! From what is seen to what must be written. All policy is the planner's; here it is only asked,
+//! and what keeps it from being asked is put into words.
+
+use std::collections::BTreeSet;
+
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{Model, ModelCopySpec, Want};
+use russet_plan::place::scale_down;
+use russet_plan::{Note, Placement, ValidDeployment, note, place, validate};
+
+use super::Resources;
+use super::observe::Observed;
+use crate::model::copy_spec;
+
+/// What to write for a deployment.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What it was decided on.
+    pub observed: Observed,
+    /// The deployment, when it makes sense.
+    pub valid: Option<ValidDeployment>,
+    /// Why it cannot be planned, when it cannot.
+    pub obstacle: Option<Obstacle>,
+    /// Which groups stay, come and go.
+    pub placement: Placement,
+    /// Why.
+    pub notes: Vec<Note>,
+    /// Files wanted on nodes.
+    pub copies: Vec<ModelCopySpec>,
+}
+
+/// What keeps a deployment from being planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The reason for conditions.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+    /// Whether only a person can remove it.
+    pub stalled: bool,
+}
+
+/// Plans.
+pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
+    let Resources { deployment, stage: observed } = resources;
+    let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    let checked = match obstacle(&deployment.spec.model_ref.name, observed.model.as_deref()) {
+        Some(obstacle) => Err((obstacle, Vec::new())),
+        None => validate(&observed.view, &namespace, &name, &deployment.spec).map_err(|notes| {
+            let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
+            (Obstacle { reason, message: note::join(&notes), stalled: true }, notes)
+        }),
+    };
+    let stage = match checked {
+        Ok(valid) => {
+            let (placement, notes) = place(&observed.view, &valid);
+            let copies = copies(&observed, &placement);
+            Planned { observed, valid: Some(valid), obstacle: None, placement, notes, copies }
+        }
+        Err((obstacle, notes)) => {
+            // Even a deployment that makes no sense may be scaled down.
+            let placement = scale_down(&observed.view, &namespace, &name, deployment.spec.replicas);
+            let obstacle = (deployment.spec.replicas > 0).then_some(obstacle);
+            Planned { observed, valid: None, obstacle, placement, notes, copies: Vec::new() }
+        }
+    };
+    Resources { deployment, stage }
+}
+
+fn obstacle(name: &str, model: Option<&Model>) -> Option<Obstacle> {
+    let Some(model) = model else {
+        let message = format!("Model {name:?} does not exist in this namespace; create it, or correct spec.modelRef.name");
+        return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
+    };
+    let status = model.status.clone().unwrap_or_default();
+    if status.shape.is_some() {
+        return None;
+    }
+    let ready = conditions::get(&status.conditions, Type::Ready);
+    let why = ready.map_or_else(|| "its headers are not read yet".to_owned(), |ready| ready.message.clone());
+    Some(Obstacle {
+        reason: Reason::WaitingForModel,
+        message: format!("Model {name}: {why}"),
+        stalled: is_true(&status.conditions, Type::Stalled),
+    })
+}
+
+/// Every node of every current group holds the files.
+fn copies(observed: &Observed, placement: &Placement) -> Vec<ModelCopySpec> {
+    let Some(model) = observed.model.as_deref() else { return Vec::new() };
+    let kept = placement
+        .keep
+        .iter()
+        .filter_map(|key| observed.view.groups.get(key))
+        .filter(|group| group.model == model.name_any())
+        .map(|group| &group.plan);
+    let created = placement.create.iter().map(|new| &new.plan);
+    let nodes: BTreeSet<&str> =
+        kept.chain(created).flat_map(|plan| &plan.members).map(|member| member.node_name.as_str()).collect();
+    nodes.into_iter().map(|node| copy_spec(model, node, Want::Files)).collect()
+}

@@ -1,0 +1,68 @@
+//! Shows where a deployment stands, and tells people what was decided.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use kube::{Api, ResourceExt as _};
+use russet_crds::ModelDeployment;
+use russet_crds::conditions::{Reason, Type, get};
+
+use super::apply::Applied;
+use super::{Error, Resources, status};
+use crate::context::Context;
+use crate::group::missing_files;
+use crate::ssa;
+
+/// Writes the status when it differs.
+pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timestamp) -> Result<(), Error> {
+    let deployment = &applied.deployment;
+    let namespace = deployment.namespace().unwrap_or_default();
+    let model = &deployment.spec.model_ref.name;
+    let members = applied.stage.groups.iter().flat_map(|group| &group.spec.plan.members);
+    let missing: BTreeMap<String, String> = members
+        .filter_map(|member| {
+            let missing = missing_files(context, &namespace, model, &member.node_name)?;
+            Some((member.node_name.clone(), missing))
+        })
+        .collect();
+    let status = status::status(applied, &missing, now);
+    let placement = &applied.stage.planned.placement;
+    let tried = !placement.create.is_empty() || !placement.waiting.is_empty();
+    let placed = get(&status.conditions, Type::Placed);
+    if let Some(placed) = placed.filter(|_| tried) {
+        context.metrics.placements.with_label_values(&[&placed.reason]).inc();
+    }
+    if deployment.status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let name = deployment.name_any();
+    let api: Api<ModelDeployment> = ssa::beside(&context.client, deployment.as_ref());
+    ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
+
+    for (kind, action) in [(Type::Placed, "Place"), (Type::Ready, "Serve")] {
+        let before = deployment.status.as_ref().and_then(|status| get(&status.conditions, kind));
+        let Some(after) = get(&status.conditions, kind) else { continue };
+        // Progress changes messages all the time; people want to hear of changes of mind.
+        if before.is_some_and(|before| before.status == after.status && before.reason == after.reason) {
+            continue;
+        }
+        let reason: Option<Reason> = serde_json::from_value(serde_json::Value::String(after.reason.clone())).ok();
+        let told = matches!(
+            reason,
+            Some(
+                Reason::PlanFound
+                    | Reason::NothingFits
+                    | Reason::NoNodes
+                    | Reason::InvalidSpec
+                    | Reason::ModelNotFound
+                    | Reason::UnsupportedArchitecture
+                    | Reason::Serving
+                    | Reason::Stopped
+            )
+        );
+        if let Some(reason) = reason.filter(|_| told && !(kind == Type::Ready && after.status == "False")) {
+            context.record(deployment.as_ref(), after.status == "True", reason, action, &after.message).await;
+        }
+    }
+    Ok(())
+}

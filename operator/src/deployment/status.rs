@@ -1,0 +1,190 @@
+//! What a deployment shows, from what was planned and what its groups report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Reason, Type, get, is_true};
+use russet_crds::{ModelDeploymentStatus, PlacementReport, ShardGroup, names};
+use russet_plan::place::{deployment_hash, is_current};
+use russet_plan::{Note, note};
+
+use super::Resources;
+use super::apply::Applied;
+
+/// How a deployment fares.
+struct Verdict {
+    ready: bool,
+    stalled: bool,
+    reason: Reason,
+    message: String,
+}
+
+/// The status; `missing` says what nodes lack of the files.
+pub fn status(resources: &Resources<Applied>, missing: &BTreeMap<String, String>, now: Timestamp) -> ModelDeploymentStatus {
+    let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
+    let mut status = deployment.status.clone().unwrap_or_default();
+    let generation = deployment.metadata.generation;
+    let wanted = deployment.spec.replicas;
+    let current: Vec<&ShardGroup> = groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
+    let replicas: BTreeSet<i32> = groups.iter().map(|group| group.spec.replica).collect();
+    let answering: BTreeSet<i32> = groups.iter().filter(|group| answers(group)).map(|group| group.spec.replica).collect();
+
+    status.observed_generation = generation;
+    status.replicas = count(replicas.len());
+    status.ready_replicas = count(answering.len());
+    status.summary = Some(format!("{}/{wanted}", status.ready_replicas));
+    status.selector = Some(format!("{}={}", names::LABEL_DEPLOYMENT, names::label_value(&deployment.name_any())));
+    status.nodes = nodes(if current.is_empty() { groups.iter().map(AsRef::as_ref).collect() } else { current.clone() });
+    status.placement = placement(resources, &current, status.placement);
+
+    let verdict = verdict(resources, &current);
+    let mut set = |kind, value, reason, message: &str| {
+        conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
+    };
+    match (&planned.obstacle, wanted) {
+        (_, 0) => set(Type::Placed, true, Reason::Stopped, "scaled to zero"),
+        (Some(obstacle), _) => set(Type::Placed, false, obstacle.reason, &obstacle.message),
+        (None, _) if planned.placement.waiting.is_empty() => {
+            let decision = status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
+            set(Type::Placed, true, Reason::PlanFound, decision);
+        }
+        (None, _) => {
+            let (reason, _) = waiting(&planned.notes);
+            set(Type::Placed, false, reason, &note::join(&planned.notes));
+        }
+    }
+    let lacking: Vec<String> = current
+        .iter()
+        .flat_map(|group| &group.spec.plan.members)
+        .filter_map(|member| Some(format!("node {}: {}", member.node_name, missing.get(&member.node_name)?)))
+        .collect();
+    match (wanted, current.is_empty(), lacking.is_empty()) {
+        (0, _, _) => set(Type::CopiesReady, true, Reason::Stopped, "scaled to zero"),
+        (_, true, _) => set(Type::CopiesReady, false, Reason::WaitingForCopies, "no nodes are chosen yet"),
+        (_, false, true) => set(Type::CopiesReady, true, Reason::Verified, "every chosen node holds the files"),
+        (_, false, false) => set(Type::CopiesReady, false, Reason::WaitingForCopies, &lacking.join("; ")),
+    }
+    if answering.is_empty() {
+        set(Type::Available, false, verdict.reason, &verdict.message);
+    } else {
+        set(Type::Available, true, Reason::Serving, &format!("{} of {wanted} replicas answer", answering.len()));
+    }
+    // A settled deployment whose former groups still leave is settled all the same.
+    let progressing = !verdict.ready && !verdict.stalled;
+    let Verdict { ready, stalled, reason, message } = verdict;
+    set(Type::Progressing, progressing || *leaving > 0, reason, &message);
+    set(Type::Ready, ready, reason, &message);
+    set(Type::Reconciling, progressing, reason, &message);
+    set(Type::Stalled, stalled, reason, if stalled { &message } else { "" });
+    status
+}
+
+fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
+    let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
+    if deployment.spec.replicas <= 0 {
+        let stopped = groups.is_empty() && *leaving == 0;
+        let (reason, message) = match stopped {
+            true => (Reason::Stopped, "scaled to zero".to_owned()),
+            false => (Reason::InProgress, format!("stops {} replicas", groups.len() + leaving)),
+        };
+        return Verdict { ready: stopped, stalled: false, reason, message };
+    }
+    if let Some(obstacle) = &planned.obstacle {
+        return Verdict { ready: false, stalled: obstacle.stalled, reason: obstacle.reason, message: obstacle.message.clone() };
+    }
+    if !planned.placement.waiting.is_empty() {
+        let (reason, stalled) = waiting(&planned.notes);
+        return Verdict { ready: false, stalled, reason, message: note::join(&planned.notes) };
+    }
+    if let Some(group) = current.iter().find(|group| !answers(group)) {
+        let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let ready = get(conditions, Type::Ready);
+        let reason = ready.and_then(|it| serde_json::from_value(serde_json::Value::String(it.reason.clone())).ok());
+        let message = ready.map_or("its Shards are created", |ready| ready.message.as_str());
+        return Verdict {
+            ready: false,
+            stalled: is_true(conditions, Type::Stalled),
+            reason: reason.unwrap_or(Reason::InProgress),
+            message: format!("ShardGroup {}: {message}", group.name_any()),
+        };
+    }
+    Verdict { ready: true, stalled: false, reason: Reason::Serving, message: format!("{} replicas answer", current.len()) }
+}
+
+/// The reason a replica waits, and whether only a person can help.
+fn waiting(notes: &[Note]) -> (Reason, bool) {
+    let has = |reason| notes.iter().any(|note| note.reason() == reason);
+    let fits_nowhere = notes.iter().any(|note| matches!(note, Note::NothingFits { .. }));
+    match fits_nowhere {
+        true if has(Reason::NoNodes) => (Reason::NoNodes, true),
+        true => (Reason::NothingFits, true),
+        false if has(Reason::WaitingForAgent) => (Reason::WaitingForAgent, false),
+        false => (Reason::InProgress, false),
+    }
+}
+
+fn is_new(planned: &super::decide::Planned, group: &ShardGroup) -> bool {
+    let key = (group.namespace().unwrap_or_default(), group.name_any());
+    if planned.placement.create.iter().any(|new| new.name == key.1) {
+        return true;
+    }
+    match (&planned.valid, planned.observed.view.groups.get(&key)) {
+        (Some(valid), Some(seen)) => is_current(&planned.observed.view, valid, seen),
+        _ => false,
+    }
+}
+
+fn answers(group: &ShardGroup) -> bool {
+    group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
+}
+
+fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
+    let mut names: Vec<&str> = Vec::new();
+    for member in groups.iter().flat_map(|group| &group.spec.plan.members) {
+        if !names.contains(&member.node_name.as_str()) {
+            names.push(&member.node_name);
+        }
+    }
+    (!names.is_empty()).then(|| names.join(","))
+}
+
+/// The report of this plan; that of the plan before, while it still holds; or what was refused.
+fn placement(
+    resources: &Resources<Applied>,
+    current: &[&ShardGroup],
+    before: Option<PlacementReport>,
+) -> Option<PlacementReport> {
+    let planned = &resources.stage.planned;
+    let plan_hash = deployment_hash(current.iter().map(|group| group.spec.plan.hash.as_str()));
+    if let Some(report) = &planned.placement.report {
+        return Some(PlacementReport { plan_hash, ..report.clone() });
+    }
+    if !current.is_empty() {
+        let unchanged = before.filter(|before| before.plan_hash == plan_hash);
+        return Some(unchanged.unwrap_or_else(|| PlacementReport {
+            decision: current.iter().map(|group| describe(group)).collect::<Vec<_>>().join("; "),
+            reason: "what runs stays where it is".to_owned(),
+            plan_hash,
+            candidates: Vec::new(),
+        }));
+    }
+    if planned.placement.waiting.is_empty() {
+        return None;
+    }
+    let mut texts: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();
+    let reason = texts.pop().unwrap_or_default();
+    texts.truncate(5);
+    Some(PlacementReport { decision: "not placed".to_owned(), reason, plan_hash: String::new(), candidates: texts })
+}
+
+fn describe(group: &ShardGroup) -> String {
+    let members = &group.spec.plan.members;
+    let names: Vec<&str> = members.iter().map(|member| member.node_name.as_str()).collect();
+    let ranks = if members.len() == 1 { "1 rank".to_owned() } else { format!("{} ranks", members.len()) };
+    format!("{ranks} on {}", names.join(", "))
+}
+
+fn count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}

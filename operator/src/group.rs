@@ -1,0 +1,70 @@
+//! ShardGroups: one Shard a rank, peers once all have claimed, a higher epoch when one is lost, and
+//! the endpoint once all serve. Where a group runs was decided by its deployment.
+
+mod apply;
+mod decide;
+mod observe;
+mod report;
+mod status;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::runtime::controller::Action;
+use russet_crds::ShardGroup;
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::reconcile::after;
+
+pub use observe::missing_files;
+
+/// Why a group could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A Shard was not written or deleted.
+    #[error("ShardGroup {group}: Shard {shard} could not be changed")]
+    Shard {
+        /// The group.
+        group: String,
+        /// The Shard.
+        shard: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The epoch was not written.
+    #[error("ShardGroup {group}: epoch {epoch} could not be begun")]
+    Epoch {
+        /// The group.
+        group: String,
+        /// The epoch.
+        epoch: i64,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The status was not written.
+    #[error("ShardGroup {group}: its status could not be written")]
+    Report {
+        /// The group.
+        group: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one group.
+pub async fn reconcile(group: Arc<ShardGroup>, context: Arc<Context>) -> Result<Action, Error> {
+    if group.metadata.deletion_timestamp.is_some() {
+        // Its Shards go with it, by their owner references.
+        return Ok(after([]));
+    }
+    let now = Timestamp::now();
+    let observed = observe::observe(&context, &group, now);
+    let planned = decide::decide(&observed, now);
+    apply::apply(&context, &observed, &planned, now).await?;
+    report::report(&context, &observed, &planned).await?;
+    Ok(after([planned.again]))
+}

@@ -1,0 +1,94 @@
+//! Writes the epoch and the Shards. The group first: should the operator die between the two, the
+//! group's epoch is the truth and the Shards are brought to it.
+
+use std::time::Instant;
+
+use futures::future::try_join_all;
+use jiff::Timestamp;
+use kube::{Api, Resource as _, ResourceExt as _};
+use russet_crds::conditions::Reason;
+use russet_crds::{Shard, ShardGroup, ShardGroupSpec, ShardSpec, names};
+
+use super::Error;
+use super::decide::{Planned, WINDOW};
+use super::observe::Observed;
+use crate::context::{Context, EpochHistory};
+use crate::ssa;
+
+/// Writes everything that was planned.
+pub async fn apply(context: &Context, observed: &Observed, planned: &Planned, now: Timestamp) -> Result<(), Error> {
+    let group = &observed.group;
+    let name = group.name_any();
+    if let Some(loss) = &planned.bump {
+        let next = group_object(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
+        let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
+        ssa::apply(&api, &next)
+            .await
+            .map_err(|source| Error::Epoch { group: name.clone(), epoch: planned.epoch, source })?;
+        remember(context, group, planned.epoch, Some(now));
+        context.metrics.restarts.with_label_values(&[&format!("{:?}", loss.reason)]).inc();
+        tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group is formed anew");
+    }
+    let api: Api<Shard> = ssa::beside(&context.client, group.as_ref());
+    let failed = |shard: String| {
+        let group = name.clone();
+        move |source| Error::Shard { group, shard, source }
+    };
+    for shard in observed.strangers.iter().filter(|shard| planned.delete.contains(&shard.name_any())) {
+        ssa::delete(&api, shard.as_ref()).await.map_err(failed(shard.name_any()))?;
+    }
+    let writes = planned.shards.iter().map(|spec| {
+        let shard = shard_object(group, spec.clone());
+        let api = api.clone();
+        async move { ssa::apply(&api, &shard).await.map_err(failed(shard.name_any())) }
+    });
+    try_join_all(writes).await?;
+    if let Some(loss) = &planned.bump {
+        // Last, so that nobody waits for it.
+        let note = format!("{}; epoch {} begins", loss.message, planned.epoch);
+        context.record(group.as_ref(), false, loss.reason, "FormAnew", &note).await;
+    } else if group.status.is_none() {
+        remember(context, group, planned.epoch, None);
+        context.record(group.as_ref(), true, Reason::InProgress, "Form", "the Shards are created").await;
+    }
+    Ok(())
+}
+
+fn remember(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Timestamp>) {
+    let mut epochs = context.epochs.lock();
+    // Groups that are gone are forgotten with their last epoch's window.
+    let alive: std::collections::BTreeSet<String> = context.stores.groups.state().iter().filter_map(|it| it.uid()).collect();
+    epochs.retain(|uid, _| alive.contains(uid));
+    let history = epochs
+        .entry(group.uid().unwrap_or_default())
+        .or_insert_with(|| EpochHistory { begun: Vec::new(), forming: None });
+    if history.forming.is_none_or(|(forming, _)| forming != epoch) {
+        history.forming = Some((epoch, Instant::now()));
+    }
+    if let Some(now) = bumped {
+        history.begun.retain(|time| now.duration_since(*time).unsigned_abs() < WINDOW);
+        history.begun.push(now);
+    }
+}
+
+/// The group with only what the operator owns.
+pub fn group_object(group: &ShardGroup, spec: ShardGroupSpec) -> ShardGroup {
+    let mut object = ShardGroup::new(&group.name_any(), spec);
+    object.metadata.namespace = group.namespace();
+    object.metadata.labels = group.metadata.labels.clone();
+    object.metadata.owner_references = group.metadata.owner_references.clone();
+    object
+}
+
+fn shard_object(group: &ShardGroup, spec: ShardSpec) -> Shard {
+    let labels = [
+        (names::LABEL_DEPLOYMENT, names::label_value(&group.spec.deployment_ref.name)),
+        (names::LABEL_GROUP, names::label_value(&group.name_any())),
+        (names::LABEL_NODE, names::label_value(&spec.node_name)),
+    ];
+    let mut shard = Shard::new(&names::shard(&group.name_any(), spec.rank), spec);
+    shard.metadata.namespace = group.namespace();
+    shard.metadata.labels = Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect());
+    shard.metadata.owner_references = group.controller_owner_ref(&()).map(|owner| vec![owner]);
+    shard
+}

@@ -1,0 +1,198 @@
+//! One step of a group, from what is seen of it to what must be written. Pure.
+//!
+//! ```text
+//!            all claimed, files there          all serve
+//! Forming ───────── peers ─────────▶ Starting ───────────▶ Ready
+//!    ▲                                  │                    │
+//!    └──── epoch + 1, peers cleared ◀───┴─── any rank lost ──┘      20 times in 10 minutes: pauses, Stalled
+//! ```
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{Reason, Type, get, is_true};
+use russet_crds::{LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus};
+
+use super::observe::Observed;
+use super::status;
+
+/// A group that is formed anew so often within the window is not helped by hurry.
+const RESTARTS: usize = 20;
+/// The window.
+pub const WINDOW: Duration = Duration::from_secs(600);
+/// The first pause; it doubles with every further restart.
+const FIRST_PAUSE: Duration = Duration::from_secs(15);
+/// The longest pause. It never gives up for good.
+const LAST_PAUSE: Duration = Duration::from_secs(240);
+
+/// What to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The epoch from now on.
+    pub epoch: i64,
+    /// Why a new epoch begins, when one does.
+    pub bump: Option<Loss>,
+    /// Shards to write, by rank.
+    pub shards: Vec<ShardSpec>,
+    /// Shards to delete, by name.
+    pub delete: Vec<String>,
+    /// What to show.
+    pub status: ShardGroupStatus,
+    /// When to look again without being asked.
+    pub again: Option<Duration>,
+}
+
+/// Why ranks are of no more use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// The reason for conditions and metrics.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+}
+
+/// One rank at one epoch.
+pub struct RankState<'a> {
+    /// The Shard, when there is one.
+    pub shard: Option<&'a Shard>,
+    /// Its status, when it speaks of the epoch.
+    pub status: Option<&'a ShardStatus>,
+}
+
+impl RankState<'_> {
+    /// Whether a condition holds at the epoch.
+    pub fn is(&self, kind: Type) -> bool {
+        self.status.is_some_and(|status| is_true(&status.conditions, kind))
+    }
+
+    fn claimed(&self) -> bool {
+        self.is(Type::Claimed) && self.status.is_some_and(|status| status.rendezvous.is_some())
+    }
+}
+
+/// The ranks of a group at `epoch`, in order.
+pub fn ranks(observed: &Observed, epoch: i64) -> Vec<RankState<'_>> {
+    let members = &observed.group.spec.plan.members;
+    let state = |rank: u32| {
+        let shard = observed.shards.get(&rank).map(AsRef::as_ref).filter(|it: &&Shard| it.metadata.deletion_timestamp.is_none());
+        let at_epoch = shard.filter(|shard| shard.spec.epoch == epoch);
+        let status = at_epoch.and_then(|shard| shard.status.as_ref()).filter(|it| it.observed_epoch == Some(epoch));
+        RankState { shard, status }
+    };
+    members.iter().map(|member| state(member.rank)).collect()
+}
+
+/// Judges a group.
+pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
+    let group = &observed.group;
+    let epoch = group.spec.epoch;
+    let states = ranks(observed, epoch);
+    let written = states
+        .iter()
+        .filter_map(|state| state.shard)
+        .find(|shard| shard.spec.epoch == epoch && !shard.spec.peers.is_empty())
+        .map(|shard| shard.spec.peers.clone());
+    let loss = loss(&states, written.as_deref());
+    let pause = loss.as_ref().and_then(|_| pause(&observed.begun, now));
+    let bump = if pause.is_some() { None } else { loss.clone() };
+
+    let (epoch, peers) = match (&bump, written) {
+        (Some(_), _) => (epoch + 1, Vec::new()),
+        (None, Some(peers)) => (epoch, peers),
+        (None, None) => (epoch, meeting(observed, &states).unwrap_or_default()),
+    };
+    let mut shards = Vec::new();
+    for rank in 0..states.len() as u32 {
+        let leaving = observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());
+        let name = russet_crds::names::shard(&group.name_any(), rank);
+        // The name is taken until the former Shard is gone; its end wakes this group again.
+        if leaving || observed.strangers.iter().any(|shard| shard.name_any() == name) {
+            continue;
+        }
+        let spec = shard_spec(observed, rank, epoch, &peers);
+        if observed.shards.get(&rank).is_none_or(|shard| shard.spec != spec) {
+            shards.push(spec);
+        }
+    }
+    let going = observed.strangers.iter().filter(|shard| shard.metadata.deletion_timestamp.is_none());
+    let status = status::status(observed, &states, loss.as_ref(), pause, epoch, now);
+    Planned { epoch, bump, shards, delete: going.map(|shard| shard.name_any()).collect(), status, again: pause }
+}
+
+/// The first reason for which this epoch is over.
+fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
+    for (rank, state) in states.iter().enumerate() {
+        let Some(status) = state.status else { continue };
+        let node = state.shard.map(|shard| shard.spec.node_name.as_str()).unwrap_or_default();
+        if let Some(failure) = &status.failure {
+            let reason = get(&status.conditions, Type::Serving)
+                .and_then(|condition| serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok())
+                .filter(|reason| matches!(reason, Reason::EngineExited | Reason::EngineNotStarted | Reason::PeerLost))
+                .unwrap_or(Reason::EngineFailed);
+            return Some(Loss { reason, message: format!("rank {rank} on {node}: {failure}") });
+        }
+        // Peers were told an address that is no longer the rank's: they would wait for ever.
+        if let (Some(peers), Some(now)) = (peers, &status.rendezvous)
+            && peers.get(rank).is_some_and(|peer| peer.rpc != now.rpc || peer.ring != now.ring)
+        {
+            return Some(Loss { reason: Reason::PeerLost, message: format!("rank {rank} on {node} moved to {}", now.rpc) });
+        }
+    }
+    if peers.is_some()
+        && let Some(rank) = states.iter().position(|state| state.shard.is_none())
+    {
+        return Some(Loss { reason: Reason::PeerLost, message: format!("the Shard of rank {rank} was deleted") });
+    }
+    None
+}
+
+/// Where the ranks meet, once all of them know and every file is there.
+fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Vec<Peer>> {
+    if !observed.missing_files.is_empty() || !states.iter().all(RankState::claimed) {
+        return None;
+    }
+    states
+        .iter()
+        .enumerate()
+        .map(|(rank, state)| {
+            let rendezvous = state.status?.rendezvous.clone()?;
+            let node_name = state.shard?.spec.node_name.clone();
+            Some(Peer { rank: rank as u32, node_name, rpc: rendezvous.rpc, ring: rendezvous.ring })
+        })
+        .collect()
+}
+
+fn pause(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
+    let age = |time: &Timestamp| now.duration_since(*time).unsigned_abs();
+    let recent: Vec<Duration> = begun.iter().map(age).filter(|age| *age < WINDOW).collect();
+    let over = recent.len().checked_sub(RESTARTS)?;
+    let pause = FIRST_PAUSE.saturating_mul(1 << over.min(8)).min(LAST_PAUSE);
+    let rest = pause.saturating_sub(recent.into_iter().min()?);
+    (!rest.is_zero()).then_some(rest)
+}
+
+fn shard_spec(observed: &Observed, rank: u32, epoch: i64, peers: &[Peer]) -> ShardSpec {
+    let group = &observed.group;
+    let plan = &group.spec.plan;
+    let member = plan.members.get(rank as usize).cloned().unwrap_or_default();
+    ShardSpec {
+        group_ref: LocalReference::new(group.name_any()),
+        group_uid: group.uid().unwrap_or_default(),
+        served_model_name: group.spec.deployment_ref.name.clone(),
+        model_ref: group.spec.model_ref.clone(),
+        node_name: member.node_name,
+        rank,
+        layers_per_rank: plan.members.iter().map(|member| member.layers).collect(),
+        weight_bytes: member.weight_bytes,
+        kv_bytes: member.kv_bytes,
+        overhead_bytes: member.overhead_bytes,
+        context_tokens: plan.context_tokens,
+        max_sequences: plan.max_sequences,
+        epoch,
+        peers: peers.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

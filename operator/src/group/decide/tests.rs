@@ -1,0 +1,236 @@
+//! The life of a group of two ranks, one table row a situation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use russet_crds::conditions;
+use russet_crds::{GroupMember, GroupPlan, Rendezvous, ShardGroup, ShardGroupSpec};
+
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).unwrap()
+}
+
+fn observed(epoch: i64) -> Observed {
+    let member = |rank: u32, node: &str| GroupMember { rank, node_name: node.to_owned(), layers: 2, ..GroupMember::default() };
+    let plan = GroupPlan { members: vec![member(0, "a"), member(1, "b")], ..GroupPlan::default() };
+    let spec = ShardGroupSpec { deployment_ref: LocalReference::new("chat"), plan, epoch, ..ShardGroupSpec::default() };
+    let mut group = ShardGroup::new("g", spec);
+    group.metadata.uid = Some("uid".to_owned());
+    Observed {
+        group: Arc::new(group),
+        shards: BTreeMap::new(),
+        strangers: Vec::new(),
+        missing_files: BTreeMap::new(),
+        unreachable: BTreeSet::new(),
+        lost: BTreeSet::new(),
+        begun: Vec::new(),
+    }
+}
+
+fn peers(port: u32) -> Vec<Peer> {
+    let peer = |rank: u32, node: &str| Peer {
+        rank,
+        node_name: node.to_owned(),
+        rpc: format!("{node}:{port}"),
+        ring: format!("{node}:{}", port + 1),
+    };
+    vec![peer(0, "a"), peer(1, "b")]
+}
+
+/// Adds a Shard as the operator writes it, with a status in which these conditions hold.
+fn with(observed: &mut Observed, rank: u32, epoch: i64, peers: &[Peer], seen: i64, hold: &[Type]) {
+    let spec = shard_spec(observed, rank, epoch, peers);
+    let node = spec.node_name.clone();
+    let mut shard = Shard::new(&russet_crds::names::shard("g", rank), spec);
+    let mut status = ShardStatus { observed_epoch: Some(seen), ..ShardStatus::default() };
+    for kind in hold {
+        conditions::set(&mut status.conditions, *kind, true, Reason::Serving, "", None, at(0));
+    }
+    if hold.contains(&Type::Claimed) {
+        status.rendezvous = Some(Rendezvous { rpc: format!("{node}:100"), ring: format!("{node}:101") });
+    }
+    shard.status = Some(status);
+    observed.shards.insert(rank, Arc::new(shard));
+}
+
+fn edit(observed: &mut Observed, rank: u32, change: impl FnOnce(&mut Shard)) {
+    change(Arc::make_mut(observed.shards.get_mut(&rank).unwrap()));
+}
+
+const CLAIMED: &[Type] = &[Type::Claimed];
+const LOADED: &[Type] = &[Type::Claimed, Type::Loaded];
+const JOINED: &[Type] = &[Type::Claimed, Type::Loaded, Type::Joined];
+const SERVING: &[Type] = &[Type::Claimed, Type::Loaded, Type::Joined, Type::Serving];
+
+fn both(epoch: i64, peers: &[Peer], seen: i64, hold: [&[Type]; 2]) -> Observed {
+    let mut observed = observed(epoch);
+    with(&mut observed, 0, epoch, peers, seen, hold[0]);
+    with(&mut observed, 1, epoch, peers, seen, hold[1]);
+    observed
+}
+
+/// `(epoch, ranks written, whether with peers, reason shown)`
+fn outcome(planned: &Planned) -> (i64, Vec<u32>, bool, String) {
+    let written = planned.shards.iter().map(|shard| shard.rank).collect();
+    let with_peers = planned.shards.iter().any(|shard| !shard.peers.is_empty());
+    let ready = conditions::get(&planned.status.conditions, Type::Ready).unwrap();
+    (planned.epoch, written, with_peers, ready.reason.clone())
+}
+
+#[test]
+fn a_group_forms_step_by_step() {
+    let met = peers(100);
+    let files = |mut observed: Observed| {
+        observed.missing_files.insert("b".to_owned(), "1.0Gi / 4.0Gi".to_owned());
+        observed
+    };
+    for (story, observed, want) in [
+        ("nothing there", observed(1), (1, vec![0, 1], false, "WaitingForAgent")),
+        ("one claimed", both(1, &[], 1, [CLAIMED, &[]]), (1, vec![], false, "WaitingForAgent")),
+        ("both claimed, files missing", files(both(1, &[], 1, [CLAIMED, CLAIMED])), (1, vec![], false, "WaitingForCopies")),
+        ("both claimed, files there", both(1, &[], 1, [CLAIMED, CLAIMED]), (1, vec![0, 1], true, "Loading")),
+        ("claims of an older epoch", both(2, &[], 1, [CLAIMED, CLAIMED]), (2, vec![], false, "WaitingForAgent")),
+        ("peers told", both(1, &met, 1, [CLAIMED, LOADED]), (1, vec![], false, "Loading")),
+        ("loaded", both(1, &met, 1, [LOADED, JOINED]), (1, vec![], false, "Joining")),
+        ("joined", both(1, &met, 1, [JOINED, SERVING]), (1, vec![], false, "WaitingForRanks")),
+        ("serving", both(1, &met, 1, [SERVING, SERVING]), (1, vec![], false, "Serving")),
+        ("files removed while serving", files(both(1, &met, 1, [SERVING, SERVING])), (1, vec![], false, "Serving")),
+    ] {
+        let (epoch, written, with_peers, reason) = want;
+        assert_eq!(outcome(&decide(&observed, at(0))), (epoch, written, with_peers, reason.to_owned()), "{story}");
+    }
+}
+
+#[test]
+fn the_endpoint_is_rank_zeros_and_only_while_all_serve() {
+    let met = peers(100);
+    let planned = decide(&both(3, &met, 3, [SERVING, SERVING]), at(0));
+    let endpoint = planned.status.endpoint.unwrap();
+    assert_eq!((endpoint.address.as_str(), endpoint.node_name.as_str()), ("a:100", "a"));
+    assert_eq!((planned.status.served_epoch, planned.status.restarts), (Some(3), 2));
+    assert_eq!(decide(&both(3, &met, 3, [SERVING, JOINED]), at(0)).status.endpoint, None);
+}
+
+#[test]
+fn any_loss_begins_a_new_epoch_without_peers() {
+    let met = peers(100);
+    let failed = |rank: u32, seen: i64| {
+        let mut observed = both(4, &met, 4, [SERVING, SERVING]);
+        edit(&mut observed, rank, |shard| {
+            let status = shard.status.as_mut().unwrap();
+            status.failure = Some("killed by signal 9".to_owned());
+            status.observed_epoch = Some(seen);
+            conditions::set(&mut status.conditions, Type::Serving, false, Reason::EngineExited, "", None, at(0));
+        });
+        observed
+    };
+    let moved = || {
+        let mut observed = both(4, &met, 4, [SERVING, SERVING]);
+        edit(&mut observed, 1, |shard| {
+            let status = shard.status.as_mut().unwrap();
+            status.rendezvous = Some(Rendezvous { rpc: "b:900".to_owned(), ring: "b:901".to_owned() });
+        });
+        observed
+    };
+    let deleted = || {
+        let mut observed = both(4, &met, 4, [SERVING, SERVING]);
+        observed.shards.remove(&1);
+        observed
+    };
+    let leaving = || {
+        let mut observed = both(4, &met, 4, [SERVING, SERVING]);
+        edit(&mut observed, 1, |shard| shard.metadata.deletion_timestamp = Some(Time(at(0))));
+        observed
+    };
+    for (story, observed, epoch, written, reason) in [
+        ("a rank fails", failed(1, 4), 5, vec![0, 1], "EngineExited"),
+        ("rank 0 fails", failed(0, 4), 5, vec![0, 1], "EngineExited"),
+        ("a failure of an older epoch", failed(1, 3), 4, vec![], "WaitingForAgent"),
+        ("a rank moves", moved(), 5, vec![0, 1], "PeerLost"),
+        ("a Shard is gone", deleted(), 5, vec![0, 1], "PeerLost"),
+        ("a Shard is leaving", leaving(), 5, vec![0], "PeerLost"),
+        ("a Shard is gone before peers were told", {
+            let mut observed = both(4, &[], 4, [CLAIMED, CLAIMED]);
+            observed.shards.remove(&1);
+            observed
+        }, 4, vec![1], "WaitingForAgent"),
+    ] {
+        let planned = decide(&observed, at(0));
+        assert_eq!(outcome(&planned), (epoch, written, false, reason.to_owned()), "{story}");
+        assert_eq!(planned.bump.is_some(), epoch == 5, "{story}");
+        assert_eq!(planned.status.endpoint, None, "{story}");
+    }
+}
+
+#[test]
+fn an_epoch_begun_half_way_is_finished() {
+    // The operator wrote the group and died before it wrote the Shards.
+    let mut observed = both(4, &peers(100), 4, [SERVING, SERVING]);
+    Arc::make_mut(&mut observed.group).spec.epoch = 5;
+    assert_eq!(outcome(&decide(&observed, at(0))), (5, vec![0, 1], false, "WaitingForAgent".to_owned()));
+    // It wrote the peers of one Shard and died before the other.
+    let mut observed = both(5, &peers(100), 5, [CLAIMED, CLAIMED]);
+    edit(&mut observed, 1, |shard| shard.spec.peers.clear());
+    assert_eq!(outcome(&decide(&observed, at(0))), (5, vec![1], true, "Loading".to_owned()));
+}
+
+#[test]
+fn shards_of_a_former_group_are_removed_before_their_names_are_used() {
+    let mut observed = observed(1);
+    with(&mut observed, 0, 1, &[], 1, CLAIMED);
+    let former = observed.shards.remove(&0).unwrap();
+    observed.strangers.push(former);
+    let planned = decide(&observed, at(0));
+    assert_eq!(planned.delete, ["g-0"]);
+    assert_eq!(outcome(&planned).1, [1]);
+}
+
+#[test]
+fn a_refusal_shows_the_agents_numbers() {
+    let mut observed = both(1, &[], 1, [CLAIMED, &[]]);
+    edit(&mut observed, 1, |shard| {
+        let conditions = &mut shard.status.as_mut().unwrap().conditions;
+        conditions::set(conditions, Type::Claimed, false, Reason::MemoryRefused, "9 GiB needed, 4 GiB free", None, at(0));
+    });
+    let planned = decide(&observed, at(0));
+    let ready = conditions::get(&planned.status.conditions, Type::Ready).unwrap();
+    assert_eq!((ready.reason.as_str(), ready.message.as_str()), ("MemoryRefused", "rank 1 on b: 9 GiB needed, 4 GiB free"));
+}
+
+#[test]
+fn a_lost_node_takes_the_endpoint_with_it() {
+    let mut observed = both(1, &peers(100), 1, [SERVING, SERVING]);
+    observed.unreachable.insert("b".to_owned());
+    assert_eq!(outcome(&decide(&observed, at(0))).3, "Serving", "an agent that cannot reach the API keeps its ranks");
+    observed.lost.insert("b".to_owned());
+    let planned = decide(&observed, at(0));
+    assert_eq!((outcome(&planned).3.as_str(), planned.status.endpoint), ("LeaseExpired", None));
+}
+
+#[test]
+fn restarts_are_quick_at_first_and_pause_after_twenty_in_ten_minutes() {
+    for (begun, now, pause) in [
+        (vec![], 0, None),
+        ((0..19).collect(), 19, None),
+        ((0..20).collect(), 20, Some(14)),
+        ((0..20).collect(), 34, None),
+        ((0..21).collect(), 21, Some(29)),
+        ((0..30).collect(), 30, Some(239)),
+        ((0..20).collect(), 605, None), // the first ones have left the window
+    ] {
+        let begun: Vec<i64> = begun;
+        let mut observed = both(9, &peers(100), 9, [SERVING, SERVING]);
+        edit(&mut observed, 1, |shard| shard.status.as_mut().unwrap().failure = Some("out of memory".to_owned()));
+        observed.begun = begun.iter().map(|second| at(*second)).collect();
+        let planned = decide(&observed, at(now));
+        assert_eq!(planned.again.map(|again| again.as_secs()), pause, "{} restarts at {now}", begun.len());
+        assert_eq!(planned.bump.is_none(), pause.is_some());
+        assert_eq!(conditions::is_true(&planned.status.conditions, Type::Stalled), pause.is_some());
+        if pause.is_some() {
+            assert_eq!((planned.epoch, outcome(&planned).3.as_str()), (9, "TooManyRestarts"));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Everything a decision about a group depends on, read from the caches.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::reflector::ObjectRef;
+use russet_crds::conditions::{self, Type, is_true};
+use russet_crds::{Shard, ShardGroup, names};
+use russet_plan::snapshot::Availability;
+
+use crate::context::Context;
+use crate::node::availability;
+
+/// A group and what surrounds it.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The group.
+    pub group: Arc<ShardGroup>,
+    /// Its Shards, by rank.
+    pub shards: BTreeMap<u32, Arc<Shard>>,
+    /// Shards with its name that belong to a former group, or to no rank.
+    pub strangers: Vec<Arc<Shard>>,
+    /// What is missing of the files, by node; nodes that hold all are left out.
+    pub missing_files: BTreeMap<String, String>,
+    /// Nodes that do not answer.
+    pub unreachable: BTreeSet<String>,
+    /// Nodes that have not answered for so long that their engines have ended.
+    pub lost: BTreeSet<String>,
+    /// When recent epochs were begun.
+    pub begun: Vec<Timestamp>,
+}
+
+/// Reads the caches.
+pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Observed {
+    let (namespace, name) = (group.namespace().unwrap_or_default(), group.name_any());
+    let uid = group.uid().unwrap_or_default();
+    let (mut shards, mut strangers) = (BTreeMap::new(), Vec::new());
+    for shard in context.stores.shards.state() {
+        if shard.namespace().as_deref() != Some(&namespace) || shard.spec.group_ref.name != name {
+            continue;
+        }
+        let own = shard.spec.group_uid == uid && (shard.spec.rank as usize) < group.spec.plan.members.len();
+        if own && shard.name_any() == names::shard(&name, shard.spec.rank) {
+            shards.insert(shard.spec.rank, shard);
+        } else {
+            strangers.push(shard);
+        }
+    }
+    let mut observed = Observed {
+        group: group.clone(),
+        shards,
+        strangers,
+        missing_files: BTreeMap::new(),
+        unreachable: BTreeSet::new(),
+        lost: BTreeSet::new(),
+        begun: context.epochs.lock().get(&uid).map(|history| history.begun.clone()).unwrap_or_default(),
+    };
+    for member in &group.spec.plan.members {
+        let node = &member.node_name;
+        if let Some(missing) = missing_files(context, &namespace, &group.spec.model_ref.name, node) {
+            observed.missing_files.insert(node.clone(), missing);
+        }
+        match context.stores.nodes.get(&ObjectRef::new(node)).map(|node| availability(&node, now)) {
+            None | Some(Availability::Lost) => {
+                observed.lost.insert(node.clone());
+                observed.unreachable.insert(node.clone());
+            }
+            Some(Availability::Unreachable) => {
+                observed.unreachable.insert(node.clone());
+            }
+            Some(_) => {}
+        }
+    }
+    observed
+}
+
+/// What is missing of a model's files on a node, for people; `None` when all are there and verified.
+pub fn missing_files(context: &Context, namespace: &str, model: &str, node: &str) -> Option<String> {
+    let key = ObjectRef::new(&names::model_copy(namespace, model, node));
+    let Some(copy) = context.stores.copies.get(&key) else { return Some("not asked for yet".to_owned()) };
+    let status = copy.status.clone().unwrap_or_default();
+    let files = copy.spec.want == russet_crds::Want::Files;
+    if files && is_true(&status.conditions, Type::Ready) {
+        return None;
+    }
+    let condition = conditions::get(&status.conditions, Type::Ready);
+    let message = condition.map(|it| it.message.clone()).filter(|message| !message.is_empty());
+    Some(match (status.progress, message) {
+        (Some(progress), Some(message)) => format!("{progress}, {message}"),
+        (Some(text), None) | (None, Some(text)) => text,
+        (None, None) => "waits for its agent".to_owned(),
+    })
+}

@@ -1,0 +1,40 @@
+//! Shows where a group stands, counts how long it took to form, and tells people of refusals.
+
+use kube::{Api, ResourceExt as _};
+use russet_crds::ShardGroup;
+use russet_crds::conditions::{Reason, Type, get};
+
+use super::Error;
+use super::decide::Planned;
+use super::observe::Observed;
+use crate::context::Context;
+use crate::ssa;
+
+/// Writes the status when it differs.
+pub async fn report(context: &Context, observed: &Observed, planned: &Planned) -> Result<(), Error> {
+    let group = &observed.group;
+    let (before, after) = (group.status.as_ref(), &planned.status);
+    if before == Some(after) {
+        return Ok(());
+    }
+    let name = group.name_any();
+    let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
+    ssa::apply_status(&api, &name, after).await.map_err(|source| Error::Report { group: name.clone(), source })?;
+
+    let ready = get(&after.conditions, Type::Ready);
+    let was = before.and_then(|status| get(&status.conditions, Type::Ready));
+    let Some(ready) = ready.filter(|ready| was.is_none_or(|was| was.reason != ready.reason)) else { return Ok(()) };
+    if ready.status == "True" {
+        let mut epochs = context.epochs.lock();
+        let forming = epochs.get_mut(&group.uid().unwrap_or_default()).and_then(|history| history.forming.take());
+        if let Some((_, since)) = forming.filter(|(epoch, _)| *epoch == planned.epoch) {
+            context.metrics.formation.observe(since.elapsed().as_secs_f64());
+        }
+    }
+    for (reason, good) in [(Reason::Serving, true), (Reason::MemoryRefused, false), (Reason::TooManyRestarts, false)] {
+        if ready.reason == format!("{reason:?}") {
+            context.record(group.as_ref(), good, reason, "Form", &ready.message).await;
+        }
+    }
+    Ok(())
+}

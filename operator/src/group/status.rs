@@ -1,0 +1,141 @@
+//! What a group shows: the furthest stage all ranks have reached, and the one rank to look at.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use russet_crds::conditions::{self, Reason, Type, get};
+use russet_crds::{Endpoint, ShardGroupStatus};
+use russet_plan::quantity::show;
+
+use super::decide::{Loss, RankState};
+use super::observe::Observed;
+
+struct Stage {
+    reserved: bool,
+    formed: bool,
+    ready: bool,
+    reason: Reason,
+    message: String,
+}
+
+/// The status at `epoch`, which is new when `loss` ends the epoch that was seen.
+pub fn status(
+    observed: &Observed,
+    states: &[RankState<'_>],
+    loss: Option<&Loss>,
+    pause: Option<Duration>,
+    epoch: i64,
+    now: Timestamp,
+) -> ShardGroupStatus {
+    let group = &observed.group;
+    let mut status = group.status.clone().unwrap_or_default();
+    let generation = group.metadata.generation;
+    status.observed_generation = generation;
+    status.restarts = u32::try_from(epoch - 1).unwrap_or(u32::MAX);
+    let stage = match (loss, pause) {
+        (Some(loss), Some(pause)) => failed(
+            Reason::TooManyRestarts,
+            format!("{}; formed anew {} times lately, tried again in {} s", loss.message, status.restarts, pause.as_secs()),
+        ),
+        (Some(loss), None) => failed(loss.reason, format!("{}; forming anew at epoch {epoch}", loss.message)),
+        (None, _) => stage(observed, states),
+    };
+    status.endpoint = None;
+    if stage.ready {
+        status.served_epoch = Some(epoch);
+        let first = states.first();
+        let rendezvous = first.and_then(|state| state.status).and_then(|status| status.rendezvous.as_ref());
+        let node = first.and_then(|state| state.shard).map(|shard| shard.spec.node_name.clone());
+        if let (Some(rendezvous), Some(node_name)) = (rendezvous, node) {
+            status.endpoint = Some(Endpoint { address: rendezvous.rpc.clone(), node_name });
+        }
+    }
+    let stalled = pause.is_some();
+    for (kind, value) in [
+        (Type::Reserved, stage.reserved),
+        (Type::Formed, stage.formed),
+        (Type::Ready, stage.ready),
+        (Type::Reconciling, !stage.ready && !stalled),
+        (Type::Stalled, stalled),
+    ] {
+        conditions::set(&mut status.conditions, kind, value, stage.reason, &stage.message, generation, now);
+    }
+    status
+}
+
+fn failed(reason: Reason, message: String) -> Stage {
+    Stage { reserved: false, formed: false, ready: false, reason, message }
+}
+
+fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
+    let reserved = states.iter().all(|state| state.is(Type::Claimed));
+    let formed = states.iter().all(|state| state.is(Type::Joined));
+    let at = |reason, message| Stage { reserved, formed, ready: false, reason, message };
+    if !observed.lost.is_empty() {
+        return at(Reason::LeaseExpired, format!("node {} is lost", names(&observed.lost)));
+    }
+    if states.iter().all(|state| state.is(Type::Serving)) {
+        return Stage { reserved, formed, ready: true, reason: Reason::Serving, message: "every rank serves".to_owned() };
+    }
+    for (rank, state) in states.iter().enumerate() {
+        let claimed = state.status.and_then(|status| get(&status.conditions, Type::Claimed));
+        if let Some(claimed) = claimed
+            && claimed.status == "False"
+            && claimed.reason == format!("{:?}", Reason::MemoryRefused)
+        {
+            return at(Reason::MemoryRefused, format!("rank {rank} on {}: {}", node(state), claimed.message));
+        }
+    }
+    if !reserved {
+        let waiting: Vec<String> = observed
+            .group
+            .spec
+            .plan
+            .members
+            .iter()
+            .zip(states)
+            .filter(|(_, state)| !state.is(Type::Claimed))
+            .map(|(member, _)| {
+                let silent = if observed.unreachable.contains(&member.node_name) { ", which is unreachable" } else { "" };
+                format!("rank {} on {}{silent}", member.rank, member.node_name)
+            })
+            .collect();
+        return at(Reason::WaitingForAgent, format!("not claimed yet: {}", waiting.join("; ")));
+    }
+    if !observed.missing_files.is_empty() {
+        let missing: Vec<String> =
+            observed.missing_files.iter().map(|(node, missing)| format!("node {node}: {missing}")).collect();
+        return at(Reason::WaitingForCopies, missing.join("; "));
+    }
+    let loading: Vec<String> = states
+        .iter()
+        .enumerate()
+        .filter(|(_, state)| !state.is(Type::Loaded))
+        .map(|(rank, state)| match state.status {
+            Some(status) if status.total_bytes > 0 => {
+                format!("rank {rank} on {}: {} of {}", node(state), show(status.loaded_bytes), show(status.total_bytes))
+            }
+            _ => format!("rank {rank} on {}: starts", node(state)),
+        })
+        .collect();
+    if !loading.is_empty() {
+        return at(Reason::Loading, loading.join("; "));
+    }
+    let late = |kind| {
+        let ranks = states.iter().enumerate().filter(|(_, state)| !state.is(kind));
+        ranks.map(|(rank, state)| format!("rank {rank} on {}", node(state))).collect::<Vec<_>>().join("; ")
+    };
+    if formed {
+        at(Reason::WaitingForRanks, format!("not serving yet: {}", late(Type::Serving)))
+    } else {
+        at(Reason::Joining, format!("not joined yet: {}", late(Type::Joined)))
+    }
+}
+
+fn node<'a>(state: &RankState<'a>) -> &'a str {
+    state.shard.map(|shard| shard.spec.node_name.as_str()).unwrap_or_default()
+}
+
+fn names(nodes: &std::collections::BTreeSet<String>) -> String {
+    nodes.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,149 @@
+//! Puts Russet's kinds and its access rules on any API server, and waits until the kinds are served.
+//! Safe to run again: a newer version replaces what an older one installed.
+
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client, ResourceExt as _};
+use thiserror::Error;
+
+/// The access rules, as they are in `manifests/`.
+pub const RBAC: &str = include_str!("../../manifests/rbac.yaml");
+
+/// Who installs; another manager than the operator's, because installing is a person's act.
+const MANAGER: &str = "russet-install";
+/// How long the server may take to serve the kinds. A real one needs seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Why Russet could not be installed.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The shipped rules cannot be read; a broken build.
+    #[error("the shipped access rules cannot be read; reinstall Russet")]
+    Rules(#[source] serde_yaml::Error),
+    /// The shipped rules hold a kind that is not expected there; a broken build.
+    #[error("the shipped access rules hold an unexpected object {0:?}; reinstall Russet")]
+    Kind(String),
+    /// The server refused an object.
+    #[error("{kind} {name} could not be installed; use an administrator's credentials")]
+    Refused {
+        /// Kind of the object.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The server did not serve a kind in time.
+    #[error("the API server does not serve {name} after {} s; look at that CustomResourceDefinition's conditions", PATIENCE.as_secs())]
+    NotEstablished {
+        /// Name of the definition.
+        name: String,
+    },
+}
+
+/// Installs everything and returns once every kind is served.
+pub async fn apply(client: &Client) -> Result<(), Error> {
+    for object in rules()? {
+        let (api, kind) = rule_api(client, &object)?;
+        patch(&api, &kind, &object).await?;
+    }
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in russet_crds::all() {
+        patch(&definitions, "CustomResourceDefinition", &definition).await?;
+    }
+    let start = tokio::time::Instant::now();
+    for definition in russet_crds::all() {
+        let name = definition.name_any();
+        while !established(&definitions, &name).await {
+            if start.elapsed() > PATIENCE {
+                return Err(Error::NotEstablished { name });
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+    Ok(())
+}
+
+/// The shipped rules as objects.
+fn rules() -> Result<Vec<DynamicObject>, Error> {
+    use serde::Deserialize as _;
+    serde_yaml::Deserializer::from_str(RBAC)
+        .map(|document| DynamicObject::deserialize(document).map_err(Error::Rules))
+        .collect()
+}
+
+fn rule_api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObject>, String), Error> {
+    let kind = object.types.as_ref().map(|types| types.kind.clone()).unwrap_or_default();
+    let plural = match kind.as_str() {
+        "Namespace" => "namespaces",
+        "ClusterRole" => "clusterroles",
+        "ClusterRoleBinding" => "clusterrolebindings",
+        "Role" => "roles",
+        "RoleBinding" => "rolebindings",
+        _ => return Err(Error::Kind(kind)),
+    };
+    let group = if kind == "Namespace" { "" } else { "rbac.authorization.k8s.io" };
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", &kind), plural);
+    let api = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    Ok((api, kind))
+}
+
+async fn patch<K>(api: &Api<K>, kind: &str, object: &K) -> Result<(), Error>
+where
+    K: kube::Resource + Clone + serde::Serialize + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let name = object.name_any();
+    let start = tokio::time::Instant::now();
+    loop {
+        let params = PatchParams::apply(MANAGER).force();
+        match api.patch(&name, &params, &Patch::Apply(object)).await {
+            Ok(_) => return Ok(()),
+            // The server may still be starting; a refusal is final.
+            Err(source) if matches!(source, kube::Error::Api(_)) || start.elapsed() > PATIENCE => {
+                return Err(Error::Refused { kind: kind.to_owned(), name, source });
+            }
+            Err(error) => {
+                tracing::debug!(kind, name, %error, "the API server does not answer yet");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn established(definitions: &Api<CustomResourceDefinition>, name: &str) -> bool {
+    let Ok(definition) = definitions.get(name).await else { return false };
+    definition
+        .status
+        .and_then(|status| status.conditions)
+        .is_some_and(|conditions| conditions.iter().any(|it| it.type_ == "Established" && it.status == "True"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_binding_names_a_shipped_role_and_nobody_may_do_everything() {
+        let objects = rules().unwrap();
+        let names = |kind: &str| -> Vec<String> {
+            let of_kind = objects.iter().filter(|it| it.types.as_ref().is_some_and(|types| types.kind == kind));
+            of_kind.map(kube::ResourceExt::name_any).collect()
+        };
+        let roles = [names("ClusterRole"), names("Role")].concat();
+        for object in &objects {
+            if let Some(role) = object.data.pointer("/roleRef/name").and_then(|name| name.as_str()) {
+                assert!(roles.iter().any(|known| known == role), "{} names {role}", object.name_any());
+            }
+            assert!(!object.data.to_string().contains("\"*\""), "{} holds a wildcard", object.name_any());
+        }
+        assert!(names("ClusterRoleBinding").len() >= 4);
+    }
+}

@@ -1,0 +1,281 @@
+//! What becomes of a Model, from its copies and the nodes alone.
+//!
+//! ```text
+//! new ─▶ finalizer, headers on the first reachable node ─▶ resolved ─▶ shape in the status
+//!                         └─ refused there ─▶ the next node ─▶ … ─▶ no node left: Stalled
+//! deleted ─▶ groups gone? ─▶ copies deleted ─▶ finalizer removed
+//! ```
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::names::FINALIZER_COPIES;
+use russet_crds::{Model, ModelCopy, ModelStatus, Want};
+use russet_plan::quantity;
+use russet_plan::validate::shape_notes;
+
+/// A node that might read headers.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    /// Its name.
+    pub name: String,
+    /// Whether its agent is alive.
+    pub reachable: bool,
+    /// Whether it takes new work.
+    pub open: bool,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// The finalizers to set, when they change.
+    pub finalizers: Option<Vec<String>>,
+    /// Node to read the headers.
+    pub read_on: Option<String>,
+    /// Copies to delete, by name.
+    pub delete: Vec<String>,
+    /// What to show.
+    pub status: ModelStatus,
+}
+
+/// Judges a Model. `users` are the ShardGroups that run it.
+pub fn decide(model: &Model, copies: &[Arc<ModelCopy>], nodes: &[Reader], users: &[String], now: Timestamp) -> Decision {
+    let before = model.status.clone().unwrap_or_default();
+    let mut decision = Decision { status: before.clone(), ..Decision::default() };
+    decision.status.observed_generation = model.metadata.generation;
+    let ready_copies = copies.iter().filter(|copy| copy.spec.want == Want::Files && has(copy, Type::Ready)).count();
+    decision.status.copies = u32::try_from(ready_copies).unwrap_or(u32::MAX);
+    if model.metadata.deletion_timestamp.is_some() {
+        leave(model, copies, users, now, &mut decision);
+        return decision;
+    }
+    if !model.finalizers().iter().any(|finalizer| finalizer == FINALIZER_COPIES) {
+        let mut finalizers = model.finalizers().to_vec();
+        finalizers.push(FINALIZER_COPIES.to_owned());
+        decision.finalizers = Some(finalizers);
+    }
+    if before.shape.is_none() {
+        let mut resolved: Vec<_> = copies.iter().filter(|copy| has(copy, Type::Resolved)).collect();
+        resolved.sort_by_key(|copy| copy.name_any());
+        let found = resolved.iter().find_map(|copy| copy.status.as_ref().filter(|status| status.shape.is_some()));
+        match found {
+            Some(copy) => {
+                decision.status.commit.clone_from(&copy.commit);
+                decision.status.shape.clone_from(&copy.shape);
+            }
+            None => {
+                search(model, copies, nodes, now, &mut decision);
+                return decision;
+            }
+        }
+    }
+    describe(model, now, &mut decision.status);
+    decision
+}
+
+fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
+    let Some(shape) = status.shape.clone() else { return };
+    status.size = Some(quantity::write(shape.total_bytes()));
+    status.kv_bytes_per_token = Some(shape.kv_bytes_per_token());
+    let generation = model.metadata.generation;
+    let mut set = |kind, value, reason, message: &str| {
+        conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
+    };
+    let text = format!("{} layers, {}", shape.layers, quantity::show(shape.total_bytes()));
+    set(Type::Resolved, true, Reason::HeadersRead, &text);
+    let notes = shape_notes(&model.name_any(), &shape);
+    match notes.first() {
+        None => {
+            set(Type::Supported, true, Reason::ArchitectureKnown, &shape.architecture);
+            set(Type::Ready, true, Reason::Settled, &text);
+            set(Type::Reconciling, false, Reason::Settled, "");
+            set(Type::Stalled, false, Reason::Settled, "");
+        }
+        Some(first) => {
+            let (reason, message) = (first.reason(), russet_plan::note::join(&notes));
+            set(Type::Supported, false, reason, &message);
+            set(Type::Ready, false, reason, &message);
+            set(Type::Reconciling, false, reason, "");
+            set(Type::Stalled, true, reason, &message);
+        }
+    }
+}
+
+/// Nobody has read the headers yet: wait for who was asked, or ask the next.
+fn search(model: &Model, copies: &[Arc<ModelCopy>], nodes: &[Reader], now: Timestamp, decision: &mut Decision) {
+    let refusals: Vec<(&str, &Condition)> = copies
+        .iter()
+        .filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?)))
+        .collect();
+    let asked = |node: &Reader| copies.iter().any(|copy| copy.spec.node_name == node.name);
+    let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
+    let busy = nodes.iter().find(|node| node.reachable && asked(node) && !refused(&node.name));
+    if busy.is_none() {
+        let free = |node: &&Reader| node.reachable && !asked(node);
+        // A node that takes new work first: it may keep what it reads.
+        let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
+        decision.read_on = next.map(|node| node.name.clone());
+    }
+    let told: Vec<String> = refusals.iter().map(|(node, condition)| format!("node {node}: {}", condition.message)).collect();
+    let told = told.join("; ");
+    let with = |text: String| if told.is_empty() { text } else { format!("{text}; {told}") };
+    let (stalled, reason, message) = match (busy, &decision.read_on, refusals.first()) {
+        (Some(node), _, _) => (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name))),
+        (None, Some(node), _) => (false, Reason::WaitingForAgent, with(format!("node {node} is asked to read the headers"))),
+        (None, None, Some((_, condition))) => (true, reason_of(condition), told.clone()),
+        (None, None, None) => (
+            false,
+            Reason::NoNodes,
+            "no reachable node could read the headers; start an agent, or join a machine with `russet join`".to_owned(),
+        ),
+    };
+    let generation = model.metadata.generation;
+    for (kind, value) in
+        [(Type::Resolved, false), (Type::Ready, false), (Type::Reconciling, !stalled), (Type::Stalled, stalled)]
+    {
+        conditions::set(&mut decision.status.conditions, kind, value, reason, &message, generation, now);
+    }
+}
+
+/// Why a copy's agent cannot read the source; trying there again is the agent's business.
+fn refusal(copy: &ModelCopy) -> Option<&Condition> {
+    let condition = conditions::get(&copy.status.as_ref()?.conditions, Type::Resolved)?;
+    let final_ = [
+        Reason::SourceNotAllowed,
+        Reason::SourceForbidden,
+        Reason::SourceNotFound,
+        Reason::SourceUnreachable,
+        Reason::CorruptModel,
+        Reason::InvalidSpec,
+    ];
+    (condition.status == "False" && final_.iter().any(|reason| condition.reason == format!("{reason:?}"))).then_some(condition)
+}
+
+fn reason_of(condition: &Condition) -> Reason {
+    serde_json::from_value(serde_json::Value::String(condition.reason.clone())).unwrap_or(Reason::SourceUnreachable)
+}
+
+fn leave(model: &Model, copies: &[Arc<ModelCopy>], users: &[String], now: Timestamp, decision: &mut Decision) {
+    let generation = model.metadata.generation;
+    let message = if !users.is_empty() {
+        format!("deleted once ShardGroup {} is gone; delete or scale down its ModelDeployment", users.join(", "))
+    } else if !copies.is_empty() {
+        format!("removes {} copies", copies.len())
+    } else {
+        "goes".to_owned()
+    };
+    if users.is_empty() {
+        let going = copies.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none());
+        decision.delete = going.map(|copy| copy.name_any()).collect();
+        if copies.is_empty() && model.finalizers().iter().any(|finalizer| finalizer == FINALIZER_COPIES) {
+            let rest = model.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER_COPIES);
+            decision.finalizers = Some(rest.cloned().collect());
+        }
+    }
+    for (kind, value) in [(Type::Ready, false), (Type::Reconciling, true)] {
+        conditions::set(&mut decision.status.conditions, kind, value, Reason::InProgress, &message, generation, now);
+    }
+}
+
+fn has(copy: &ModelCopy, kind: Type) -> bool {
+    copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use russet_crds::{ModelCopyStatus, ModelSpec};
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+    use crate::model::{copy_object, copy_spec};
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn model() -> Model {
+        let mut model = Model::new("m", ModelSpec::default());
+        model.metadata.namespace = Some("ns".to_owned());
+        model.metadata.finalizers = Some(vec![FINALIZER_COPIES.to_owned()]);
+        model
+    }
+
+    fn readers(names: &[(&str, bool, bool)]) -> Vec<Reader> {
+        let reader = |(name, reachable, open): &(&str, bool, bool)| Reader { name: (*name).to_owned(), reachable: *reachable, open: *open };
+        names.iter().map(reader).collect()
+    }
+
+    fn copy(node: &str, resolved: Option<(bool, Reason, &str)>, architecture: &str) -> Arc<ModelCopy> {
+        let mut copy = copy_object(copy_spec(&model(), node, Want::Headers));
+        let mut status = ModelCopyStatus::default();
+        if let Some((good, reason, message)) = resolved {
+            conditions::set(&mut status.conditions, Type::Resolved, good, reason, message, None, NOW);
+            let shape = ModelShape {
+                architecture: architecture.to_owned(),
+                layers: 2,
+                layer_bytes: vec![1 << 30; 2],
+                kv_bytes_per_token_per_layer: 8,
+                ..ModelShape::default()
+            };
+            status.shape = good.then_some(shape);
+        }
+        copy.status = Some(status);
+        Arc::new(copy)
+    }
+
+    #[test]
+    fn headers_are_asked_of_one_node_after_the_other() {
+        let refused = Some((false, Reason::SourceNotAllowed, "may not read /models"));
+        let both = readers(&[("a", true, true), ("b", true, true)]);
+        for (story, copies, nodes, read_on, stalled, reason) in [
+            ("nobody there", vec![], vec![], None, false, "NoNodes"),
+            ("nobody reachable", vec![], readers(&[("a", false, false)]), None, false, "NoNodes"),
+            ("the first", vec![], both.clone(), Some("a"), false, "WaitingForAgent"),
+            ("an open one before a cordoned one", vec![], readers(&[("a", true, false), ("b", true, true)]), Some("b"), false, "WaitingForAgent"),
+            ("one is at it", vec![copy("a", None, "")], both.clone(), None, false, "WaitingForAgent"),
+            ("one refused", vec![copy("a", refused, "")], both.clone(), Some("b"), false, "WaitingForAgent"),
+            ("one went away", vec![copy("a", None, "")], readers(&[("a", false, false), ("b", true, true)]), Some("b"), false, "WaitingForAgent"),
+            ("all refused", vec![copy("a", refused, ""), copy("b", refused, "")], both.clone(), None, true, "SourceNotAllowed"),
+        ] {
+            let decision = decide(&model(), &copies, &nodes, &[], NOW);
+            assert_eq!(decision.read_on.as_deref(), read_on, "{story}");
+            let conditions = &decision.status.conditions;
+            assert_eq!(is_true(conditions, Type::Stalled), stalled, "{story}");
+            assert_eq!(conditions::get(conditions, Type::Ready).unwrap().reason, reason, "{story}");
+        }
+    }
+
+    #[test]
+    fn a_resolved_model_shows_its_size_and_whether_the_engine_knows_it() {
+        for (architecture, ready, reason) in [("llama", true, "Settled"), ("mamba", false, "UnsupportedArchitecture")] {
+            let copies = [copy("a", Some((true, Reason::HeadersRead, "")), architecture)];
+            let decision = decide(&model(), &copies, &readers(&[("a", true, true)]), &[], NOW);
+            assert_eq!(decision.status.size.as_deref(), Some("2Gi"));
+            assert_eq!(decision.status.kv_bytes_per_token, Some(16));
+            let conditions = &decision.status.conditions;
+            assert!(is_true(conditions, Type::Resolved));
+            assert_eq!(is_true(conditions, Type::Supported), ready);
+            let condition = conditions::get(conditions, Type::Ready).unwrap();
+            assert_eq!((condition.status == "True", condition.reason.as_str()), (ready, reason));
+            // What was once read stays, even when the copies are gone.
+            let mut known = model();
+            known.status = Some(decision.status.clone());
+            assert_eq!(decide(&known, &[], &[], &[], NOW).status, decision.status);
+        }
+    }
+
+    #[test]
+    fn a_deleted_model_waits_for_its_groups_then_removes_its_copies_then_goes() {
+        let mut gone = model();
+        gone.metadata.deletion_timestamp = Some(Time(NOW));
+        let copies = [copy("a", None, "")];
+        let waits = decide(&gone, &copies, &[], &["chat-0-1".to_owned()], NOW);
+        assert!(waits.delete.is_empty() && waits.finalizers.is_none());
+        assert!(conditions::get(&waits.status.conditions, Type::Ready).unwrap().message.contains("ShardGroup chat-0-1"));
+        let removes = decide(&gone, &copies, &[], &[], NOW);
+        assert_eq!((removes.delete.as_slice(), removes.finalizers.clone()), (&["ns.m.a".to_owned()][..], None));
+        assert_eq!(decide(&gone, &[], &[], &[], NOW).finalizers, Some(vec![]));
+    }
+}

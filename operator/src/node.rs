@@ -1,0 +1,60 @@
+//! InferenceNodes: whether a machine's agent is alive, and labels from what it measured. The rest of
+//! a node's status is its agent's.
+
+mod apply;
+mod decide;
+mod observe;
+
+use std::sync::Arc;
+
+use kube::runtime::controller::Action;
+use russet_crds::InferenceNode;
+use russet_crds::conditions::{self, Type};
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::reconcile::after;
+
+pub use decide::{LOST_AFTER, availability};
+
+/// Why a node could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Its conditions were not written.
+    #[error("InferenceNode {name}: its conditions could not be written")]
+    Report {
+        /// The node.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// Its labels were not written.
+    #[error("InferenceNode {name}: its labels could not be written")]
+    Apply {
+        /// The node.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one node.
+pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Result<Action, Error> {
+    let seen = observe::lease(&context, &node);
+    let decision = decide::decide(&node, &seen, jiff::Timestamp::now());
+    apply::labels(&context, &node, &decision).await?;
+    apply::conditions(&context, &node, &decision).await?;
+    Ok(after([decision.again]))
+}
+
+/// Everything about a node that a placement or a group may depend on, as one text to compare.
+pub fn fingerprint(node: &InferenceNode) -> String {
+    let status = node.status.clone().unwrap_or_default();
+    let memory = status.memory.as_ref().map(|memory| (memory.serving_limit_bytes, memory.granted_bytes));
+    let verdict = |kind| conditions::get(&status.conditions, kind).map(|condition| condition.status.clone());
+    let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
+    let deleting = node.metadata.deletion_timestamp.is_some();
+    format!("{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {deleting}", node.spec.scheduling, status.engine_build, status.backends)
+}

@@ -1,0 +1,32 @@
+//! Writes labels and the operator's conditions of a node, when they differ from what is there.
+
+use kube::{Api, ResourceExt as _};
+use russet_crds::InferenceNode;
+use serde_json::json;
+
+use super::Error;
+use super::decide::Decision;
+use crate::context::Context;
+use crate::ssa;
+
+/// Labels for selectors.
+pub async fn labels(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
+    if decision.labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)) {
+        return Ok(());
+    }
+    let name = node.name_any();
+    let api: Api<InferenceNode> = Api::all(context.client.clone());
+    ssa::apply_labels(&api, &name, &decision.labels).await.map_err(|source| Error::Apply { name, source })
+}
+
+/// Reachable, Ready and their kin.
+pub async fn conditions(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
+    let there = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if decision.conditions.iter().all(|condition| there.contains(condition)) {
+        return Ok(());
+    }
+    let name = node.name_any();
+    let api: Api<InferenceNode> = Api::all(context.client.clone());
+    let status = json!({"conditions": decision.conditions});
+    ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })
+}

@@ -1,0 +1,248 @@
+//! Whether a node is reachable, ready and open. Pure: the age of its Lease is an argument.
+//!
+//! ```text
+//! no Lease ─▶ unreachable      renewed within 20 s ─▶ reachable      silent for 20 s ─▶ unreachable
+//!                                                                    … and 60 s more ─▶ lost
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{InferenceNode, Scheduling, names};
+use russet_plan::quantity;
+use russet_plan::snapshot::Availability;
+
+/// A Lease not renewed for so long has expired; agents renew every five seconds.
+const LEASE: Duration = Duration::from_secs(20);
+/// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
+pub const LOST_AFTER: Duration = Duration::from_secs(60);
+
+/// What was seen of a node's Lease.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Whether there is one.
+    pub exists: bool,
+    /// The time it names.
+    pub renewed: Option<Timestamp>,
+    /// How long ago it was seen to change, or seen first.
+    pub age: Duration,
+    /// Whether it was seen to change.
+    pub changed: bool,
+    /// The boot id of its holder.
+    pub holder: Option<String>,
+}
+
+/// What to write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The operator's conditions.
+    pub conditions: Vec<Condition>,
+    /// The operator's labels.
+    pub labels: BTreeMap<String, String>,
+    /// When to look again without being asked.
+    pub again: Option<Duration>,
+}
+
+/// Judges a node.
+pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
+    let status = node.status.clone().unwrap_or_default();
+    let before = conditions::get(&status.conditions, Type::Reachable).map(|condition| condition.status == "True");
+    let (reachable, message) = reachable(seen, before, now);
+    let generation = node.metadata.generation;
+    let mut conditions: Vec<Condition> = status
+        .conditions
+        .iter()
+        .filter(|condition| ["Reachable", "Ready", "Reconciling", "Stalled"].contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
+    let reason = if reachable { Reason::LeaseRenewed } else { Reason::LeaseExpired };
+    conditions::set(&mut conditions, Type::Reachable, reachable, reason, &message, generation, now);
+
+    let (ready, reason, message) = if !reachable {
+        (false, Reason::LeaseExpired, message)
+    } else if let Some((holder, boot)) = impostor(seen, status.boot_id.as_deref()) {
+        (false, Reason::WaitingForAgent, format!("two machines act as this node (boots {holder} and {boot}); give one another --node-name"))
+    } else if status.memory.is_none() {
+        (false, Reason::WaitingForAgent, "the agent has not reported its memory yet".to_owned())
+    } else {
+        match node.spec.scheduling {
+            Scheduling::Enabled => (true, Reason::Settled, "takes work".to_owned()),
+            Scheduling::Cordoned => (true, Reason::Unschedulable, "cordoned: what runs stays, nothing new comes".to_owned()),
+            Scheduling::Draining => (true, Reason::Unschedulable, "draining: what runs moves away".to_owned()),
+        }
+    };
+    conditions::set(&mut conditions, Type::Ready, ready, reason, &message, generation, now);
+    // A node is worked on while its agent has yet to speak; one that is silent stays as it is.
+    let waiting = !ready && reason == Reason::WaitingForAgent;
+    conditions::set(&mut conditions, Type::Reconciling, waiting, reason, &message, generation, now);
+    conditions::set(&mut conditions, Type::Stalled, false, reason, "", generation, now);
+
+    let mut labels = BTreeMap::new();
+    if let Some(chip) = status.chip.as_deref().and_then(label) {
+        labels.insert(names::LABEL_CHIP.to_owned(), chip);
+    }
+    if let Some(memory) = &status.memory {
+        // The nearest whole number of gibibytes: firmware keeps a little for itself.
+        let gib = (memory.total_bytes + (1 << 29)) >> 30;
+        labels.insert(names::LABEL_MEMORY.to_owned(), quantity::write(gib << 30));
+    }
+    let again = reachable.then(|| LEASE.saturating_sub(seen.age) + Duration::from_millis(50));
+    Decision { conditions, labels, again }
+}
+
+fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String) {
+    if !seen.exists {
+        return (false, "the agent has not created its Lease".to_owned());
+    }
+    if seen.age >= LEASE {
+        let since = seen.renewed.map_or_else(String::new, |time| format!(" since {time:.0}"));
+        return (false, format!("the agent has not renewed its Lease{since}; start the agent or its network"));
+    }
+    // Seen for the first time: the clocks of two machines may differ, so the time it names can show
+    // that it is fresh, but not that it is stale; then what was known before holds.
+    let fresh = seen.renewed.is_some_and(|time| now.duration_since(time).unsigned_abs() < LEASE);
+    if seen.changed || fresh || before == Some(true) {
+        (true, "the agent renews its Lease".to_owned())
+    } else {
+        (false, "the Lease has not been renewed since the operator started".to_owned())
+    }
+}
+
+fn impostor<'a>(seen: &'a Seen, boot: Option<&'a str>) -> Option<(&'a str, &'a str)> {
+    let (holder, boot) = (seen.holder.as_deref()?, boot?);
+    (holder != boot).then_some((holder, boot))
+}
+
+/// A text as a label value: letters, digits, `-`, `_` and `.`, at most 63 of them.
+fn label(text: &str) -> Option<String> {
+    let kept: String =
+        text.chars().map(|letter| if letter.is_ascii_alphanumeric() || letter == '.' || letter == '_' { letter } else { '-' }).collect();
+    let mut words: Vec<&str> = kept.split('-').filter(|word| !word.is_empty()).collect();
+    loop {
+        let value = words.join("-");
+        let value = value.trim_matches(['-', '_', '.']);
+        if value.len() <= 63 {
+            return (!value.is_empty()).then(|| value.to_owned());
+        }
+        if words.len() == 1 {
+            return Some(value[..63].trim_matches(['-', '_', '.']).to_owned());
+        }
+        words.pop();
+    }
+}
+
+/// What a placement may do with a node.
+pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
+    let status = node.status.clone().unwrap_or_default();
+    if !conditions::is_true(&status.conditions, Type::Reachable) {
+        let silent = conditions::get(&status.conditions, Type::Reachable)
+            .map(|condition| now.duration_since(condition.last_transition_time.0));
+        let lost = silent.is_some_and(|silent| silent.unsigned_abs() >= LOST_AFTER && silent.is_positive());
+        return if lost { Availability::Lost } else { Availability::Unreachable };
+    }
+    match node.spec.scheduling {
+        Scheduling::Cordoned => Availability::Cordoned,
+        Scheduling::Draining => Availability::Draining,
+        Scheduling::Enabled if node.metadata.deletion_timestamp.is_some() => Availability::Draining,
+        Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => Availability::Unmeasured,
+        Scheduling::Enabled => Availability::Open,
+    }
+}
+
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{InferenceNodeStatus, NodeMemory};
+
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + second).unwrap()
+    }
+
+    fn named(name: &str) -> InferenceNode {
+        InferenceNode::new(name, russet_crds::InferenceNodeSpec::default())
+    }
+
+    fn measured(name: &str) -> InferenceNode {
+        let mut node = named(name);
+        node.status = Some(InferenceNodeStatus {
+            chip: Some("Apple M3 Ultra (32-core)".to_owned()),
+            boot_id: Some("boot-1".to_owned()),
+            memory: Some(NodeMemory { total_bytes: (512 << 30) - 5, ..NodeMemory::default() }),
+            ..InferenceNodeStatus::default()
+        });
+        node
+    }
+
+    #[test]
+    fn a_node_is_reachable_while_its_lease_is_seen_to_change() {
+        let seen = |age: u64, changed: bool, renewed: i64| Seen {
+            exists: true,
+            renewed: Some(at(renewed)),
+            age: Duration::from_secs(age),
+            changed,
+            holder: Some("boot-1".to_owned()),
+        };
+        for (story, seen, before, want) in [
+            ("no Lease", Seen::default(), None, false),
+            ("no Lease any more", Seen::default(), Some(true), false),
+            ("changed a moment ago", seen(1, true, 100), None, true),
+            ("changed a moment ago, though its clock is an hour off", seen(1, true, -3500), Some(false), true),
+            ("silent for 20 s", seen(20, true, 80), Some(true), false),
+            ("silent for 20 s since the operator started", seen(20, false, 80), Some(true), false),
+            ("first sight, fresh by its own clock", seen(0, false, 99), None, true),
+            ("first sight, stale by its own clock, was alive", seen(0, false, 0), Some(true), true),
+            ("first sight, stale by its own clock, was dead", seen(0, false, 0), Some(false), false),
+            ("first sight, stale by its own clock, unknown", seen(0, false, 0), None, false),
+        ] {
+            let mut node = measured("a");
+            if let (Some(before), Some(status)) = (before, node.status.as_mut()) {
+                conditions::set(&mut status.conditions, Type::Reachable, before, Reason::LeaseRenewed, "", None, at(0));
+            }
+            let decision = decide(&node, &seen, at(100));
+            assert_eq!(conditions::is_true(&decision.conditions, Type::Reachable), want, "{story}");
+            assert_eq!(conditions::is_true(&decision.conditions, Type::Ready), want, "{story}");
+            assert_eq!(decision.again.is_some(), want, "{story}");
+        }
+    }
+
+    #[test]
+    fn labels_come_from_what_was_measured() {
+        let decision = decide(&measured("a"), &Seen::default(), at(0));
+        let labels: Vec<String> = decision.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        assert_eq!(labels, ["russet.dev/chip=Apple-M3-Ultra-32-core", "russet.dev/memory=512Gi"]);
+        assert!(label(&"word ".repeat(40)).unwrap().len() <= 63 && label("()").is_none());
+    }
+
+    #[test]
+    fn two_machines_with_one_name_are_told_apart_by_their_boots() {
+        let seen = Seen { exists: true, renewed: Some(at(0)), holder: Some("boot-2".to_owned()), ..Seen::default() };
+        let decision = decide(&measured("a"), &seen, at(0));
+        let ready = conditions::get(&decision.conditions, Type::Ready).unwrap();
+        assert!(ready.status == "False" && ready.message.contains("boots boot-2 and boot-1"), "{}", ready.message);
+    }
+
+    #[test]
+    fn a_silent_node_is_unreachable_first_and_lost_later() {
+        for (reachable, since, scheduling, want) in [
+            (true, 0, Scheduling::Enabled, Availability::Open),
+            (true, 0, Scheduling::Cordoned, Availability::Cordoned),
+            (true, 0, Scheduling::Draining, Availability::Draining),
+            (false, 59, Scheduling::Enabled, Availability::Unreachable),
+            (false, 60, Scheduling::Enabled, Availability::Lost),
+            (false, -90, Scheduling::Enabled, Availability::Unreachable),
+        ] {
+            let mut node = measured("a");
+            node.spec.scheduling = scheduling;
+            let conditions = &mut node.status.as_mut().unwrap().conditions;
+            conditions::set(conditions, Type::Reachable, reachable, Reason::LeaseRenewed, "", None, at(0));
+            conditions::set(conditions, Type::Ready, reachable, Reason::Settled, "", None, at(0));
+            assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
+        }
+        assert_eq!(availability(&named("new"), at(0)), Availability::Unreachable);
+    }
+}

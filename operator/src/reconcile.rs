@@ -1,0 +1,141 @@
+//! The shared driver of all controllers: it takes references from a queue, hands the cached object
+//! to the controller, counts and times what happens, and retries failures with growing pauses. What
+//! a controller does with an object is no concern of it.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{FutureExt as _, StreamExt as _};
+use kube::Resource;
+use kube::runtime::applier;
+use kube::runtime::controller::{Action, Config, Error as RunError};
+use kube::runtime::reflector::{ObjectRef, Store};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::context::Context;
+
+/// The first pause after a failure; most are writes that met another write, and those clear at once.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// Everything is looked at again this often, whatever a watch may have missed.
+pub const RESYNC: Duration = Duration::from_secs(300);
+
+/// References to look at.
+pub type Queue<K> = mpsc::UnboundedReceiver<ObjectRef<K>>;
+
+/// Runs one controller until its queue ends.
+pub async fn drive<K, E, F>(
+    controller: &'static str,
+    context: Arc<Context>,
+    store: Store<K>,
+    queue: Queue<K>,
+    reconcile: impl Fn(Arc<K>, Arc<Context>) -> F + Send + Sync + 'static,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    E: std::error::Error + Send + 'static,
+    F: Future<Output = Result<Action, E>> + Send + 'static,
+{
+    let queue = futures::stream::unfold(queue, |mut queue| async {
+        let item = queue.recv().await?;
+        Some((Ok::<_, Infallible>(item), queue))
+    });
+    let failures: Arc<Mutex<HashMap<ObjectRef<K>, u32>>> = Arc::default();
+    let counted = failures.clone();
+    let run = move |object: Arc<K>, context: Arc<Context>| {
+        let reference = ObjectRef::from_obj(object.as_ref());
+        let failures = counted.clone();
+        let work = reconcile(object, context.clone());
+        async move {
+            let timer = context.metrics.durations.with_label_values(&[controller]).start_timer();
+            let result = work.await;
+            timer.observe_duration();
+            match &result {
+                Ok(_) => {
+                    failures.lock().remove(&reference);
+                    context.metrics.reconciles.with_label_values(&[controller, "ok"]).inc();
+                }
+                Err(error) => {
+                    context.metrics.reconciles.with_label_values(&[controller, &variant(error)]).inc();
+                    tracing::warn!(controller, object = %reference, error = %chain(error), "reconciliation failed; it is retried");
+                }
+            }
+            result
+        }
+        .boxed()
+    };
+    let retry = move |object: Arc<K>, _: &E, _: Arc<Context>| {
+        let mut failures = failures.lock();
+        let count = failures.entry(ObjectRef::from_obj(object.as_ref())).or_default();
+        *count += 1;
+        Action::requeue(pause(*count))
+    };
+    let outcomes = applier(run, retry, context, store, queue, Config::default());
+    futures::pin_mut!(outcomes);
+    while let Some(outcome) = outcomes.next().await {
+        match outcome {
+            // Failures were logged where they happened; a missing object was deleted meanwhile.
+            Ok(_) | Err(RunError::ReconcilerFailed(..) | RunError::ObjectNotFound(_)) => {}
+            Err(error) => tracing::warn!(controller, %error, "the controller's queue failed"),
+        }
+    }
+}
+
+fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX)).min(LAST_PAUSE)
+}
+
+/// The name of an error's variant: the label of the metric, so that it needs no table of its own.
+fn variant(error: &impl Debug) -> String {
+    let text = format!("{error:?}");
+    text.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
+}
+
+/// An error and everything that caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// The smaller of the pauses that are set, or the resync.
+pub fn after(pauses: impl IntoIterator<Item = Option<Duration>>) -> Action {
+    Action::requeue(pauses.into_iter().flatten().min().unwrap_or(RESYNC))
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_minute_and_no_further() {
+        for (failures, millis) in [(1, 100), (2, 200), (5, 1600), (10, 51_200), (11, 60_000), (500, 60_000)] {
+            assert_eq!(pause(failures), Duration::from_millis(millis), "{failures}");
+        }
+    }
+
+    #[test]
+    fn the_label_of_an_error_is_its_variant() {
+        #[derive(Debug)]
+        #[expect(dead_code, reason = "only the names are looked at")]
+        enum Error {
+            Plain,
+            Tuple(u8),
+            Fields { name: u8 },
+        }
+        assert_eq!(variant(&Error::Plain), "Plain");
+        assert_eq!(variant(&Error::Tuple(1)), "Tuple");
+        assert_eq!(variant(&Error::Fields { name: 1 }), "Fields");
+    }
+}

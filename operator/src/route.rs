@@ -1,0 +1,53 @@
+//! ModelRoutes: whether every deployment they name exists and one of them answers. Which request
+//! goes where is the gateway's business.
+
+mod decide;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use russet_crds::{ModelDeployment, ModelRoute};
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::reconcile::after;
+use crate::ssa;
+
+/// Why a route could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Its status was not written.
+    #[error("ModelRoute {name}: its status could not be written")]
+    Report {
+        /// The route.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one route.
+pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<Action, Error> {
+    let namespace = route.namespace().unwrap_or_default();
+    let find = |name: &str| {
+        let key: ObjectRef<ModelDeployment> = ObjectRef::new(name).within(&namespace);
+        context.stores.deployments.get(&key)
+    };
+    let targets: Vec<_> = route
+        .spec
+        .targets
+        .iter()
+        .map(|target| (target.deployment_ref.name.as_str(), find(&target.deployment_ref.name)))
+        .collect();
+    let status = decide::status(&route, &targets, Timestamp::now());
+    if route.status.as_ref() != Some(&status) {
+        let name = route.name_any();
+        let api = ssa::beside(&context.client, route.as_ref());
+        ssa::apply_status::<ModelRoute>(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
+    }
+    Ok(after([]))
+}

@@ -1,0 +1,75 @@
+//! The status of a route, from its targets alone.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{ModelDeployment, ModelRoute, ModelRouteStatus};
+
+/// Where a route stands; each target with its deployment, when there is one.
+pub fn status(route: &ModelRoute, targets: &[(&str, Option<Arc<ModelDeployment>>)], now: Timestamp) -> ModelRouteStatus {
+    let generation = route.metadata.generation;
+    let missing: Vec<&str> = targets.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
+    let answers: Vec<&str> = targets
+        .iter()
+        .filter(|(_, found)| {
+            let status = found.as_ref().and_then(|deployment| deployment.status.as_ref());
+            status.is_some_and(|status| is_true(&status.conditions, Type::Available))
+        })
+        .map(|(name, _)| *name)
+        .collect();
+    let mut conditions = route.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let mut set = |kind, status, reason, message: &str| {
+        conditions::set(&mut conditions, kind, status, reason, message, generation, now);
+    };
+    let missing_text = format!(
+        "ModelDeployment {} does not exist in this namespace; create it or remove the target",
+        missing.join(", ")
+    );
+    let (ready, reason, text) = if !missing.is_empty() {
+        (false, Reason::TargetNotFound, missing_text.clone())
+    } else if answers.is_empty() {
+        (false, Reason::InProgress, "no target answers yet".to_owned())
+    } else {
+        (true, Reason::Serving, format!("{} answers", answers.join(", ")))
+    };
+    match missing.is_empty() {
+        true => set(Type::ResolvedRefs, true, Reason::Settled, "every target exists"),
+        false => set(Type::ResolvedRefs, false, Reason::TargetNotFound, &missing_text),
+    }
+    set(Type::Ready, ready, reason, &text);
+    set(Type::Reconciling, !ready && missing.is_empty(), reason, &text);
+    set(Type::Stalled, !missing.is_empty(), reason, &text);
+    ModelRouteStatus { observed_generation: generation, conditions }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{ModelDeploymentSpec, ModelDeploymentStatus, ModelRouteSpec};
+
+    use super::*;
+
+    fn deployment(available: bool) -> Option<Arc<ModelDeployment>> {
+        let mut deployment = ModelDeployment::new("chat", ModelDeploymentSpec::default());
+        let mut status = ModelDeploymentStatus::default();
+        let now = Timestamp::UNIX_EPOCH;
+        conditions::set(&mut status.conditions, Type::Available, available, Reason::Serving, "", None, now);
+        deployment.status = Some(status);
+        Some(Arc::new(deployment))
+    }
+
+    #[test]
+    fn a_route_is_ready_when_all_targets_exist_and_one_answers() {
+        let route = ModelRoute::new("auto", ModelRouteSpec::default());
+        for (targets, ready, reason, stalled) in [
+            (vec![("a", deployment(true)), ("b", deployment(false))], "True", "Serving", "False"),
+            (vec![("a", deployment(false))], "False", "InProgress", "False"),
+            (vec![("a", deployment(true)), ("b", None)], "False", "TargetNotFound", "True"),
+        ] {
+            let status = status(&route, &targets, Timestamp::UNIX_EPOCH);
+            let condition = conditions::get(&status.conditions, Type::Ready).unwrap();
+            assert_eq!((condition.status.as_str(), condition.reason.as_str()), (ready, reason));
+            assert_eq!(conditions::get(&status.conditions, Type::Stalled).unwrap().status, stalled);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Server-side apply, the only way the operator writes: one manager, force, and nothing sent that
+//! the server already has.
+
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use russet_crds::names::OPERATOR_MANAGER;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+fn params() -> PatchParams {
+    // Force: the fields the operator owns are its own, whoever edited them meanwhile.
+    PatchParams::apply(OPERATOR_MANAGER).force()
+}
+
+/// Applies a whole object.
+pub async fn apply<K>(api: &Api<K>, object: &K) -> Result<K, kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
+{
+    api.patch(&object.name_any(), &params(), &Patch::Apply(object)).await
+}
+
+/// Applies labels.
+pub async fn apply_labels<K>(
+    api: &Api<K>,
+    name: &str,
+    labels: &std::collections::BTreeMap<String, String>,
+) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name, "labels": labels},
+    });
+    api.patch(name, &params(), &Patch::Apply(patch)).await.map(|_| ())
+}
+
+/// Applies a status, or the part of it that is the operator's.
+pub async fn apply_status<K>(api: &Api<K>, name: &str, status: &impl Serialize) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name},
+        "status": status,
+    });
+    match api.patch_status(name, &params(), &Patch::Apply(patch)).await {
+        Ok(_) => Ok(()),
+        // Deleted meanwhile: nobody is left to read the status.
+        Err(error) if is_code(&error, 404) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes exactly the object that was seen; another one of the same name stays.
+pub async fn delete<K>(api: &Api<K>, object: &K) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let preconditions = Preconditions { uid: object.uid(), resource_version: None };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    match api.delete(&object.name_any(), &params).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_code(&error, 404) || is_code(&error, 409) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces the finalizers, provided the object is still the one that was seen.
+pub async fn set_finalizers<K>(api: &Api<K>, object: &K, finalizers: Vec<String>) -> Result<(), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": object.resource_version()}});
+    match api.patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_code(&error, 404) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The API of the namespace an object lives in.
+pub fn beside<K, O>(client: &Client, object: &O) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    O: Resource,
+{
+    Api::namespaced(client.clone(), object.meta().namespace.as_deref().unwrap_or("default"))
+}
+
+/// Whether the server answered with this status code.
+pub fn is_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}

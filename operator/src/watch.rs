@@ -1,0 +1,302 @@
+//! The caches and what a change in one of them wakes: one watch a kind, shared by all controllers.
+//! Waking too much is harmless, waking too little is a stall, so the rules here are generous.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::{FutureExt as _, StreamExt as _};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::core::{DeserializeGuard, Resource};
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{ObjectRef, store};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch};
+use kube::{Api, Client, ResourceExt as _};
+use parking_lot::Mutex;
+use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc::{self, UnboundedSender};
+
+use crate::context::{Context, Stores};
+use crate::metrics::Metrics;
+use crate::reconcile::{Queue, drive};
+use crate::{csr, deployment, group, model, node, route};
+
+/// What a controller is told to look at.
+struct Wake {
+    stores: Stores,
+    nodes: UnboundedSender<ObjectRef<InferenceNode>>,
+    models: UnboundedSender<ObjectRef<Model>>,
+    deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
+    groups: UnboundedSender<ObjectRef<ShardGroup>>,
+    routes: UnboundedSender<ObjectRef<ModelRoute>>,
+    requests: UnboundedSender<ObjectRef<CertificateSigningRequest>>,
+    /// What the planner last saw of each node; agents report more often than it matters.
+    seen_nodes: Mutex<BTreeMap<String, String>>,
+}
+
+/// Something happened to an object.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// It is there, new or changed.
+    Applied,
+    /// It is gone.
+    Deleted,
+}
+
+/// Watches everything and runs every controller; returns the name of the first that ends.
+pub async fn run(client: Client, metrics: Metrics, ready: &AtomicBool) -> &'static str {
+    let (nodes, nodes_writer) = store();
+    let (models, models_writer) = store();
+    let (copies, copies_writer) = store();
+    let (deployments, deployments_writer) = store();
+    let (groups, groups_writer) = store();
+    let (shards, shards_writer) = store();
+    let (routes, routes_writer) = store();
+    let (leases, leases_writer) = store();
+    let (requests, requests_writer) = store();
+    let stores = Stores { nodes, models, copies, deployments, groups, shards, routes, leases, requests };
+
+    let (node_sender, node_queue) = mpsc::unbounded_channel();
+    let (model_sender, model_queue) = mpsc::unbounded_channel();
+    let (deployment_sender, deployment_queue) = mpsc::unbounded_channel();
+    let (group_sender, group_queue) = mpsc::unbounded_channel();
+    let (route_sender, route_queue) = mpsc::unbounded_channel();
+    let (request_sender, request_queue) = mpsc::unbounded_channel();
+    let wake = Arc::new(Wake {
+        stores: stores.clone(),
+        nodes: node_sender,
+        models: model_sender,
+        deployments: deployment_sender,
+        groups: group_sender,
+        routes: route_sender,
+        requests: request_sender,
+        seen_nodes: Mutex::default(),
+    });
+    let context = Context::new(client.clone(), stores.clone(), metrics);
+
+    let watches = futures::future::join_all([
+        reflect(Api::all(client.clone()), nodes_writer, wake.clone(), Wake::node).boxed(),
+        reflect(Api::all(client.clone()), models_writer, wake.clone(), Wake::model).boxed(),
+        reflect(Api::all(client.clone()), copies_writer, wake.clone(), Wake::copy).boxed(),
+        reflect(Api::all(client.clone()), deployments_writer, wake.clone(), Wake::deployment).boxed(),
+        reflect(Api::all(client.clone()), groups_writer, wake.clone(), Wake::group).boxed(),
+        reflect(Api::all(client.clone()), shards_writer, wake.clone(), Wake::shard).boxed(),
+        reflect(Api::all(client.clone()), routes_writer, wake.clone(), Wake::route).boxed(),
+        reflect(Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE), leases_writer, wake.clone(), Wake::lease)
+            .boxed(),
+        reflect(Api::all(client), requests_writer, wake.clone(), Wake::request).boxed(),
+    ]);
+    let controllers = async {
+        // A controller that decides on half-filled caches would place over what it does not see yet.
+        if filled(&stores).await.is_err() {
+            return "watches";
+        }
+        ready.store(true, Ordering::Release);
+        tokio::select! {
+            () = controller("node", &context, &stores.nodes, node_queue, node::reconcile) => "node controller",
+            () = controller("model", &context, &stores.models, model_queue, model::reconcile) => "model controller",
+            () = controller("deployment", &context, &stores.deployments, deployment_queue, deployment::reconcile) => "deployment controller",
+            () = controller("group", &context, &stores.groups, group_queue, group::reconcile) => "group controller",
+            () = controller("route", &context, &stores.routes, route_queue, route::reconcile) => "route controller",
+            () = controller("csr", &context, &stores.requests, request_queue, csr::reconcile) => "csr controller",
+        }
+    };
+    tokio::select! {
+        _ = watches => "watches",
+        ended = controllers => ended,
+    }
+}
+
+async fn controller<K, E, F>(
+    name: &'static str,
+    context: &Arc<Context>,
+    store: &kube::runtime::reflector::Store<K>,
+    queue: Queue<K>,
+    reconcile: impl Fn(Arc<K>, Arc<Context>) -> F + Send + Sync + 'static,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    E: std::error::Error + Send + 'static,
+    F: Future<Output = Result<kube::runtime::controller::Action, E>> + Send + 'static,
+{
+    drive(name, context.clone(), store.clone(), queue, reconcile).await;
+}
+
+async fn filled(stores: &Stores) -> Result<(), kube::runtime::reflector::store::WriterDropped> {
+    stores.nodes.wait_until_ready().await?;
+    stores.models.wait_until_ready().await?;
+    stores.copies.wait_until_ready().await?;
+    stores.deployments.wait_until_ready().await?;
+    stores.groups.wait_until_ready().await?;
+    stores.shards.wait_until_ready().await?;
+    stores.routes.wait_until_ready().await?;
+    stores.leases.wait_until_ready().await?;
+    stores.requests.wait_until_ready().await
+}
+
+/// Keeps one cache equal to the server and reports every change. An object that cannot be read, say
+/// one with a value from a newer version, is left out with a warning; the others live on.
+async fn reflect<K>(
+    api: Api<DeserializeGuard<K>>,
+    mut writer: Writer<K>,
+    wake: Arc<Wake>,
+    changed: impl Fn(&Wake, &K, Change),
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    ObjectRef<K>: Eq + Hash,
+{
+    let events = watch(api, watcher::Config::default()).default_backoff();
+    futures::pin_mut!(events);
+    while let Some(event) = events.next().await {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                tracing::debug!(kind = %K::kind(&()), %error, "the watch broke and is resumed");
+                continue;
+            }
+        };
+        let Some(event) = readable(event) else { continue };
+        writer.apply_watcher_event(&event);
+        match &event {
+            Event::Apply(object) => changed(&wake, object, Change::Applied),
+            Event::Delete(object) => changed(&wake, object, Change::Deleted),
+            Event::InitDone => {
+                for object in writer.as_reader().state() {
+                    changed(&wake, &object, Change::Applied);
+                }
+            }
+            Event::Init | Event::InitApply(_) => {}
+        }
+    }
+}
+
+fn readable<K>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let read = |guard: DeserializeGuard<K>| match guard.0 {
+        Ok(object) => Some(object),
+        Err(error) => {
+            let name = error.metadata.name.unwrap_or_default();
+            tracing::warn!(kind = %K::kind(&()), name, error = error.error, "an object cannot be read and is left out");
+            None
+        }
+    };
+    Some(match event {
+        Event::Apply(object) => Event::Apply(read(object)?),
+        Event::Delete(object) => Event::Delete(read(object)?),
+        Event::InitApply(object) => Event::InitApply(read(object)?),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    })
+}
+
+/// A send fails only when the controllers have ended, and then nobody needs waking.
+impl Wake {
+    fn node(&self, node: &InferenceNode, change: Change) {
+        let name = node.name_any();
+        let _ = self.nodes.send(ObjectRef::from_obj(node));
+        let matters = match change {
+            Change::Deleted => self.seen_nodes.lock().remove(&name).is_some(),
+            Change::Applied => {
+                let now = node::fingerprint(node);
+                self.seen_nodes.lock().insert(name.clone(), now.clone()).is_none_or(|before| before != now)
+            }
+        };
+        if !matters {
+            return;
+        }
+        self.all_deployments();
+        for model in self.stores.models.state() {
+            let _ = self.models.send(ObjectRef::from_obj(model.as_ref()));
+        }
+        for group in self.stores.groups.state() {
+            if group.spec.plan.members.iter().any(|member| member.node_name == name) {
+                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
+            }
+        }
+    }
+
+    fn lease(&self, lease: &Lease, _: Change) {
+        if let Some(node) = lease.name_any().strip_prefix(&names::node_lease("")) {
+            let _ = self.nodes.send(ObjectRef::new(node));
+        }
+    }
+
+    fn model(&self, model: &Model, _: Change) {
+        let _ = self.models.send(ObjectRef::from_obj(model));
+        self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
+    }
+
+    fn copy(&self, copy: &ModelCopy, _: Change) {
+        let reference = &copy.spec.model_ref;
+        let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
+        self.deployments_of_model(Some(&reference.namespace), &reference.name);
+        for group in self.stores.groups.state() {
+            let same = group.namespace().as_deref() == Some(&reference.namespace)
+                && group.spec.model_ref.name == reference.name;
+            if same && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name) {
+                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
+            }
+        }
+    }
+
+    fn deployment(&self, deployment: &ModelDeployment, _: Change) {
+        let _ = self.deployments.send(ObjectRef::from_obj(deployment));
+        for route in self.stores.routes.state() {
+            if route.namespace() == deployment.namespace()
+                && route.spec.targets.iter().any(|target| target.deployment_ref.name == deployment.name_any())
+            {
+                let _ = self.routes.send(ObjectRef::from_obj(route.as_ref()));
+            }
+        }
+    }
+
+    fn group(&self, group: &ShardGroup, change: Change) {
+        let _ = self.groups.send(ObjectRef::from_obj(group));
+        if change == Change::Deleted {
+            // Its memory may be what another deployment waits for, and a Model may wait for its end.
+            self.all_deployments();
+            let model = ObjectRef::new(&group.spec.model_ref.name);
+            let _ = self.models.send(model.within(&group.namespace().unwrap_or_default()));
+        } else {
+            let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
+            let _ = self.deployments.send(deployment.within(&group.namespace().unwrap_or_default()));
+        }
+    }
+
+    fn shard(&self, shard: &Shard, change: Change) {
+        let group = ObjectRef::new(&shard.spec.group_ref.name);
+        let _ = self.groups.send(group.within(&shard.namespace().unwrap_or_default()));
+        if change == Change::Deleted {
+            self.all_deployments();
+        }
+    }
+
+    fn route(&self, route: &ModelRoute, _: Change) {
+        let _ = self.routes.send(ObjectRef::from_obj(route));
+    }
+
+    fn request(&self, request: &CertificateSigningRequest, _: Change) {
+        let _ = self.requests.send(ObjectRef::from_obj(request));
+    }
+
+    fn all_deployments(&self) {
+        for deployment in self.stores.deployments.state() {
+            let _ = self.deployments.send(ObjectRef::from_obj(deployment.as_ref()));
+        }
+    }
+
+    fn deployments_of_model(&self, namespace: Option<&str>, model: &str) {
+        for deployment in self.stores.deployments.state() {
+            if deployment.namespace().as_deref() == namespace && deployment.spec.model_ref.name == model {
+                let _ = self.deployments.send(ObjectRef::from_obj(deployment.as_ref()));
+            }
+        }
+    }
+}
