@@ -315,8 +315,11 @@ impl Core {
                 Ok(Err(status)) => return Err(setback(endpoint, &status, accepted)),
                 Err(_) => return Err(Setback::Refused(silent(endpoint, self.limits.silence))),
             };
-            accepted = true;
-            tracker.dispatched();
+            // An engine that refuses as its first word has not begun to work.
+            if !matches!(event, Event::Failed(_)) {
+                accepted = true;
+                tracker.dispatched();
+            }
             match judge(endpoint, event) {
                 None => {}
                 Some(Ok(first)) => {

@@ -1,6 +1,7 @@
 //! What a client gets when engines die, hang or say no, and what becomes of the engine when the
 //! client leaves.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -134,6 +135,19 @@ async fn a_request_that_kills_every_engine_it_meets_is_not_sent_for_ever() {
     let error = response.json::<Value>().await.unwrap()["error"].clone();
     assert!(error["message"].as_str().unwrap().contains("3 engines in a row"), "{error}");
     assert_eq!(engine.requests(), 3);
+}
+
+#[tokio::test]
+async fn an_engine_that_is_about_to_serve_is_asked_until_it_does() {
+    let lab = Lab::start(Limits { rest: Duration::from_millis(1), ..limits() }).await;
+    let asked = AtomicUsize::new(0);
+    let engine = lab.engine("a", move |_| match asked.fetch_add(1, Ordering::Relaxed) {
+        0..9 => vec![failed(FailureKind::Unavailable)],
+        _ => hello(),
+    });
+    lab.publish(&[("m", State::Ready, &[&engine])]);
+    assert_eq!(lab.chat(json!({})).send().await.unwrap().status(), 200);
+    assert_eq!(engine.requests(), 10);
 }
 
 #[tokio::test]
