@@ -186,7 +186,9 @@ pub fn check_escalation(api: &Api, call: &Call, new: &Value, old: Option<&Value>
     let namespace = call.namespace.as_str();
     let is_role = matches!(call.resource.kind.as_str(), "Role" | "ClusterRole");
     let (rules, verb, resource, name): (Vec<Rule>, _, _, &str) = if is_role {
-        if old.is_some_and(|old| old["rules"] == new["rules"] && old["aggregationRule"] == new["aggregationRule"]) {
+        if old.is_some_and(|old| {
+            old["rules"] == new["rules"] && old["aggregationRule"] == new["aggregationRule"]
+        }) {
             return Ok(());
         }
         if !new["aggregationRule"].is_null() && !policy.covers(&call.user, "", &Rule::everything()) {
@@ -195,11 +197,13 @@ pub fn check_escalation(api: &Api, call: &Call, new: &Value, old: Option<&Value>
         (rbac::rules(&new["rules"]), "escalate", call.resource.plural.as_str(), call.name.as_str())
     } else {
         let role = &new["roleRef"];
-        let (kind, name) = (role["kind"].as_str().unwrap_or_default(), role["name"].as_str().unwrap_or_default());
+        let (kind, name) =
+            (role["kind"].as_str().unwrap_or_default(), role["name"].as_str().unwrap_or_default());
         let resource = if kind == "ClusterRole" { "clusterroles" } else { "roles" };
         (policy.role(kind, namespace, name), "bind", resource, name)
     };
-    let permission = Attributes { verb, group: rbac::GROUP, resource, namespace, name, ..Attributes::default() };
+    let permission =
+        Attributes { verb, group: rbac::GROUP, resource, namespace, name, ..Attributes::default() };
     if policy.allows(&call.user, &permission) {
         return Ok(());
     }

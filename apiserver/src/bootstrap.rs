@@ -18,7 +18,8 @@ use crate::verbs::write::Origin;
 use crate::verbs::{Call, create, list};
 
 /// The namespaces that always exist.
-pub const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-node-lease", "russet-system"];
+pub const NAMESPACES: &[&str] =
+    &["default", "kube-system", "kube-public", "kube-node-lease", "russet-system"];
 
 /// Writes what is missing.
 pub async fn run(api: &Arc<Api>, authority: &Authority) -> Result<()> {

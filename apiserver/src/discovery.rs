@@ -58,7 +58,9 @@ fn groups(table: &Table) -> Vec<Group<'_>> {
         }
     }
     for group in &mut groups {
-        group.versions.sort_by_key(|(version, _)| std::cmp::Reverse(crate::kinds::definition::priority(version)));
+        group
+            .versions
+            .sort_by_key(|(version, _)| std::cmp::Reverse(crate::kinds::definition::priority(version)));
     }
     groups
 }
@@ -77,7 +79,8 @@ fn wants_aggregated(accept: &str) -> bool {
 pub fn roots(table: &Table, path: &str, headers: &HeaderMap, host: &str) -> Response<Body> {
     let accept = headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let core = path.trim_end_matches('/') == "/api";
-    let chosen: Vec<Group<'_>> = groups(table).into_iter().filter(|group| group.name.is_empty() == core).collect();
+    let chosen: Vec<Group<'_>> =
+        groups(table).into_iter().filter(|group| group.name.is_empty() == core).collect();
     if wants_aggregated(accept) {
         let list = json!({
             "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {},
@@ -172,7 +175,8 @@ fn aggregated_group(group: &Group<'_>) -> Value {
         .versions
         .iter()
         .map(|(version, resources)| {
-            let resources: Vec<Value> = resources.iter().map(|resource| aggregated_resource(resource)).collect();
+            let resources: Vec<Value> =
+                resources.iter().map(|resource| aggregated_resource(resource)).collect();
             json!({"version": version, "resources": resources, "freshness": "Current"})
         })
         .collect();
@@ -181,7 +185,8 @@ fn aggregated_group(group: &Group<'_>) -> Value {
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
-    let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let kind =
+        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
     let mut entry = json!({
         "resource": resource.plural,
         "responseKind": kind(&resource.group, &resource.version, &resource.kind),
@@ -208,8 +213,11 @@ fn aggregated_resource(resource: &Resource) -> Value {
 fn tagged(body: Bytes, content_type: &'static str, headers: &HeaderMap) -> Response<Body> {
     let tag = format!("\"{}\"", hex::encode_upper(Sha512::digest(&body)));
     let same = headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
-    let mut response =
-        if same { output::bytes(StatusCode::NOT_MODIFIED, Bytes::new()) } else { output::bytes(StatusCode::OK, body) };
+    let mut response = if same {
+        output::bytes(StatusCode::NOT_MODIFIED, Bytes::new())
+    } else {
+        output::bytes(StatusCode::OK, body)
+    };
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(VARY, HeaderValue::from_static("Accept"));

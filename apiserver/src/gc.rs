@@ -50,8 +50,9 @@ async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> Resu
             return Ok(());
         }
         object::set_meta(&mut edited, "resourceVersion", Value::Null);
-        let finished =
-            object::is_terminating(&edited) && object::finalizers(&edited).is_empty() && write::spec_finalized(&edited);
+        let finished = object::is_terminating(&edited)
+            && object::finalizers(&edited).is_empty()
+            && write::spec_finalized(&edited);
         let change = if finished { Change::Delete } else { Change::Put(edited.to_string().into()) };
         let txn = Txn { key: key.to_string(), expect: Expect::Revision(record.revision), change };
         match api.store.txn(txn).await.map_err(list::storage_error)? {
@@ -70,7 +71,8 @@ async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> Resu
 async fn release(api: &Api, key: &str, finalizer: &str) -> Result<()> {
     edit(api, key, |object| {
         let all = object::finalizers(object);
-        let kept: Vec<String> = all.iter().filter(|held| **held != finalizer).map(ToString::to_string).collect();
+        let kept: Vec<String> =
+            all.iter().filter(|held| **held != finalizer).map(ToString::to_string).collect();
         if kept.len() == all.len() {
             return false;
         }

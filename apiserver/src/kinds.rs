@@ -100,7 +100,11 @@ impl Resource {
 
     /// The storage key of one object.
     pub fn key(&self, namespace: &str, name: &str) -> String {
-        if self.namespaced { format!("{}{namespace}/{name}", self.prefix) } else { format!("{}{name}", self.prefix) }
+        if self.namespaced {
+            format!("{}{namespace}/{name}", self.prefix)
+        } else {
+            format!("{}{name}", self.prefix)
+        }
     }
 
     /// The storage prefix of one namespace, or of all of them when it is empty.
@@ -116,8 +120,10 @@ impl Resource {
     /// The schema objects obey; built-in kinds we hold no schema for obey the open one.
     pub fn schema(&self) -> &Schema {
         static OPEN: std::sync::LazyLock<Schema> = std::sync::LazyLock::new(|| {
-            Schema::from_openapi(&serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}))
-                .unwrap_or_default()
+            Schema::from_openapi(
+                &serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),
+            )
+            .unwrap_or_default()
         });
         match &self.custom {
             Some(custom) => &custom.schema,
@@ -171,7 +177,10 @@ impl Table {
         let index = resources
             .iter()
             .map(|resource| {
-                ((resource.group.clone(), resource.version.clone(), resource.plural.clone()), resource.clone())
+                (
+                    (resource.group.clone(), resource.version.clone(), resource.plural.clone()),
+                    resource.clone(),
+                )
             })
             .collect();
         Self { resources, index }
@@ -189,7 +198,10 @@ impl Table {
 
     /// The resource of an owner reference or of a manifest.
     pub fn of_kind(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
-        self.resources.iter().find(|resource| resource.kind == kind && resource.api_version() == api_version).cloned()
+        self.resources
+            .iter()
+            .find(|resource| resource.kind == kind && resource.api_version() == api_version)
+            .cloned()
     }
 
     /// The resource whose objects are stored under keys like this one.

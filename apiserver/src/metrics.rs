@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+};
 
 use crate::store::Store;
 
@@ -36,12 +38,16 @@ impl Metrics {
             &["verb", "resource", "code"],
         )?;
         let durations = HistogramVec::new(
-            HistogramOpts::new("apiserver_request_duration_seconds", "Time to answer a request, watches excepted.")
-                .buckets(vec![0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]),
+            HistogramOpts::new(
+                "apiserver_request_duration_seconds",
+                "Time to answer a request, watches excepted.",
+            )
+            .buckets(vec![0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]),
             &["verb", "resource"],
         )?;
         let watches = IntGauge::new("apiserver_longrunning_requests", "Watches open now.")?;
-        let commits = IntGauge::new("apiserver_storage_commits_total", "Commits since start, one fsync each.")?;
+        let commits =
+            IntGauge::new("apiserver_storage_commits_total", "Commits since start, one fsync each.")?;
         let revision = IntGauge::new("apiserver_storage_revision", "The newest revision.")?;
         registry.register(Box::new(requests.clone()))?;
         registry.register(Box::new(durations.clone()))?;

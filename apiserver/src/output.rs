@@ -52,7 +52,9 @@ impl Shape {
             match kind {
                 "" => return Ok(Self::Object),
                 "Table" if version == "v1" && group == "meta.k8s.io" => return Ok(Self::Table),
-                "PartialObjectMetadata" | "PartialObjectMetadataList" if version == "v1" => return Ok(Self::Metadata),
+                "PartialObjectMetadata" | "PartialObjectMetadataList" if version == "v1" => {
+                    return Ok(Self::Metadata);
+                }
                 _ => {}
             }
         }
@@ -79,7 +81,13 @@ pub fn include(text: &str) -> Include {
 }
 
 /// One object in the shape asked for.
-pub fn shaped(resource: &Resource, object: &Value, shape: Shape, include_object: &str, headings: bool) -> Value {
+pub fn shaped(
+    resource: &Resource,
+    object: &Value,
+    shape: Shape,
+    include_object: &str,
+    headings: bool,
+) -> Value {
     match shape {
         Shape::Object => object.clone(),
         Shape::Metadata => metadata_only(object),
@@ -159,7 +167,10 @@ mod tests {
     fn the_first_shape_we_can_send_wins() {
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
         assert_eq!(Shape::negotiate(kubectl).unwrap(), Shape::Table);
-        assert_eq!(Shape::negotiate("application/vnd.kubernetes.protobuf,application/json").unwrap(), Shape::Object);
+        assert_eq!(
+            Shape::negotiate("application/vnd.kubernetes.protobuf,application/json").unwrap(),
+            Shape::Object
+        );
         assert_eq!(Shape::negotiate("").unwrap(), Shape::Object);
         assert_eq!(
             Shape::negotiate("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").unwrap(),

@@ -70,8 +70,11 @@ impl Authority {
         if cert.exists() && key.exists() {
             return Self::from_pem(&read(&cert)?, &read(&key)?);
         }
-        std::fs::create_dir_all(dir)
-            .map_err(|source| PkiError::File { action: "create", path: dir.to_path_buf(), source })?;
+        std::fs::create_dir_all(dir).map_err(|source| PkiError::File {
+            action: "create",
+            path: dir.to_path_buf(),
+            source,
+        })?;
         let authority = Self::generate("russet-ca")?;
         // The key first: a certificate without its key would look like an authority that lost it.
         write_private(&key, authority.key_pem.as_bytes())?;
@@ -93,7 +96,8 @@ impl Authority {
     /// An authority from its PEM texts.
     pub fn from_pem(cert_pem: &str, key_pem: &str) -> Result<Self, PkiError> {
         let key = KeyPair::from_pem(key_pem).map_err(|error| unusable("CA key", error))?;
-        let issuer = Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| unusable("CA certificate", error))?;
+        let issuer =
+            Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| unusable("CA certificate", error))?;
         Ok(Self { cert_pem: cert_pem.into(), key_pem: key_pem.into(), issuer })
     }
 
@@ -140,9 +144,16 @@ impl Authority {
 
     /// A certificate for both ends of a connection: a component that serves others under `names` and calls
     /// them as `cn`. Returns certificate and key.
-    pub fn issue_peer(&self, cn: &str, orgs: &[&str], names: &[String], days: i64) -> Result<(String, String), PkiError> {
+    pub fn issue_peer(
+        &self,
+        cn: &str,
+        orgs: &[&str],
+        names: &[String],
+        days: i64,
+    ) -> Result<(String, String), PkiError> {
         let mut params = params(cn, orgs, days);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         for name in names {
             let name = name.clone().try_into().map_err(|_| unusable("server name", name))?;
             params.subject_alt_names.push(SanType::DnsName(name));
@@ -154,7 +165,8 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().map_err(|error| unusable("new key", error))?;
-        let cert = params.signed_by(&key, &self.issuer).map_err(|error| unusable("new certificate", error))?;
+        let cert =
+            params.signed_by(&key, &self.issuer).map_err(|error| unusable("new certificate", error))?;
         Ok((cert.pem(), key.serialize_pem()))
     }
 
@@ -168,7 +180,8 @@ impl Authority {
         }
         set_validity(params, days);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         let cert = request.signed_by(&self.issuer).map_err(|error| PkiError::Request(error.to_string()))?;
         Ok(cert.pem())
@@ -182,14 +195,18 @@ pub fn sign_csr(ca_cert_pem: &str, ca_key_pem: &str, csr_pem: &str, days: i64) -
 
 /// `sha256:` and the hex digest of a certificate's public key.
 pub fn pin(cert: &CertificateDer<'_>) -> Result<String, PkiError> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
+    let (_, parsed) =
+        x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
     Ok(format!("sha256:{}", hex::encode(Sha256::digest(parsed.public_key().raw))))
 }
 
 /// The subject of a certificate: common name and organizations.
 pub fn subject(cert: &CertificateDer<'_>) -> Result<(String, Vec<String>), PkiError> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
-    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| attribute.as_str().ok().map(str::to_string);
+    let (_, parsed) =
+        x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
+    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+        attribute.as_str().ok().map(str::to_string)
+    };
     let name = parsed.subject().iter_common_name().find_map(text).unwrap_or_default();
     let orgs = parsed.subject().iter_organization().filter_map(text).collect();
     Ok((name, orgs))
@@ -240,8 +257,11 @@ current-context: russet
 
 /// Reads a text file.
 pub fn read(path: &Path) -> Result<String, PkiError> {
-    std::fs::read_to_string(path)
-        .map_err(|source| PkiError::File { action: "read", path: path.to_path_buf(), source })
+    std::fs::read_to_string(path).map_err(|source| PkiError::File {
+        action: "read",
+        path: path.to_path_buf(),
+        source,
+    })
 }
 
 /// Writes a file only its owner may read, replacing it in one step.
@@ -274,7 +294,8 @@ fn params(cn: &str, orgs: &[&str], days: i64) -> CertificateParams {
     let mut name = DistinguishedName::new();
     // A name holds one attribute of each type; the second organization is written as its bare object identifier.
     for (index, org) in orgs.iter().take(2).enumerate() {
-        let kind = if index == 0 { DnType::OrganizationName } else { DnType::CustomDnType(vec![2, 5, 4, 10]) };
+        let kind =
+            if index == 0 { DnType::OrganizationName } else { DnType::CustomDnType(vec![2, 5, 4, 10]) };
         name.push(kind, *org);
     }
     name.push(DnType::CommonName, cn);

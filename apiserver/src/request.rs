@@ -40,10 +40,14 @@ pub fn target(path: &str) -> Option<Target> {
         // A namespace itself, or one of its own subresources.
         ["namespaces"] => ("", "namespaces", "", ""),
         ["namespaces", name] => (*name, "namespaces", *name, ""),
-        ["namespaces", name, subresource @ ("status" | "finalize")] => (*name, "namespaces", *name, *subresource),
+        ["namespaces", name, subresource @ ("status" | "finalize")] => {
+            (*name, "namespaces", *name, *subresource)
+        }
         ["namespaces", namespace, resource] => (*namespace, *resource, "", ""),
         ["namespaces", namespace, resource, name] => (*namespace, *resource, *name, ""),
-        ["namespaces", namespace, resource, name, subresource] => (*namespace, *resource, *name, *subresource),
+        ["namespaces", namespace, resource, name, subresource] => {
+            (*namespace, *resource, *name, *subresource)
+        }
         [resource] => ("", *resource, "", ""),
         [resource, name] => ("", *resource, *name, ""),
         [resource, name, subresource] => ("", *resource, *name, *subresource),
@@ -171,8 +175,9 @@ impl Query {
                 "labelSelector" => query.label_selector = value,
                 "fieldSelector" => query.field_selector = value,
                 "limit" => {
-                    query.limit =
-                        value.parse().map_err(|_| ApiError::bad_request(format!("limit {value:?} is not a number")))?;
+                    query.limit = value
+                        .parse()
+                        .map_err(|_| ApiError::bad_request(format!("limit {value:?} is not a number")))?;
                 }
                 "continue" => query.continue_token = value,
                 "resourceVersion" => query.resource_version = value,
@@ -199,7 +204,11 @@ impl Query {
                 "meta.k8s.io",
                 "ListOptions",
                 "",
-                vec![Cause { reason: "FieldValueForbidden".into(), message: format!("Forbidden: {message}"), field: field.into() }],
+                vec![Cause {
+                    reason: "FieldValueForbidden".into(),
+                    message: format!("Forbidden: {message}"),
+                    field: field.into(),
+                }],
             ))
         };
         let matching = self.resource_version_match.as_str();
@@ -209,7 +218,9 @@ impl Query {
                 "ListOptions",
                 "",
                 "resourceVersionMatch",
-                format!("Unsupported value: \"{matching}\": supported values: \"Exact\", \"NotOlderThan\", \"\""),
+                format!(
+                    "Unsupported value: \"{matching}\": supported values: \"Exact\", \"NotOlderThan\", \"\""
+                ),
             ));
         }
         if self.watch {
@@ -220,7 +231,10 @@ impl Query {
                 );
             }
             if self.initial_events.is_none() && !matching.is_empty() {
-                return refuse("resourceVersionMatch", "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+                return refuse(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+                );
             }
             return Ok(());
         }
@@ -229,13 +243,22 @@ impl Query {
         }
         if !matching.is_empty() {
             if !self.continue_token.is_empty() {
-                return refuse("resourceVersionMatch", "resourceVersionMatch is forbidden when continue is provided");
+                return refuse(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden when continue is provided",
+                );
             }
             if self.resource_version.is_empty() {
-                return refuse("resourceVersionMatch", "resourceVersionMatch is forbidden unless resourceVersion is provided");
+                return refuse(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch is forbidden unless resourceVersion is provided",
+                );
             }
             if matching == "Exact" && self.resource_version == "0" {
-                return refuse("resourceVersionMatch", "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+                return refuse(
+                    "resourceVersionMatch",
+                    "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+                );
             }
         }
         Ok(())
@@ -246,7 +269,9 @@ impl Query {
         match self.resource_version.as_str() {
             "" | "0" => Ok(None),
             text => text.parse().map(Some).map_err(|_| {
-                ApiError::bad_request(format!("invalid resource version {text:?}: it must be a number from this server"))
+                ApiError::bad_request(format!(
+                    "invalid resource version {text:?}: it must be a number from this server"
+                ))
             }),
         }
     }
@@ -297,9 +322,15 @@ mod tests {
             ("/api/v1/namespaces/a", Some(("", "v1", "a", "namespaces", "a", ""))),
             ("/api/v1/namespaces/a/finalize", Some(("", "v1", "a", "namespaces", "a", "finalize"))),
             ("/api/v1/namespaces/a/secrets", Some(("", "v1", "a", "secrets", "", ""))),
-            ("/apis/g.io/v1/namespaces/a/things/b/status", Some(("g.io", "v1", "a", "things", "b", "status"))),
+            (
+                "/apis/g.io/v1/namespaces/a/things/b/status",
+                Some(("g.io", "v1", "a", "things", "b", "status")),
+            ),
             ("/apis/g.io/v1/things/b", Some(("g.io", "v1", "", "things", "b", ""))),
-            ("/apis/rbac/v1/clusterroles/system%3Aadmin", Some(("rbac", "v1", "", "clusterroles", "system:admin", ""))),
+            (
+                "/apis/rbac/v1/clusterroles/system%3Aadmin",
+                Some(("rbac", "v1", "", "clusterroles", "system:admin", "")),
+            ),
             ("/apis/g.io/v1", None),
             ("/healthz", None),
         ] {
@@ -327,7 +358,10 @@ mod tests {
         ] {
             assert!(Query::parse(bad).is_err(), "{bad}");
         }
-        let query = Query::parse("watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&labelSelector=a%3Db").unwrap();
+        let query = Query::parse(
+            "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&labelSelector=a%3Db",
+        )
+        .unwrap();
         assert!(query.watch && query.initial_events == Some(true) && query.label_selector == "a=b");
     }
 }

@@ -6,6 +6,7 @@ pub mod cel;
 pub mod default;
 pub mod format;
 pub mod prune;
+pub mod read;
 pub mod strict;
 pub mod structural;
 pub mod validate;
@@ -174,15 +175,19 @@ impl Schema {
         if !issues.is_empty() {
             return Err(issues);
         }
-        let mut schema = structural::read(source);
-        structural::complete_root(&mut schema);
+        let mut schema = read::schema(source);
+        let issues = default::check(&schema);
+        if !issues.is_empty() {
+            return Err(issues);
+        }
+        read::complete_root(&mut schema);
         Ok(schema)
     }
 
     /// The schema of an object of which nothing is known but its metadata.
     pub fn open() -> Schema {
         let mut schema = Schema { kind: Kind::Object, preserve_unknown: true, ..Default::default() };
-        structural::complete_root(&mut schema);
+        read::complete_root(&mut schema);
         schema
     }
 

@@ -58,7 +58,8 @@ impl Selector {
 
 /// Whether a label selector as written in objects (`matchLabels`, `matchExpressions`) matches these labels.
 pub fn matches_labels(selector: &Value, labels: &Value) -> bool {
-    let equal = selector["matchLabels"].as_object().into_iter().flatten().all(|(key, value)| labels[key] == *value);
+    let equal =
+        selector["matchLabels"].as_object().into_iter().flatten().all(|(key, value)| labels[key] == *value);
     let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
     equal
         && expressions.into_iter().all(|expression| {
@@ -169,7 +170,9 @@ fn parse_fields(text: &str, resource: &Resource) -> Result<Vec<(String, bool, St
             } else if let Some((path, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
                 (path, true, value)
             } else {
-                return Err(ApiError::bad_request(format!("invalid field selector {part:?}: write path=value")));
+                return Err(ApiError::bad_request(format!(
+                    "invalid field selector {part:?}: write path=value"
+                )));
             };
             let path = path.trim();
             if !selectable(resource, path) {
@@ -235,7 +238,8 @@ mod tests {
 
     #[test]
     fn selectors_inside_objects_match_too() {
-        let selector = json!({"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "b", "operator": "Exists"}]});
+        let selector =
+            json!({"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "b", "operator": "Exists"}]});
         assert!(matches_labels(&selector, &json!({"a": "1", "b": "2"})));
         assert!(!matches_labels(&selector, &json!({"a": "1"})));
     }

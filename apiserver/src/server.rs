@@ -87,8 +87,11 @@ async fn route(
         path: "",
     };
     auth::authorize(api, &user, &asked)?;
-    let resource =
-        api.kinds.table().find(&target.group, &target.version, &target.resource).ok_or_else(ApiError::no_such_path)?;
+    let resource = api
+        .kinds
+        .table()
+        .find(&target.group, &target.version, &target.resource)
+        .ok_or_else(ApiError::no_such_path)?;
     // Counted only once it is known to exist: what clients make up must not become a label.
     counted_resource.clone_from(&resource.plural);
     check_scope(&target, &resource)?;
@@ -142,7 +145,8 @@ fn information(api: &Api, path: &str, query: &str, headers: &http::HeaderMap) ->
             Ok(output::value(StatusCode::OK, &discovery::resources(&table, group, version)?))
         }
         [""] => {
-            let paths = ["/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version"];
+            let paths =
+                ["/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version"];
             Ok(output::value(StatusCode::OK, &serde_json::json!({"paths": paths})))
         }
         _ => Err(ApiError::no_such_path()),

@@ -80,8 +80,12 @@ impl ApiError {
 
     /// 404: no such object.
     pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "NotFound", format!("{} \"{name}\" not found", qualified(group, resource)))
-            .about(group, resource, name)
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "NotFound",
+            format!("{} \"{name}\" not found", qualified(group, resource)),
+        )
+        .about(group, resource, name)
     }
 
     /// 404: no such path or resource type.
@@ -145,7 +149,13 @@ impl ApiError {
     }
 
     /// 422 for one field.
-    pub fn invalid_field(group: &str, kind: &str, name: &str, field: &str, message: impl Into<String>) -> Self {
+    pub fn invalid_field(
+        group: &str,
+        kind: &str,
+        name: &str,
+        field: &str,
+        message: impl Into<String>,
+    ) -> Self {
         Self::invalid(
             group,
             kind,
@@ -194,7 +204,9 @@ impl ApiError {
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "UnsupportedMediaType",
-            format!("the body of the request was in an unknown format ({given}) - accepted media types include: {supported}"),
+            format!(
+                "the body of the request was in an unknown format ({given}) - accepted media types include: {supported}"
+            ),
         )
     }
 
@@ -225,7 +237,11 @@ impl ApiError {
 
     /// 500: our own failure.
     pub fn internal(message: impl std::fmt::Display) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", format!("Internal error occurred: {message}"))
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "InternalError",
+            format!("Internal error occurred: {message}"),
+        )
     }
 
     /// The `Status` object.
@@ -288,7 +304,11 @@ mod tests {
             "russet.dev",
             "Model",
             "m",
-            vec![Cause { reason: "FieldValueRequired".into(), message: "Required value".into(), field: "spec.uri".into() }],
+            vec![Cause {
+                reason: "FieldValueRequired".into(),
+                message: "Required value".into(),
+                field: "spec.uri".into(),
+            }],
         );
         let status = error.to_value();
         assert_eq!(status["code"], 422);

@@ -40,7 +40,8 @@ impl Record {
             let mut object: Value =
                 serde_json::from_slice(&self.value).unwrap_or_else(|_| Value::Object(serde_json::Map::new()));
             if let Some(fields) = object.as_object_mut() {
-                let metadata = fields.entry("metadata").or_insert_with(|| Value::Object(serde_json::Map::new()));
+                let metadata =
+                    fields.entry("metadata").or_insert_with(|| Value::Object(serde_json::Map::new()));
                 if let Some(metadata) = metadata.as_object_mut() {
                     metadata.insert("resourceVersion".into(), Value::String(self.revision.to_string()));
                 }
@@ -97,7 +98,9 @@ pub enum Outcome {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     /// The database could not be opened.
-    #[error("cannot open the store {path}: {why}; if another `russet serve` uses this data directory, stop it first")]
+    #[error(
+        "cannot open the store {path}: {why}; if another `russet serve` uses this data directory, stop it first"
+    )]
     Open {
         /// The database file.
         path: String,
@@ -105,7 +108,9 @@ pub enum StoreError {
         why: String,
     },
     /// A commit failed; nothing more is written, because what the disk holds is unknown until it is read again.
-    #[error("the store could not commit to disk ({why}); free space or repair the disk, then restart the server")]
+    #[error(
+        "the store could not commit to disk ({why}); free space or repair the disk, then restart the server"
+    )]
     Commit {
         /// What the database said.
         why: String,
@@ -138,7 +143,8 @@ pub trait Store: Send + Sync + 'static {
     /// The current state of one key.
     fn get(&self, key: &str) -> Option<Arc<Record>>;
     /// Every record under `prefix` whose key is at least `start`, at `revision` or now.
-    fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>) -> Result<Snapshot, StoreError>;
+    fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>)
+    -> Result<Snapshot, StoreError>;
     /// Every change under `prefix` after revision `from`.
     fn watch(&self, prefix: &str, from: u64) -> Result<Watch, StoreError>;
     /// The newest revision.

@@ -158,7 +158,12 @@ fn check_namespace(api: &Api, call: &Call) -> Result<()> {
 }
 
 /// Responds with one object in the shape asked for.
-fn respond(call: &Call, code: http::StatusCode, object: &Value, warnings: &[String]) -> Result<Response<Body>> {
+fn respond(
+    call: &Call,
+    code: http::StatusCode,
+    object: &Value,
+    warnings: &[String],
+) -> Result<Response<Body>> {
     let shape = call.shape()?;
     let shown = crate::output::shaped(&call.resource, object, shape, &call.query.include_object, true);
     let mut response = crate::output::value(code, &shown);

@@ -7,8 +7,7 @@ use super::rbac::GROUP;
 
 const LABEL: &str = "kubernetes.io/bootstrapping";
 const READ: &[&str] = &["get", "list", "watch"];
-const EDIT: &[&str] =
-    &["get", "list", "watch", "create", "delete", "deletecollection", "patch", "update"];
+const EDIT: &[&str] = &["get", "list", "watch", "create", "delete", "deletecollection", "patch", "update"];
 
 fn role(name: &str, rules: Value) -> Value {
     json!({

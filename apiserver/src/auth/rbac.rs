@@ -77,7 +77,8 @@ impl Rule {
         self.resources.iter().any(|entry| {
             entry == "*"
                 || entry.split_once('/').is_some_and(|(main, sub)| {
-                    sub == subresource && (main == "*" || main == resource) || (main == resource && sub == "*")
+                    sub == subresource && (main == "*" || main == resource)
+                        || (main == resource && sub == "*")
                 })
         })
     }
@@ -156,7 +157,8 @@ impl Policy {
         let mut policy = Self::default();
         let mut cluster_roles = Vec::new();
         for object in objects {
-            let (name, namespace) = (object::name(&object).to_string(), object::namespace(&object).to_string());
+            let (name, namespace) =
+                (object::name(&object).to_string(), object::namespace(&object).to_string());
             match object["kind"].as_str() {
                 Some("ClusterRole") => cluster_roles.push(object),
                 Some("Role") => {
@@ -180,7 +182,9 @@ impl Policy {
         }
         for role in &cluster_roles {
             let mut seen = Vec::new();
-            policy.cluster_roles.insert(object::name(role).into(), aggregated(role, &cluster_roles, &mut seen));
+            policy
+                .cluster_roles
+                .insert(object::name(role).into(), aggregated(role, &cluster_roles, &mut seen));
         }
         policy
     }
@@ -226,7 +230,8 @@ impl Policy {
         let any_name = [String::new()];
         let names = if wanted.names.is_empty() { &any_name[..] } else { &wanted.names };
         wanted.verbs.iter().all(|verb| {
-            let urls = wanted.urls.iter().all(|path| covered(&Attributes { verb, path, ..Attributes::default() }));
+            let urls =
+                wanted.urls.iter().all(|path| covered(&Attributes { verb, path, ..Attributes::default() }));
             let resources = wanted.groups.iter().all(|group| {
                 wanted.resources.iter().all(|entry| {
                     let (resource, subresource) = entry.split_once('/').unwrap_or((entry, ""));
@@ -247,7 +252,8 @@ fn aggregated(role: &Value, all: &[Value], seen: &mut Vec<String>) -> Vec<Rule> 
     };
     seen.push(object::name(role).to_string());
     for other in all {
-        let chosen = selectors.iter().any(|selector| selector::matches_labels(selector, &other["metadata"]["labels"]));
+        let chosen =
+            selectors.iter().any(|selector| selector::matches_labels(selector, &other["metadata"]["labels"]));
         if chosen && !seen.iter().any(|name| name == object::name(other)) {
             for rule in aggregated(other, all, seen) {
                 if !collected.contains(&rule) {
@@ -285,7 +291,10 @@ mod tests {
         let staff = User::known("eve", vec!["staff".into()]);
         let robot = User::known("system:serviceaccount:a:robot", Vec::new());
         let ask = |user: &User, verb, namespace, resource, subresource, name| {
-            policy.allows(user, &Attributes { verb, resource, subresource, namespace, name, ..Attributes::default() })
+            policy.allows(
+                user,
+                &Attributes { verb, resource, subresource, namespace, name, ..Attributes::default() },
+            )
         };
         for (allowed, expected) in [
             (ask(&staff, "get", "x", "configmaps", "", "c"), true),

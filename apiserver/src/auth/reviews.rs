@@ -30,13 +30,18 @@ pub fn create(api: &Api, call: &Call) -> Result<Response<Body>> {
         "SubjectAccessReview" | "LocalSubjectAccessReview" => {
             let groups = spec["groups"].as_array().into_iter().flatten().filter_map(Value::as_str);
             let name = spec["user"].as_str().unwrap_or_default();
-            let user = User { name: name.into(), groups: groups.map(str::to_string).collect(), ..User::default() };
+            let user =
+                User { name: name.into(), groups: groups.map(str::to_string).collect(), ..User::default() };
             access(api, &user, &spec)
         }
-        "TokenReview" => match tokens::user(api, spec["token"].as_str().unwrap_or_default(), Timestamp::now()) {
-            Some(user) => json!({"authenticated": true, "user": user.to_value(), "audiences": [tokens::ISSUER]}),
-            None => json!({"authenticated": false, "error": "the token proves nobody"}),
-        },
+        "TokenReview" => {
+            match tokens::user(api, spec["token"].as_str().unwrap_or_default(), Timestamp::now()) {
+                Some(user) => {
+                    json!({"authenticated": true, "user": user.to_value(), "audiences": [tokens::ISSUER]})
+                }
+                None => json!({"authenticated": false, "error": "the token proves nobody"}),
+            }
+        }
         _ => return Err(ApiError::method_not_allowed()),
     };
     if !review.is_object() {
@@ -82,7 +87,8 @@ fn rules(api: &Api, user: &User, namespace: &str) -> Value {
     }
     for rule in policy.rules_of(user, namespace) {
         if rule.urls.is_empty() {
-            let mut shown = json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources});
+            let mut shown =
+                json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources});
             if !rule.names.is_empty() {
                 shown["resourceNames"] = json!(rule.names);
             }
@@ -115,7 +121,8 @@ pub fn service_account_token(api: &Api, call: &Call) -> Result<Response<Body>> {
             "serviceaccount": {"name": call.name, "uid": object::uid(account)},
         },
     });
-    let token = api.signer.sign(&claims).ok_or_else(|| ApiError::internal("the token could not be signed"))?;
+    let token =
+        api.signer.sign(&claims).ok_or_else(|| ApiError::internal("the token could not be signed"))?;
     let expires = Timestamp::from_second(now + seconds).map(object::timestamp).unwrap_or_default();
     request = json!({
         "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",

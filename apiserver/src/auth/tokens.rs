@@ -6,7 +6,9 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use jiff::Timestamp;
 use rcgen::PublicKeyData;
 use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, UnparsedPublicKey};
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, UnparsedPublicKey,
+};
 use serde_json::{Value, json};
 
 use super::User;
@@ -144,7 +146,8 @@ fn bootstrap(store: &dyn Store, token: &str, now: Timestamp) -> Option<User> {
     let mut groups = vec!["system:bootstrappers".to_string()];
     if let Some(extra) = field("auth-extra-groups").and_then(|bytes| String::from_utf8(bytes).ok()) {
         // Only groups under the bootstrappers' own name: a token must never make an administrator.
-        let named = extra.split(',').map(str::trim).filter(|group| group.starts_with("system:bootstrappers:"));
+        let named =
+            extra.split(',').map(str::trim).filter(|group| group.starts_with("system:bootstrappers:"));
         groups.extend(named.map(str::to_string));
     }
     Some(User::known(&format!("system:bootstrap:{id}"), groups))

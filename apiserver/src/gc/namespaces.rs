@@ -67,7 +67,9 @@ async fn follow(api: &Arc<Api>) -> std::result::Result<(), String> {
             let key = event.record.key.as_ref();
             if key.starts_with(&prefix) {
                 look.insert(object::name(event.record.object()).to_string());
-            } else if event.kind == EventKind::Deleted && furniture.iter().any(|prefix| key.starts_with(prefix)) {
+            } else if event.kind == EventKind::Deleted
+                && furniture.iter().any(|prefix| key.starts_with(prefix))
+            {
                 look.insert(object::namespace(event.record.object()).to_string());
             }
         }
@@ -101,8 +103,10 @@ async fn tend(api: &Arc<Api>, name: &str) -> Result<bool> {
 async fn empty(api: &Arc<Api>, name: &str, key: &str) -> Result<bool> {
     let mut left = 0;
     for resource in api.kinds.table().stored().iter().filter(|resource| resource.namespaced) {
-        let snapshot =
-            api.store.range(&resource.prefix_of(name), None, None).map_err(crate::verbs::list::storage_error)?;
+        let snapshot = api
+            .store
+            .range(&resource.prefix_of(name), None, None)
+            .map_err(crate::verbs::list::storage_error)?;
         for record in &snapshot.records {
             if !object::is_terminating(record.object()) {
                 remove(api, record, "Background").await?;
@@ -114,7 +118,8 @@ async fn empty(api: &Arc<Api>, name: &str, key: &str) -> Result<bool> {
         return Ok(false);
     }
     edit(api, key, |namespace| {
-        let held = namespace["spec"]["finalizers"].as_array().is_some_and(|all| all.contains(&json!("kubernetes")));
+        let held =
+            namespace["spec"]["finalizers"].as_array().is_some_and(|all| all.contains(&json!("kubernetes")));
         if let Some(all) = namespace["spec"]["finalizers"].as_array_mut() {
             all.retain(|finalizer: &Value| finalizer != "kubernetes");
         }

@@ -61,15 +61,24 @@ impl Index {
             Known { key: record.key.clone(), namespace: object::namespace(object).into(), foreground };
         self.objects.insert(uid.clone(), known);
         self.forget_owners(&record.key);
-        let owners: Vec<String> =
-            object::owners(object).iter().filter_map(|owner| owner["uid"].as_str()).map(str::to_string).collect();
+        let owners: Vec<String> = object::owners(object)
+            .iter()
+            .filter_map(|owner| owner["uid"].as_str())
+            .map(str::to_string)
+            .collect();
         let mut look = Vec::new();
         if !owners.is_empty() {
             for owner in &owners {
                 self.dependents.entry(owner.clone()).or_default().insert(record.key.clone());
             }
             // An owner that waits for its dependents may have lost or gained one.
-            look.extend(owners.iter().filter_map(|owner| self.objects.get(owner)).filter(|owner| owner.foreground).map(|owner| owner.key.clone()));
+            look.extend(
+                owners
+                    .iter()
+                    .filter_map(|owner| self.objects.get(owner))
+                    .filter(|owner| owner.foreground)
+                    .map(|owner| owner.key.clone()),
+            );
             self.owners.insert(record.key.clone(), owners);
             look.push(record.key.clone());
         }
@@ -148,7 +157,8 @@ async fn collect(api: &Arc<Api>) -> Result<(), String> {
     }
     look.extend(index.owners.keys().cloned());
     look.extend(index.objects.values().filter(|known| known.foreground).map(|known| known.key.clone()));
-    let orphaning = snapshot.records.iter().filter(|record| object::finalizers(record.object()).contains(&ORPHAN));
+    let orphaning =
+        snapshot.records.iter().filter(|record| object::finalizers(record.object()).contains(&ORPHAN));
     look.extend(orphaning.map(|record| record.key.clone()));
     loop {
         for key in std::mem::take(&mut look) {
@@ -230,7 +240,8 @@ async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>) -> crate::statu
 /// Removes references to these owners.
 async fn forget(api: &Api, key: &str, uids: &[String]) -> crate::status::Result<()> {
     edit(api, key, |object| {
-        let gone = |owner: &Value| owner["uid"].as_str().is_some_and(|uid| uids.iter().any(|gone| gone == uid));
+        let gone =
+            |owner: &Value| owner["uid"].as_str().is_some_and(|uid| uids.iter().any(|gone| gone == uid));
         let owners = object::owners(object);
         let kept: Vec<Value> = owners.iter().filter(|owner| !gone(owner)).cloned().collect();
         if kept.len() == owners.len() {

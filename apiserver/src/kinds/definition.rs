@@ -215,7 +215,8 @@ pub fn establish(definition: &mut Value, table: &Table, now: &str) {
     let taken = name_conflict(&spec, &name, table);
     let was_accepted = definition["status"]["acceptedNames"].clone();
     let accepted = if taken.is_none() { spec["names"].clone() } else { was_accepted };
-    let storage = spec["versions"].as_array().into_iter().flatten().find(|version| version["storage"] == true);
+    let storage =
+        spec["versions"].as_array().into_iter().flatten().find(|version| version["storage"] == true);
     let mut stored = strings(&definition["status"]["storedVersions"]);
     if let Some(version) = storage.and_then(|version| version["name"].as_str())
         && !stored.iter().any(|known| known == version)
@@ -253,7 +254,8 @@ pub fn establish(definition: &mut Value, table: &Table, now: &str) {
             None => conditions.push(condition),
         }
     }
-    definition["status"] = json!({"acceptedNames": accepted, "storedVersions": stored, "conditions": conditions});
+    definition["status"] =
+        json!({"acceptedNames": accepted, "storedVersions": stored, "conditions": conditions});
 }
 
 /// Marks a definition whose objects are being deleted.

@@ -38,7 +38,10 @@ mod tests {
         let new = json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "note": "hello", "regarding": {"name": "x"}});
         let mut event = new.clone();
         convert(&mut event, "v1");
-        assert_eq!(event, json!({"apiVersion": "v1", "kind": "Event", "message": "hello", "involvedObject": {"name": "x"}}));
+        assert_eq!(
+            event,
+            json!({"apiVersion": "v1", "kind": "Event", "message": "hello", "involvedObject": {"name": "x"}})
+        );
         convert(&mut event, "events.k8s.io/v1");
         assert_eq!(event, new);
     }

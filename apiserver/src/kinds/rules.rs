@@ -107,18 +107,30 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
         "Secret" => {
             for (key, value) in new["data"].as_object().into_iter().flatten() {
                 if value.as_str().is_none_or(|text| STANDARD.decode(text).is_err()) {
-                    blame("FieldValueInvalid", &format!("data[{key}]"), "Invalid value: must be base64".into());
+                    blame(
+                        "FieldValueInvalid",
+                        &format!("data[{key}]"),
+                        "Invalid value: must be base64".into(),
+                    );
                 }
             }
             if !unchanged("type") {
-                blame("FieldValueInvalid", "type", format!("Invalid value: {}: field is immutable", new["type"]));
+                blame(
+                    "FieldValueInvalid",
+                    "type",
+                    format!("Invalid value: {}: field is immutable", new["type"]),
+                );
             }
             immutable(new, old, &["data"], &mut blame);
         }
         "ConfigMap" => {
             for (key, value) in new["data"].as_object().into_iter().flatten() {
                 if !value.is_string() {
-                    blame("FieldValueInvalid", &format!("data[{key}]"), format!("Invalid value: {value}: must be a string"));
+                    blame(
+                        "FieldValueInvalid",
+                        &format!("data[{key}]"),
+                        format!("Invalid value: {value}: must be a string"),
+                    );
                 }
             }
             immutable(new, old, &["data", "binaryData"], &mut blame);
@@ -128,7 +140,11 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
                 blame("FieldValueRequired", "roleRef.name", "Required value".into());
             }
             if !unchanged("roleRef") {
-                blame("FieldValueInvalid", "roleRef", format!("Invalid value: {}: cannot change roleRef", new["roleRef"]));
+                blame(
+                    "FieldValueInvalid",
+                    "roleRef",
+                    format!("Invalid value: {}: cannot change roleRef", new["roleRef"]),
+                );
             }
         }
         "CertificateSigningRequest" => {
@@ -147,11 +163,19 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
 fn immutable(new: &Value, old: Option<&Value>, fields: &[&str], blame: &mut impl FnMut(&str, &str, String)) {
     let Some(old) = old.filter(|old| old["immutable"] == true) else { return };
     if new["immutable"] != true {
-        blame("FieldValueForbidden", "immutable", "Forbidden: field is immutable when `immutable` is set".into());
+        blame(
+            "FieldValueForbidden",
+            "immutable",
+            "Forbidden: field is immutable when `immutable` is set".into(),
+        );
     }
     for field in fields {
         if old[*field] != new[*field] {
-            blame("FieldValueForbidden", field, "Forbidden: field is immutable when `immutable` is set".into());
+            blame(
+                "FieldValueForbidden",
+                field,
+                "Forbidden: field is immutable when `immutable` is set".into(),
+            );
         }
     }
 }

@@ -19,7 +19,7 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::COMPONENTS;
-use crate::schema::{Schema, structural};
+use crate::schema::{self, Schema};
 
 /// Group, version, kind and the type that describes it.
 struct Line {
@@ -94,7 +94,7 @@ const ATOMIC: &[&str] = &[
     "io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
 ];
 
-/// The recursive type of CRD schemas; [`crate::schema::structural`] judges it, not a schema of schemas.
+/// The recursive type of CRD schemas; [`schema::structural`] judges it, not a schema of schemas.
 const RECURSIVE: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
 
 static DEFINITIONS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
@@ -197,7 +197,7 @@ pub fn object_meta() -> &'static Schema {
 
 fn read(component: &str) -> Schema {
     let definition = DEFINITIONS.get(component).cloned().unwrap_or_default();
-    structural::read(&resolved(&definition))
+    schema::read::schema(&resolved(&definition))
 }
 
 /// A schema without references.
@@ -228,7 +228,7 @@ pub fn builtin_schema(group: &str, version: &str, kind: &str) -> Option<&'static
             .filter_map(|line| component(line.group, line.version, line.kind))
             .map(|name| {
                 let mut schema = read(name);
-                structural::complete_root(&mut schema);
+                schema::read::complete_root(&mut schema);
                 (name, schema)
             })
             .collect()

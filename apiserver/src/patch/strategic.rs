@@ -187,7 +187,7 @@ fn merge_lists(
 }
 
 /// Puts the listed elements in the listed order; elements that the patch does not know keep their neighbours.
-fn set_order(merge: ListMerge, items: &mut Vec<Value>, order: &[Value]) {
+fn set_order(merge: ListMerge, items: &mut [Value], order: &[Value]) {
     let rank = |item: &Value| {
         order.iter().position(|wanted| match merge {
             ListMerge::Keyed(key) => item.get(key) == wanted.get(key),

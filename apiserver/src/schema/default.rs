@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{Additional, Schema};
+use super::{Additional, Issue, Schema, prune, validate};
 
 /// Drops nulls that a schema does not allow and fills in its defaults, parents before children.
 pub fn fill(schema: &Schema, value: &mut Value) {
@@ -53,6 +53,39 @@ fn replace_null(schema: &Schema, value: &mut Value) {
     }
 }
 
+/// Checks that every default is a value its own schema allows and keeps whole.
+pub fn check(schema: &Schema) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    visit(schema, "", &mut issues);
+    issues
+}
+
+fn visit(schema: &Schema, path: &str, issues: &mut Vec<Issue>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    if let Some(default) = &schema.default {
+        let mut filled = default.clone();
+        fill(schema, &mut filled);
+        let unknown = prune::prune(schema, &mut filled);
+        issues.extend(unknown.into_iter().map(|field| Issue {
+            path: below(&format!("default.{field}")),
+            message: "Invalid value: must not have unknown fields".into(),
+        }));
+        issues.extend(validate::whole(schema, &filled, None).into_iter().map(|error| Issue {
+            path: below(&format!("default.{}", error.field)).trim_end_matches('.').to_owned(),
+            message: error.message,
+        }));
+    }
+    for (name, field) in &schema.properties {
+        visit(field, &below(&format!("properties[{name}]")), issues);
+    }
+    if let Additional::Typed(field) = &schema.additional {
+        visit(field, &below("additionalProperties"), issues);
+    }
+    if let Some(field) = &schema.items {
+        visit(field, &below("items"), issues);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -94,6 +127,23 @@ mod tests {
             let mut object = before;
             schema.default(&mut object);
             assert_eq!(object, after, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_default_that_its_schema_forbids_is_refused() {
+        for (field, want) in [
+            (json!({"type": "integer", "default": "x"}), "must be of type integer"),
+            (json!({"type": "integer", "minimum": 2, "default": 1}), "greater than or equal to 2"),
+            (json!({"type": "object", "properties": {}, "default": {"a": 1}}), "must not have unknown fields"),
+        ] {
+            let issues = Schema::from_openapi(
+                &json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"f": field}}}}),
+            )
+            .expect_err(want);
+            assert_eq!(issues.len(), 1, "{issues:?}");
+            assert!(issues[0].path.starts_with("properties[spec].properties[f].default"), "{}", issues[0]);
+            assert!(issues[0].message.contains(want), "{}", issues[0]);
         }
     }
 }

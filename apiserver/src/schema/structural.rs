@@ -1,12 +1,10 @@
-//! Structural schemas: the rules a CRD's schema must keep, and reading one that does.
+//! Structural schemas: the rules a CRD's schema must keep.
 //!
-//! Not here: rules about names, versions and printer columns of a CRD.
-
-use std::sync::Arc;
+//! Not here: rules about names, versions and printer columns of a CRD; reading a schema that keeps the rules.
 
 use serde_json::{Map, Value, json};
 
-use super::{Additional, Bounds, Checks, Issue, Kind, ListKind, Schema, cel};
+use super::{Issue, cel};
 
 /// Where in a schema a node stands; the messages differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,7 +14,7 @@ enum Level {
     Field,
 }
 
-/// Checks the structural rules; no issue means [`read`] loses nothing.
+/// Checks the structural rules; no issue means that [`super::read`] loses nothing.
 pub fn check(source: &Value) -> Vec<Issue> {
     let mut issues = Vec::new();
     structure(source, Level::Root, "", &mut issues);
@@ -325,111 +323,6 @@ fn nested(source: &Value, path: &str, issues: &mut Vec<Issue>) {
         nested(&source["items"], &below(path, "items"), issues);
     }
     logic(source, path, false, issues);
-}
-
-/// Reads a schema, nested value validations included; unknown keywords restrict nothing.
-pub fn read(source: &Value) -> Schema {
-    let int_or_string = is(source, "x-kubernetes-int-or-string") || text(source, "format") == "int-or-string";
-    let mut schema = Schema {
-        kind: match text(source, "type") {
-            _ if int_or_string => Kind::IntOrString,
-            "object" => Kind::Object,
-            "array" => Kind::Array,
-            "string" => Kind::String,
-            "integer" => Kind::Integer,
-            "number" => Kind::Number,
-            "boolean" => Kind::Boolean,
-            _ => Kind::Any,
-        },
-        nullable: is(source, "nullable"),
-        properties: source["properties"]
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(name, field)| (name.clone(), read(field)))
-            .collect(),
-        additional: match source.get("additionalProperties") {
-            None | Some(Value::Bool(false)) => Additional::Denied,
-            Some(Value::Bool(true)) => Additional::Anything,
-            Some(schema) => Additional::Typed(Box::new(read(schema))),
-        },
-        items: source.get("items").map(|items| Box::new(read(items))),
-        default: source.get("default").cloned(),
-        preserve_unknown: is(source, "x-kubernetes-preserve-unknown-fields"),
-        embedded_resource: is(source, "x-kubernetes-embedded-resource"),
-        list: match text(source, "x-kubernetes-list-type") {
-            "set" => ListKind::Set,
-            "map" => ListKind::Map(strings(&source["x-kubernetes-list-map-keys"])),
-            _ => ListKind::Atomic,
-        },
-        atomic_map: text(source, "x-kubernetes-map-type") == "atomic",
-        checks: read_checks(source, int_or_string),
-        rules: cel::Rules::compile(source).map(Arc::new),
-    };
-    if schema.embedded_resource {
-        complete(&mut schema);
-    }
-    schema
-}
-
-fn strings(list: &Value) -> Vec<String> {
-    list.as_array().into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect()
-}
-
-fn read_checks(source: &Value, int_or_string: bool) -> Checks {
-    let branches = |name: &str| -> Vec<Schema> {
-        if int_or_string && name == "anyOf" {
-            return Vec::new();
-        }
-        source[name].as_array().into_iter().flatten().map(read).collect()
-    };
-    let limit =
-        |name: &str, exclusive: &str| source[name].as_f64().map(|bound| (bound, is(source, exclusive)));
-    let bounds =
-        |least: &str, most: &str| Bounds { least: source[least].as_u64(), most: source[most].as_u64() };
-    Checks {
-        format: text(source, "format").to_owned(),
-        one_value_of: source["enum"].as_array().cloned(),
-        pattern: source["pattern"].as_str().and_then(|pattern| regex::Regex::new(pattern).ok()),
-        minimum: limit("minimum", "exclusiveMinimum"),
-        maximum: limit("maximum", "exclusiveMaximum"),
-        multiple_of: source["multipleOf"].as_f64(),
-        length: bounds("minLength", "maxLength"),
-        items: bounds("minItems", "maxItems"),
-        properties: bounds("minProperties", "maxProperties"),
-        required: strings(&source["required"]),
-        all_of: branches("allOf"),
-        any_of: branches("anyOf"),
-        one_of: branches("oneOf"),
-        not: source.get("not").map(|not| Box::new(read(not))),
-    }
-}
-
-/// Gives a root its apiVersion, kind and metadata.
-pub fn complete_root(schema: &mut Schema) {
-    schema.embedded_resource = true;
-    complete(schema);
-}
-
-fn complete(schema: &mut Schema) {
-    for name in ["apiVersion", "kind"] {
-        schema
-            .properties
-            .entry(name.into())
-            .or_insert_with(|| Schema { kind: Kind::String, ..Default::default() });
-    }
-    let mut metadata = crate::openapi::object_meta().clone();
-    // A CRD may restrict the name; everything else of metadata is Kubernetes' own.
-    if let Some(declared) = schema.properties.get("metadata") {
-        for name in ["name", "generateName"] {
-            if let (Some(field), Some(declared)) =
-                (metadata.properties.get_mut(name), declared.properties.get(name))
-            {
-                field.checks = declared.checks.clone();
-            }
-        }
-    }
-    schema.properties.insert("metadata".into(), metadata);
 }
 
 #[cfg(test)]

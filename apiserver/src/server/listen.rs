@@ -188,9 +188,10 @@ impl Lan {
             return true;
         }
         let now = jiff::Timestamp::now();
-        let live = self.service.api.store.range(&tokens::bootstrap_prefix(), None, None).is_ok_and(|snapshot| {
-            snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
-        });
+        let live =
+            self.service.api.store.range(&tokens::bootstrap_prefix(), None, None).is_ok_and(|snapshot| {
+                snapshot.records.iter().any(|record| tokens::is_live_bootstrap(record.object(), now))
+            });
         if live && let Err(error) = std::fs::write(&self.marker, "") {
             tracing::warn!(%error, "after a restart the other addresses open only with a new token");
         }

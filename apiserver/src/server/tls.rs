@@ -14,8 +14,14 @@ use crate::auth::User;
 use crate::pki::{self, Authority, PkiError, SERVER_DAYS};
 
 /// The names by which clients on this machine and in a cluster know the server.
-const NAMES: &[&str] =
-    &["localhost", "russet", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"];
+const NAMES: &[&str] = &[
+    "localhost",
+    "russet",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+];
 
 /// Serves the current certificate.
 #[derive(Debug)]

@@ -244,7 +244,10 @@ mod tests {
         assert_eq!(past.records.len(), 2);
         put(&cache, "/a/4", 4);
         put(&cache, "/a/5", 5);
-        assert!(matches!(cache.range("/a/", None, Some(1)), Err(StoreError::Compacted { asked: 1, oldest: 2 })));
+        assert!(matches!(
+            cache.range("/a/", None, Some(1)),
+            Err(StoreError::Compacted { asked: 1, oldest: 2 })
+        ));
         assert!(matches!(cache.watch("/a/", 1), Err(StoreError::Compacted { .. })));
         assert!(matches!(cache.watch("/a/", 6), Err(StoreError::Future { .. })));
         assert_eq!(cache.range("/a/", Some("/a/3"), None).unwrap().records.len(), 3);

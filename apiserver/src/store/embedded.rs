@@ -130,7 +130,8 @@ impl Batch {
         if !holds {
             return Outcome::Refused(current);
         }
-        let key: Arc<str> = current.as_ref().map_or_else(|| txn.key.as_str().into(), |record| record.key.clone());
+        let key: Arc<str> =
+            current.as_ref().map_or_else(|| txn.key.as_str().into(), |record| record.key.clone());
         let next = *revision + 1;
         let (kind, value, after) = match (txn.change, &current) {
             (Change::Put(value), None) => (EventKind::Created, value, true),
@@ -219,7 +220,12 @@ impl Store for Embedded {
         self.cache.get(key)
     }
 
-    fn range(&self, prefix: &str, start: Option<&str>, revision: Option<u64>) -> Result<Snapshot, StoreError> {
+    fn range(
+        &self,
+        prefix: &str,
+        start: Option<&str>,
+        revision: Option<u64>,
+    ) -> Result<Snapshot, StoreError> {
         self.cache.range(prefix, start, revision)
     }
 
@@ -261,7 +267,8 @@ mod tests {
         let path = folder.path().join("store.redb");
         let store = Embedded::open(&path).unwrap();
         let first = done(store.txn(put("/a", Expect::Absent, r#"{"x":1}"#)).await.unwrap());
-        let second = done(store.txn(put("/a", Expect::Revision(first.revision), r#"{"x":2}"#)).await.unwrap());
+        let second =
+            done(store.txn(put("/a", Expect::Revision(first.revision), r#"{"x":2}"#)).await.unwrap());
         done(store.txn(put("/b", Expect::Absent, "{}")).await.unwrap());
         let gone = store.get("/b").unwrap().revision;
         let deleted = Txn { key: "/b".into(), expect: Expect::Revision(gone), change: Change::Delete };

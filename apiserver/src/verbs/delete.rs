@@ -38,7 +38,8 @@ impl Options {
     pub fn read(call: &Call) -> Result<Self> {
         let body = if call.body.is_empty() { json!({}) } else { write::decode(call)?.0 };
         let text = |value: &Value| value.as_str().map(str::to_string);
-        let mut propagation = text(&body["propagationPolicy"]).unwrap_or_else(|| call.query.propagation.clone());
+        let mut propagation =
+            text(&body["propagationPolicy"]).unwrap_or_else(|| call.query.propagation.clone());
         if body["orphanDependents"] == true {
             propagation = "Orphan".into();
         }
@@ -49,12 +50,15 @@ impl Options {
                 "",
                 vec![Cause {
                     reason: "FieldValueNotSupported".into(),
-                    message: format!("Unsupported value: \"{propagation}\": supported values: \"Background\", \"Foreground\", \"Orphan\""),
+                    message: format!(
+                        "Unsupported value: \"{propagation}\": supported values: \"Background\", \"Foreground\", \"Orphan\""
+                    ),
                     field: "propagationPolicy".into(),
                 }],
             ));
         }
-        let dry_run = body["dryRun"].as_array().is_some_and(|values| values.iter().any(|value| value == "All"));
+        let dry_run =
+            body["dryRun"].as_array().is_some_and(|values| values.iter().any(|value| value == "All"));
         Ok(Self {
             propagation,
             uid: text(&body["preconditions"]["uid"]),
@@ -80,7 +84,8 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
 /// Deletes an object or marks it; tells its last state and whether it is gone.
 pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(Value, bool)> {
     let resource = &call.resource;
-    if resource.kind == "Namespace" && matches!(call.name.as_str(), "default" | "kube-system" | "kube-public") {
+    if resource.kind == "Namespace" && matches!(call.name.as_str(), "default" | "kube-system" | "kube-public")
+    {
         return Err(call.forbidden("this namespace may not be deleted"));
     }
     loop {
@@ -88,7 +93,9 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
         let current = resource.view(&record);
         let precondition = |what: &str, wanted: &Option<String>, is: &str| match wanted {
             Some(wanted) if wanted != is => {
-                let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}");
+                let why = format!(
+                    "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}"
+                );
                 Err(ApiError::conflict(&resource.group, &resource.plural, &call.name, &why))
             }
             _ => Ok(()),

@@ -74,7 +74,8 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
             let objects: Vec<&Value> = views.iter().map(AsRef::as_ref).collect();
             let include = output::include(&call.query.include_object);
             let now = jiff::Timestamp::now();
-            let table = table::render(&resource.columns, &objects, Value::Object(metadata), include, true, now);
+            let table =
+                table::render(&resource.columns, &objects, Value::Object(metadata), include, true, now);
             Bytes::from(table.to_string())
         }
     };

@@ -41,13 +41,17 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     }
     let custom = call.resource.custom.is_some();
     if !matches!(media, JSON | MERGE) && !(media == STRATEGIC && !custom) {
-        let supported =
-            if custom { format!("{JSON}, {MERGE}, {APPLY}") } else { format!("{JSON}, {MERGE}, {STRATEGIC}, {APPLY}") };
+        let supported = if custom {
+            format!("{JSON}, {MERGE}, {APPLY}")
+        } else {
+            format!("{JSON}, {MERGE}, {STRATEGIC}, {APPLY}")
+        };
         return Err(ApiError::unsupported_media_type(media, &supported));
     }
     let (body, duplicates) =
         strict::json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let warnings: Vec<String> = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
+    let warnings: Vec<String> =
+        duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let make = |current: &Value| {
         let patched = match media {
             JSON => json_patch::json_patch(current, &body).map_err(|error| refused(call, &error))?,
@@ -59,7 +63,9 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         write::check_type(call, &mut patched)?;
         write::check_place(call, &mut patched)?;
         // A patch carries a resourceVersion only to demand it; the current one came from the object itself.
-        if patched["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"] && !demands_version(&body) {
+        if patched["metadata"]["resourceVersion"] == current["metadata"]["resourceVersion"]
+            && !demands_version(&body)
+        {
             object::set_meta(&mut patched, "resourceVersion", Value::Null);
         }
         Ok((patched, warnings.clone()))
@@ -108,14 +114,15 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
             }],
         ));
     }
-    let (mut config, duplicates) =
-        strict::yaml(&call.body).map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))?;
+    let (mut config, duplicates) = strict::yaml(&call.body)
+        .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))?;
     if !config.is_object() {
         return Err(ApiError::bad_request("the applied configuration is not an object"));
     }
     write::check_type(call, &mut config)?;
     write::check_place(call, &mut config)?;
-    let mut warnings: Vec<String> = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
+    let mut warnings: Vec<String> =
+        duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let unknown = call.resource.schema().prune(&mut config);
     warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));
     reset_fields(call, &mut config);
@@ -126,7 +133,9 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
                 &call.resource.group,
                 &call.resource.plural,
                 &call.name,
-                &format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found"),
+                &format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                ),
             ));
         }
         let applied = run(call, None, &config)?;
@@ -143,7 +152,11 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     let make = |current: &Value| {
         let mut applied = run(call, Some(current), &config)?;
         let asked = object::resource_version(&config);
-        object::set_meta(&mut applied, "resourceVersion", if asked.is_empty() { Value::Null } else { json!(asked) });
+        object::set_meta(
+            &mut applied,
+            "resourceVersion",
+            if asked.is_empty() { Value::Null } else { json!(asked) },
+        );
         Ok((applied, warnings.clone()))
     };
     let (applied, unknown) = write::modify(api, call, Origin::Apply, make).await?;
@@ -156,10 +169,13 @@ fn reset_fields(call: &Call, config: &mut Value) {
         "" if call.resource.has_subresource("status") => object::remove(config, "status"),
         "status" => {
             if let Some(fields) = config.as_object_mut() {
-                fields.retain(|field, _| matches!(field.as_str(), "apiVersion" | "kind" | "metadata" | "status"));
+                fields.retain(|field, _| {
+                    matches!(field.as_str(), "apiVersion" | "kind" | "metadata" | "status")
+                });
             }
-            object::metadata_mut(config)
-                .retain(|field, _| matches!(field.as_str(), "name" | "namespace" | "uid" | "resourceVersion" | "managedFields"));
+            object::metadata_mut(config).retain(|field, _| {
+                matches!(field.as_str(), "name" | "namespace" | "uid" | "resourceVersion" | "managedFields")
+            });
         }
         _ => {}
     }
@@ -177,8 +193,8 @@ fn run(call: &Call, live: Option<&Value>, config: &Value) -> Result<Value> {
         schema: call.resource.schema(),
     })
     .map_err(|error| match error {
-        ApplyError::Conflict { message, conflicts } => ApiError::new(StatusCode::CONFLICT, "Conflict", message)
-            .with_causes(
+        ApplyError::Conflict { message, conflicts } => {
+            ApiError::new(StatusCode::CONFLICT, "Conflict", message).with_causes(
                 conflicts
                     .into_iter()
                     .map(|conflict| Cause {
@@ -187,7 +203,8 @@ fn run(call: &Call, live: Option<&Value>, config: &Value) -> Result<Value> {
                         field: conflict.field,
                     })
                     .collect(),
-            ),
+            )
+        }
         ApplyError::BadRequest(_) | ApplyError::Typed(_) => ApiError::bad_request(error.to_string()),
     })
 }

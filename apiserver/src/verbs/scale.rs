@@ -17,8 +17,12 @@ use crate::status::{ApiError, Result};
 
 /// Answers a get, update or patch of `/scale`.
 pub async fn handle(api: &Arc<Api>, verb: &str, call: &Call) -> Result<Response<Body>> {
-    let scale =
-        call.resource.custom.as_ref().and_then(|custom| custom.scale.as_ref()).ok_or_else(ApiError::no_such_path)?;
+    let scale = call
+        .resource
+        .custom
+        .as_ref()
+        .and_then(|custom| custom.scale.as_ref())
+        .ok_or_else(ApiError::no_such_path)?;
     match verb {
         "get" => {
             let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
@@ -30,11 +34,13 @@ pub async fn handle(api: &Arc<Api>, verb: &str, call: &Call) -> Result<Response<
         }
         "patch" => {
             let media = call.header(header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
-            let (body, _) = strict::yaml(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+            let (body, _) =
+                strict::yaml(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
             let is_json_patch = media == "application/json-patch+json";
             write_back(api, call, scale, |shown| {
                 if is_json_patch {
-                    json_patch::json_patch(shown, &body).map_err(|error| ApiError::bad_request(error.to_string()))
+                    json_patch::json_patch(shown, &body)
+                        .map_err(|error| ApiError::bad_request(error.to_string()))
                 } else {
                     Ok(merge::merge_patch(shown, &body))
                 }
@@ -62,13 +68,20 @@ async fn write_back(
                 "Scale",
                 &call.name,
                 "spec.replicas",
-                format!("Invalid value: {}: must be a whole number of at least 0", wanted["spec"]["replicas"]),
+                format!(
+                    "Invalid value: {}: must be a whole number of at least 0",
+                    wanted["spec"]["replicas"]
+                ),
             ));
         };
         let mut new = current.clone();
         set(&mut new, &scale.spec_replicas, json!(replicas));
         let asked = object::resource_version(&wanted);
-        object::set_meta(&mut new, "resourceVersion", if asked.is_empty() { Value::Null } else { json!(asked) });
+        object::set_meta(
+            &mut new,
+            "resourceVersion",
+            if asked.is_empty() { Value::Null } else { json!(asked) },
+        );
         Ok((new, Vec::new()))
     });
     let (updated, _) = updated.await?;
@@ -120,7 +133,8 @@ mod tests {
             status_replicas: ".status.ready.replicas".into(),
             selector: Some(".status.selector".into()),
         };
-        let mut object = json!({"metadata": {"name": "x"}, "status": {"ready": {"replicas": 2}, "selector": "a=b"}});
+        let mut object =
+            json!({"metadata": {"name": "x"}, "status": {"ready": {"replicas": 2}, "selector": "a=b"}});
         set(&mut object, &scale.spec_replicas, json!(3));
         let shown = show(&scale, &object);
         assert_eq!(shown["spec"]["replicas"], 3);

@@ -120,7 +120,10 @@ impl Feed {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(error) = self.expired.take() {
-                return Some(Bytes::from(format!("{}\n", json!({"type": "ERROR", "object": error.to_value()}))));
+                return Some(Bytes::from(format!(
+                    "{}\n",
+                    json!({"type": "ERROR", "object": error.to_value()})
+                )));
             }
             let mut chunk = BytesMut::new();
             while let Some(record) = self.pending.pop_front() {

@@ -46,7 +46,9 @@ pub fn decode(call: &Call) -> Result<(Value, Vec<String>)> {
         "application/vnd.kubernetes.protobuf" => {
             let value = protobuf::to_json(&call.body).map_err(|error| match error {
                 ProtobufError::Malformed(_) => ApiError::bad_request(error.to_string()),
-                ProtobufError::UnknownKind { .. } => ApiError::unsupported_media_type(media, &error.to_string()),
+                ProtobufError::UnknownKind { .. } => {
+                    ApiError::unsupported_media_type(media, &error.to_string())
+                }
             })?;
             (value, Vec::new())
         }
@@ -126,7 +128,8 @@ pub async fn modify(
         }
         settle(api, call, Some(&current), &mut new, &mut unknown, origin)?;
         object::copy_meta(&mut new, &current, "resourceVersion");
-        let finished = object::is_terminating(&new) && object::finalizers(&new).is_empty() && spec_finalized(&new);
+        let finished =
+            object::is_terminating(&new) && object::finalizers(&new).is_empty() && spec_finalized(&new);
         if new == *current && !finished {
             return Ok((current, unknown));
         }
@@ -231,7 +234,8 @@ pub fn settle(
 
 /// The parts that every kind's rules reach into must be what they look like before the rules do.
 fn check_shapes(call: &Call, new: &Value) -> Result<()> {
-    let maps = ["metadata", "spec", "status", "data", "stringData", "roleRef"].map(|field| (field, &new[field]));
+    let maps =
+        ["metadata", "spec", "status", "data", "stringData", "roleRef"].map(|field| (field, &new[field]));
     let nested = ["labels", "annotations"].map(|field| (field, &new["metadata"][field]));
     for (field, value) in maps.into_iter().chain(nested) {
         let known = call.resource.custom.is_none() || matches!(field, "metadata" | "labels" | "annotations");
@@ -279,9 +283,14 @@ fn keep_what_is_not_written(call: &Call, old: &Value, new: &mut Value) {
         }
         _ => {}
     }
-    for field in
-        ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "generateName"]
-    {
+    for field in [
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "generateName",
+    ] {
         object::copy_meta(new, old, field);
     }
     object::set_meta(new, "selfLink", Value::Null);
@@ -335,12 +344,24 @@ fn check_metadata(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Caus
             Value::Object(entries) => {
                 for (key, value) in entries {
                     if !object::is_label_key(&key.to_lowercase()) {
-                        blame(&at, format!("Invalid value: \"{key}\": name part must consist of alphanumeric characters, '-', '_' or '.'"));
+                        blame(
+                            &at,
+                            format!(
+                                "Invalid value: \"{key}\": name part must consist of alphanumeric characters, '-', '_' or '.'"
+                            ),
+                        );
                     }
                     match value.as_str() {
-                        None => blame(&at, format!("Invalid value: {value}: the value of {key} must be a string")),
+                        None => {
+                            blame(&at, format!("Invalid value: {value}: the value of {key} must be a string"))
+                        }
                         Some(text) if field == "labels" && !object::is_label_value(text) => {
-                            blame(&at, format!("Invalid value: \"{text}\": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must be at most 63 characters"));
+                            blame(
+                                &at,
+                                format!(
+                                    "Invalid value: \"{text}\": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must be at most 63 characters"
+                                ),
+                            );
                         }
                         Some(_) => {}
                     }
@@ -352,7 +373,10 @@ fn check_metadata(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Caus
     for (index, owner) in object::owners(new).iter().enumerate() {
         for field in ["apiVersion", "kind", "name", "uid"] {
             if owner[field].as_str().is_none_or(str::is_empty) {
-                blame(&format!("metadata.ownerReferences[{index}].{field}"), "Required value: must not be empty".into());
+                blame(
+                    &format!("metadata.ownerReferences[{index}].{field}"),
+                    "Required value: must not be empty".into(),
+                );
             }
         }
     }
@@ -373,7 +397,8 @@ fn check_metadata(call: &Call, new: &mut Value, old: Option<&Value>) -> Vec<Caus
         && object::is_terminating(old)
     {
         let before = object::finalizers(old);
-        let added: Vec<&str> = object::finalizers(new).into_iter().filter(|finalizer| !before.contains(finalizer)).collect();
+        let added: Vec<&str> =
+            object::finalizers(new).into_iter().filter(|finalizer| !before.contains(finalizer)).collect();
         if !added.is_empty() {
             causes.push(Cause {
                 reason: "FieldValueForbidden".into(),

@@ -38,7 +38,8 @@ async fn a_user_may_do_what_a_role_says_and_nothing_else() {
     let mut allowed = Vec::new();
     for verb in ["list", "delete"] {
         let ask = json!({"spec": {"resourceAttributes": {"verb": verb, "resource": "configmaps", "namespace": "default"}}});
-        allowed.push(reviews.create(&PostParams::default(), &read(ask)).await.unwrap().status.unwrap().allowed);
+        allowed
+            .push(reviews.create(&PostParams::default(), &read(ask)).await.unwrap().status.unwrap().allowed);
     }
     assert_eq!(allowed, [true, false]);
     let who: Api<SelfSubjectReview> = Api::all(eve);
@@ -67,7 +68,9 @@ async fn nobody_grants_more_than_they_hold() {
     let mallory = cluster.client_as("mallory", &[]).await;
     let her_roles: Api<ClusterRole> = Api::all(mallory.clone());
     let role = |name: &str, resource: &str| -> ClusterRole {
-        read(json!({"metadata": {"name": name}, "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get"]}]}))
+        read(
+            json!({"metadata": {"name": name}, "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get"]}]}),
+        )
     };
     assert_eq!(code(her_roles.create(&PostParams::default(), &role("more", "secrets")).await), 403);
     her_roles.create(&PostParams::default(), &role("same", "configmaps")).await.unwrap();
@@ -87,7 +90,10 @@ async fn a_service_account_token_works_until_its_account_is_gone() {
     let robot = cluster.client_with_token(&token).await;
     let who: Api<SelfSubjectReview> = Api::all(robot.clone());
     let me = who.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
-    assert_eq!(me.status.unwrap().user_info.unwrap().username.as_deref(), Some("system:serviceaccount:default:robot"));
+    assert_eq!(
+        me.status.unwrap().user_info.unwrap().username.as_deref(),
+        Some("system:serviceaccount:default:robot")
+    );
     let secrets: Api<Secret> = Api::namespaced(robot.clone(), "default");
     assert_eq!(code(secrets.list(&ListParams::default()).await), 403);
     accounts.delete("robot", &DeleteParams::default()).await.unwrap();
@@ -119,14 +125,21 @@ async fn a_bootstrap_token_opens_the_host_and_lets_a_machine_ask_for_a_certifica
     let made = requests.create(&PostParams::default(), &read(request)).await.unwrap();
     assert_eq!(made.spec.username.as_deref(), Some("system:bootstrap:abc123"));
     assert!(made.spec.groups.unwrap().contains(&"system:bootstrappers".to_string()));
-    assert_eq!(code(Api::<Secret>::namespaced(machine.clone(), "kube-system").list(&ListParams::default()).await), 403);
+    assert_eq!(
+        code(Api::<Secret>::namespaced(machine.clone(), "kube-system").list(&ListParams::default()).await),
+        403
+    );
     let wrong = cluster.client_with_token("abc123.0123456789abcdeX").await;
     assert_eq!(code(wrong.apiserver_version().await), 401);
 
     // The other addresses of this host are open now, at the same port and under a certificate that names them.
     for address in russet_apiserver::server::listen::host_addresses() {
         let target = std::net::SocketAddr::new(address, cluster.running().addr().port());
-        cluster.eventually("the address is open", || async { tokio::net::TcpStream::connect(target).await.is_ok() }).await;
+        cluster
+            .eventually("the address is open", || async {
+                tokio::net::TcpStream::connect(target).await.is_ok()
+            })
+            .await;
     }
     let expired = Patch::Merge(json!({"stringData": {"expiration": "2001-01-01T00:00:00Z"}}));
     secrets.patch("bootstrap-token-abc123", &PatchParams::default(), &expired).await.unwrap();

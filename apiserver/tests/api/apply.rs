@@ -32,11 +32,13 @@ async fn managers_own_fields_and_conflict_over_them() {
 async fn a_dry_run_shows_the_outcome_and_leaves_no_trace() {
     let cluster = Cluster::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
-    let shown = maps.patch("a", &PatchParams::apply("one").dry_run(), &config(json!({"x": "1"}))).await.unwrap();
+    let shown =
+        maps.patch("a", &PatchParams::apply("one").dry_run(), &config(json!({"x": "1"}))).await.unwrap();
     assert!(shown.metadata.uid.is_some());
     assert_eq!(code(maps.get("a").await), 404);
     let generated = json!({"metadata": {"generateName": "made-"}});
-    let made = maps.create(&PostParams::default(), &serde_json::from_value(generated).unwrap()).await.unwrap();
+    let made =
+        maps.create(&PostParams::default(), &serde_json::from_value(generated).unwrap()).await.unwrap();
     let name = made.metadata.name.unwrap();
     assert!(name.starts_with("made-") && name.len() == 10, "{name}");
     cluster.stop().await;

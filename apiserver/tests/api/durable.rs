@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use bytes::Bytes;
-use futures::TryStreamExt;
 use futures::StreamExt;
+use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, PostParams, WatchEvent, WatchParams};
 use russet_apiserver::store::embedded::Embedded;
@@ -19,7 +19,8 @@ use crate::support::Cluster;
 async fn a_restarted_server_has_its_objects_and_tells_old_watchers_to_list_again() {
     let cluster = Cluster::start().await;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
-    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "a"}, "data": {"x": "1"}})).unwrap();
+    let map: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "a"}, "data": {"x": "1"}})).unwrap();
     let made = maps.create(&PostParams::default(), &map).await.unwrap();
     let old = made.metadata.resource_version.clone().unwrap();
     let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "b"}})).unwrap();
@@ -65,7 +66,8 @@ async fn a_writer_that_will_be_killed() {
             let change = Change::Put(Bytes::from(json!({"round": round}).to_string()));
             let store = &store;
             async move {
-                let outcome = store.txn(Txn { key: key.clone(), expect: Expect::Absent, change }).await.unwrap();
+                let outcome =
+                    store.txn(Txn { key: key.clone(), expect: Expect::Absent, change }).await.unwrap();
                 let Outcome::Done(record) = outcome else { panic!("{outcome:?}") };
                 println!("acknowledged {key} {}", record.revision);
             }

@@ -11,14 +11,20 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams, WatchEvent,
+    WatchParams,
+};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use serde_json::json;
 use support::{Cluster, code};
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
-    serde_json::from_value(json!({"metadata": {"name": name, "labels": {"app": value}}, "data": {"key": value}})).unwrap()
+    serde_json::from_value(
+        json!({"metadata": {"name": name, "labels": {"app": value}}, "data": {"key": value}}),
+    )
+    .unwrap()
 }
 
 #[tokio::test]
@@ -63,7 +69,8 @@ async fn a_watch_tells_of_every_change_and_honours_its_selector() {
     maps.delete("a", &DeleteParams::default()).await.unwrap();
     let mut seen = Vec::new();
     while seen.len() < 4 {
-        let event = tokio::time::timeout(Duration::from_secs(60), events.try_next()).await.unwrap().unwrap().unwrap();
+        let event =
+            tokio::time::timeout(Duration::from_secs(60), events.try_next()).await.unwrap().unwrap().unwrap();
         seen.push(match event {
             WatchEvent::Added(map) => format!("added {}", map.metadata.name.unwrap()),
             WatchEvent::Modified(map) => format!("modified {}", map.metadata.name.unwrap()),
@@ -87,7 +94,12 @@ async fn a_streaming_list_ends_with_its_bookmark() {
     let mut events = maps.watch(&params, "0").await.unwrap().boxed();
     let mut names = Vec::new();
     loop {
-        match tokio::time::timeout(Duration::from_secs(60), events.try_next()).await.unwrap().unwrap().unwrap() {
+        match tokio::time::timeout(Duration::from_secs(60), events.try_next())
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap()
+        {
             WatchEvent::Added(map) => names.push(map.metadata.name.unwrap()),
             WatchEvent::Bookmark(bookmark) => {
                 assert_eq!(bookmark.metadata.annotations["k8s.io/initial-events-end"], "true");
@@ -112,7 +124,8 @@ async fn lists_page_and_stay_consistent() {
     let token = first.metadata.continue_.clone().unwrap();
     maps.delete("m4", &DeleteParams::default()).await.unwrap();
     let rest = maps.list(&only.clone().continue_token(&token)).await.unwrap();
-    let names: Vec<String> = first.items.into_iter().chain(rest.items).map(|map| map.metadata.name.unwrap()).collect();
+    let names: Vec<String> =
+        first.items.into_iter().chain(rest.items).map(|map| map.metadata.name.unwrap()).collect();
     assert_eq!(names, ["m0", "m1", "m2", "m3", "m4"], "the second page is of the first page's revision");
     assert_eq!(maps.list(&only).await.unwrap().items.len(), 4);
     cluster.stop().await;
@@ -141,7 +154,10 @@ fn things() -> CustomResourceDefinition {
 }
 
 fn thing(name: &str, spec: serde_json::Value) -> DynamicObject {
-    serde_json::from_value(json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name}, "spec": spec})).unwrap()
+    serde_json::from_value(
+        json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name}, "spec": spec}),
+    )
+    .unwrap()
 }
 
 fn thing_api(cluster: &Cluster) -> Api<DynamicObject> {
@@ -155,10 +171,13 @@ async fn a_custom_resource_is_served_as_soon_as_it_is_defined() {
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let defined = definitions.create(&PostParams::default(), &things()).await.unwrap();
     let conditions = defined.status.unwrap().conditions.unwrap();
-    assert!(conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True"));
+    assert!(
+        conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
+    );
 
     let api = thing_api(&cluster);
-    let created = api.create(&PostParams::default(), &thing("a", json!({"size": 2, "node": "n1"}))).await.unwrap();
+    let created =
+        api.create(&PostParams::default(), &thing("a", json!({"size": 2, "node": "n1"}))).await.unwrap();
     assert_eq!(created.metadata.generation, Some(1));
     let selected = api.list(&ListParams::default().fields("spec.node=n1")).await.unwrap();
     assert_eq!(selected.items.len(), 1);
@@ -174,14 +193,19 @@ async fn a_custom_resource_is_served_as_soon_as_it_is_defined() {
     assert_eq!(with_spec.data["status"]["replicas"], 3, "spec writes leave the status alone");
     assert_eq!(with_spec.metadata.generation, Some(2));
 
-    let scale = api.patch_scale("a", &PatchParams::default(), &Patch::Merge(json!({"spec": {"replicas": 5}}))).await.unwrap();
+    let scale = api
+        .patch_scale("a", &PatchParams::default(), &Patch::Merge(json!({"spec": {"replicas": 5}})))
+        .await
+        .unwrap();
     assert_eq!(scale.spec.unwrap().replicas, Some(5));
     assert_eq!(scale.status.unwrap().replicas, 3);
 
     definitions.delete("things.example.com", &DeleteParams::default()).await.unwrap();
-    cluster.eventually("the definition and its objects are gone", || async {
-        code(definitions.get("things.example.com").await) == 404
-    }).await;
+    cluster
+        .eventually("the definition and its objects are gone", || async {
+            code(definitions.get("things.example.com").await) == 404
+        })
+        .await;
     assert_eq!(code(thing_api(&cluster).get("a").await), 404);
     cluster.stop().await;
 }
@@ -191,7 +215,8 @@ async fn a_custom_object_that_breaks_its_schema_is_refused_with_its_field() {
     let cluster = Cluster::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     definitions.create(&PostParams::default(), &things()).await.unwrap();
-    let refused = thing_api(&cluster).create(&PostParams::default(), &thing("a", json!({"size": "big"}))).await;
+    let refused =
+        thing_api(&cluster).create(&PostParams::default(), &thing("a", json!({"size": "big"}))).await;
     let Err(kube::Error::Api(status)) = refused else { panic!("{refused:?}") };
     assert_eq!(status.code, 422);
     assert!(status.message.contains("spec.size"), "{}", status.message);
@@ -225,17 +250,24 @@ async fn dependents_go_with_their_owner_and_namespaces_with_their_objects() {
     })).unwrap()]);
     maps.create(&PostParams::default(), &child).await.unwrap();
     maps.delete("owner", &DeleteParams::foreground()).await.unwrap();
-    cluster.eventually("owner and child are gone", || async {
-        code(maps.get("child").await) == 404 && code(maps.get("owner").await) == 404
-    }).await;
+    cluster
+        .eventually("owner and child are gone", || async {
+            code(maps.get("child").await) == 404 && code(maps.get("owner").await) == 404
+        })
+        .await;
 
     let namespaces: Api<Namespace> = Api::all(cluster.client());
-    let namespace = Namespace { metadata: ObjectMeta { name: Some("short".into()), ..Default::default() }, ..Default::default() };
+    let namespace = Namespace {
+        metadata: ObjectMeta { name: Some("short".into()), ..Default::default() },
+        ..Default::default()
+    };
     namespaces.create(&PostParams::default(), &namespace).await.unwrap();
     let inside: Api<ConfigMap> = Api::namespaced(cluster.client(), "short");
     inside.create(&PostParams::default(), &config_map("a", "x")).await.unwrap();
     namespaces.delete("short", &DeleteParams::default()).await.unwrap();
-    cluster.eventually("the namespace is gone", || async { code(namespaces.get("short").await) == 404 }).await;
+    cluster
+        .eventually("the namespace is gone", || async { code(namespaces.get("short").await) == 404 })
+        .await;
     assert_eq!(code(inside.get("a").await), 404);
     cluster.stop().await;
 }

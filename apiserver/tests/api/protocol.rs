@@ -5,7 +5,13 @@ use serde_json::{Value, json};
 
 use crate::support::Cluster;
 
-async fn ask(cluster: &Cluster, method: Method, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, http::HeaderMap, Value) {
+async fn ask(
+    cluster: &Cluster,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> (u16, http::HeaderMap, Value) {
     let mut request = Request::builder().method(method).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -14,7 +20,8 @@ async fn ask(cluster: &Cluster, method: Method, path: &str, headers: &[(&str, &s
     let response = cluster.client().send(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let bytes = body.collect_bytes().await.unwrap();
-    let value = serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
+    let value = serde_json::from_slice(&bytes)
+        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
     (parts.status.as_u16(), parts.headers, value)
 }
 
@@ -28,15 +35,30 @@ async fn discovery_answers_old_and_new_clients() {
     let cluster = Cluster::start().await;
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
     let (_, headers, list) = ask(&cluster, Method::GET, "/apis", &[("accept", accept)], "").await;
-    assert_eq!(headers["content-type"], "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList");
-    assert!(list["items"].as_array().unwrap().iter().any(|group| group["metadata"]["name"] == "coordination.k8s.io"));
+    assert_eq!(
+        headers["content-type"],
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    );
+    assert!(
+        list["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|group| group["metadata"]["name"] == "coordination.k8s.io")
+    );
     let etag = headers["etag"].to_str().unwrap().to_string();
-    let (code, ..) = ask(&cluster, Method::GET, "/apis", &[("accept", accept), ("if-none-match", &etag)], "").await;
+    let (code, ..) =
+        ask(&cluster, Method::GET, "/apis", &[("accept", accept), ("if-none-match", &etag)], "").await;
     assert_eq!(code, 304);
     let (_, plain) = get(&cluster, "/apis").await;
     assert_eq!(plain["kind"], "APIGroupList");
     let (_, core) = get(&cluster, "/api/v1").await;
-    let token = core["resources"].as_array().unwrap().iter().find(|entry| entry["name"] == "serviceaccounts/token").unwrap();
+    let token = core["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|entry| entry["name"] == "serviceaccounts/token")
+        .unwrap();
     assert_eq!((&token["kind"], &token["group"]), (&json!("TokenRequest"), &json!("authentication.k8s.io")));
     let (_, version) = get(&cluster, "/version").await;
     assert!(version["gitVersion"].as_str().unwrap().starts_with("v1."));
@@ -62,7 +84,10 @@ async fn tables_and_metadata_are_shown_on_request() {
     assert_eq!(shown["rows"].as_array().unwrap().len(), 5);
     let partial = [("accept", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")];
     let (_, _, shown) = ask(&cluster, Method::GET, path, &partial, "").await;
-    assert_eq!((&shown["kind"], &shown["items"][0]["spec"]), (&json!("PartialObjectMetadataList"), &Value::Null));
+    assert_eq!(
+        (&shown["kind"], &shown["items"][0]["spec"]),
+        (&json!("PartialObjectMetadataList"), &Value::Null)
+    );
     cluster.stop().await;
 }
 
@@ -87,7 +112,14 @@ async fn what_makes_no_sense_is_refused_with_the_right_status() {
         (Method::GET, "/api/v1/configmaps?labelSelector=a+in+(", json, "", 400, "BadRequest"),
         (Method::GET, "/api/v1/configmaps?fieldSelector=data.x%3D1", json, "", 400, "BadRequest"),
         (Method::GET, "/openapi/v2", json, "", 406, "NotAcceptable"),
-        (Method::POST, "/api/v1/namespaces/default/configmaps?fieldValidation=Strict", json, body, 400, "BadRequest"),
+        (
+            Method::POST,
+            "/api/v1/namespaces/default/configmaps?fieldValidation=Strict",
+            json,
+            body,
+            400,
+            "BadRequest",
+        ),
     ] {
         let (code, _, status) = ask(&cluster, method.clone(), path, &[header], body).await;
         assert_eq!((code, &status["reason"]), (expected, &json!(reason)), "{method} {path}: {status}");
@@ -113,7 +145,8 @@ async fn an_event_is_one_object_under_two_groups() {
     let json_type = [("content-type", "application/json")];
     let (code, _, made) = ask(&cluster, Method::POST, path, &json_type, &event.to_string()).await;
     assert_eq!(code, 201, "{made}");
-    let (_, list) = get(&cluster, "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dx").await;
+    let (_, list) =
+        get(&cluster, "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dx").await;
     assert_eq!(list["items"][0]["message"], "hello");
     let (_, again) = get(&cluster, &format!("{path}/e")).await;
     assert_eq!(again["note"], "hello");

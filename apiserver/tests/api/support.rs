@@ -48,7 +48,14 @@ impl Cluster {
     pub async fn client_as(&self, user: &str, groups: &[&str]) -> kube::Client {
         let (cert, key) = self.running().authority().issue_client(user, groups, 1).unwrap();
         let path = self.folder.path().join(format!("kubeconfig-{user}"));
-        russet_apiserver::pki::write_kubeconfig(&path, &self.running().url(), self.running().ca_pem(), &cert, &key).unwrap();
+        russet_apiserver::pki::write_kubeconfig(
+            &path,
+            &self.running().url(),
+            self.running().ca_pem(),
+            &cert,
+            &key,
+        )
+        .unwrap();
         client_of(path).await
     }
 
@@ -56,7 +63,8 @@ impl Cluster {
     pub async fn client_with_token(&self, token: &str) -> kube::Client {
         let text = std::fs::read_to_string(self.running().kubeconfig()).unwrap();
         let kept: Vec<&str> = text.lines().filter(|line| !line.contains("client-")).collect();
-        let text = kept.join("\n").replace("  user:\ncontexts", &format!("  user:\n    token: {token}\ncontexts"));
+        let text =
+            kept.join("\n").replace("  user:\ncontexts", &format!("  user:\n    token: {token}\ncontexts"));
         let path = self.folder.path().join("kubeconfig-token");
         std::fs::write(&path, text).unwrap();
         client_of(path).await
@@ -85,7 +93,8 @@ impl Cluster {
 async fn client_of(kubeconfig: PathBuf) -> kube::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     kube::Client::try_from(config).unwrap()
 }
 
