@@ -21,6 +21,8 @@ pub enum Mood {
     Hung,
     /// Answers with an error.
     Broken,
+    /// Panics in the caller's face, as only a bug does.
+    Buggy,
 }
 
 /// A compute half that says back what the user said, byte by byte and over and over, then ends
@@ -122,6 +124,7 @@ impl Compute for Fake {
         // The state is touched in the order of the calls; only the answer takes time.
         let (mood, token) = {
             let mut state = state.lock();
+            assert_ne!(state.mood, Mood::Buggy, "the fake was told to panic");
             let token = state.run(&step);
             state.steps.push(step);
             (state.mood, token)
@@ -136,7 +139,7 @@ impl Compute for Fake {
                 Mood::Broken => {
                     drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into()))))
                 }
-                Mood::Hung => {
+                Mood::Hung | Mood::Buggy => {
                     std::future::pending::<()>().await;
                     drop(sender);
                 }

@@ -501,6 +501,20 @@ async fn an_engine_that_no_agent_watches_ends_itself() {
 }
 
 #[tokio::test]
+async fn a_bug_ends_streams_and_rank_alike() {
+    let lab = Lab::new();
+    let fake = Fake::with(Duration::from_millis(2), None);
+    let mut rank = lab.start("n0", "--context-tokens 100000", fake.clone()).await;
+    rank.serving().await;
+    let mut events = ask(&mut lab.client(&rank), say_for("a", 90_000)).await;
+    while !matches!(next(&mut events).await, Some(Event::Token { .. })) {}
+    fake.set_mood(Mood::Buggy);
+    let failure = failure(collect(&mut events).await.1);
+    assert_eq!(failure.kind, FailureKind::Internal);
+    assert!(matches!(rank.outcome().await, Outcome::Failed(reason) if reason.contains("bug")));
+}
+
+#[tokio::test]
 async fn stopping_answers_what_runs_and_refuses_the_rest() {
     let lab = Lab::new();
     let mut rank = lab.start("n0", "", Fake::with(Duration::from_millis(20), None)).await;
