@@ -35,7 +35,11 @@ pub enum Error {
         source: kube::Error,
     },
     /// The CA could not be read.
-    #[error("CertificateSigningRequest {name}: Secret {}/{} with the CA could not be read", names::SYSTEM_NAMESPACE, names::CA_SECRET)]
+    #[error(
+        "CertificateSigningRequest {name}: Secret {}/{} with the CA could not be read",
+        names::SYSTEM_NAMESPACE,
+        names::CA_SECRET
+    )]
     Authority {
         /// The request.
         name: String,
@@ -55,12 +59,17 @@ pub enum Error {
 }
 
 /// Answers one request.
-pub async fn reconcile(request: Arc<CertificateSigningRequest>, context: Arc<Context>) -> Result<Action, Error> {
+pub async fn reconcile(
+    request: Arc<CertificateSigningRequest>,
+    context: Arc<Context>,
+) -> Result<Action, Error> {
     let name = request.name_any();
     let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
     let joined = |node: &str| {
         let known = context.stores.nodes.get(&ObjectRef::new(node));
-        known.is_some_and(|node| node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable)))
+        known.is_some_and(|node| {
+            node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable))
+        })
     };
     match decide::decide(&request, joined) {
         decide::Verdict::Nothing => {}
@@ -78,8 +87,14 @@ pub async fn reconcile(request: Arc<CertificateSigningRequest>, context: Arc<Con
                 .get(names::CA_SECRET)
                 .await
                 .map_err(|source| Error::Authority { name: name.clone(), source })?;
-            let certificate = sign::sign(&secret, &request.spec.request.0, &node, request.spec.expiration_seconds, Timestamp::now())
-                .map_err(|source| Error::Sign { name: name.clone(), source })?;
+            let certificate = sign::sign(
+                &secret,
+                &request.spec.request.0,
+                &node,
+                request.spec.expiration_seconds,
+                Timestamp::now(),
+            )
+            .map_err(|source| Error::Sign { name: name.clone(), source })?;
             let patch = json!({"status": {"certificate": k8s_openapi::ByteString(certificate.into_bytes())}});
             api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
                 .await

@@ -120,10 +120,9 @@ where
 
 async fn established(definitions: &Api<CustomResourceDefinition>, name: &str) -> bool {
     let Ok(definition) = definitions.get(name).await else { return false };
-    definition
-        .status
-        .and_then(|status| status.conditions)
-        .is_some_and(|conditions| conditions.iter().any(|it| it.type_ == "Established" && it.status == "True"))
+    definition.status.and_then(|status| status.conditions).is_some_and(|conditions| {
+        conditions.iter().any(|it| it.type_ == "Established" && it.status == "True")
+    })
 }
 
 #[cfg(test)]
@@ -134,7 +133,8 @@ mod tests {
     fn every_binding_names_a_shipped_role_and_nobody_may_do_everything() {
         let objects = rules().unwrap();
         let names = |kind: &str| -> Vec<String> {
-            let of_kind = objects.iter().filter(|it| it.types.as_ref().is_some_and(|types| types.kind == kind));
+            let of_kind =
+                objects.iter().filter(|it| it.types.as_ref().is_some_and(|types| types.kind == kind));
             of_kind.map(kube::ResourceExt::name_any).collect()
         };
         let roles = [names("ClusterRole"), names("Role")].concat();

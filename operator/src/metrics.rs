@@ -23,7 +23,10 @@ impl Metrics {
         let formation = vec![0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
         let metrics = Self {
             placements: IntCounterVec::new(
-                Opts::new("russet_placement_attempts_total", "Placements tried, by the reason of their outcome."),
+                Opts::new(
+                    "russet_placement_attempts_total",
+                    "Placements tried, by the reason of their outcome.",
+                ),
                 &["reason"],
             )?,
             formation: Histogram::with_opts(
@@ -42,7 +45,10 @@ impl Metrics {
                 &["controller"],
             )?,
             restarts: IntCounterVec::new(
-                Opts::new("russet_shardgroup_restarts_total", "Epochs begun because a rank was lost, by reason."),
+                Opts::new(
+                    "russet_shardgroup_restarts_total",
+                    "Epochs begun because a rank was lost, by reason.",
+                ),
                 &["reason"],
             )?,
         };

@@ -67,7 +67,10 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
             let availability = availability(node, now);
             decide::Reader {
                 name: node.name_any(),
-                reachable: node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable)),
+                reachable: node
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| is_true(&status.conditions, Type::Reachable)),
                 open: availability == Availability::Open,
             }
         })
@@ -90,7 +93,10 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
 /// The copy of a model on a node, as the operator wants it.
 pub fn copy_spec(model: &Model, node: &str, want: Want) -> ModelCopySpec {
     ModelCopySpec {
-        model_ref: NamespacedReference { namespace: model.namespace().unwrap_or_default(), name: model.name_any() },
+        model_ref: NamespacedReference {
+            namespace: model.namespace().unwrap_or_default(),
+            name: model.name_any(),
+        },
         source: model.spec.source.clone(),
         commit: model.status.as_ref().and_then(|status| status.commit.clone()),
         node_name: node.to_owned(),

@@ -56,5 +56,8 @@ pub fn fingerprint(node: &InferenceNode) -> String {
     let verdict = |kind| conditions::get(&status.conditions, kind).map(|condition| condition.status.clone());
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
-    format!("{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {deleting}", node.spec.scheduling, status.engine_build, status.backends)
+    format!(
+        "{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {deleting}",
+        node.spec.scheduling, status.engine_build, status.backends
+    )
 }

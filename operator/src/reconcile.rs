@@ -87,7 +87,9 @@ pub async fn drive<K, E, F>(
 }
 
 fn pause(failures: u32) -> Duration {
-    FIRST_PAUSE.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX)).min(LAST_PAUSE)
+    FIRST_PAUSE
+        .saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX))
+        .min(LAST_PAUSE)
 }
 
 /// The name of an error's variant: the label of the metric, so that it needs no table of its own.
@@ -112,7 +114,6 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub fn after(pauses: impl IntoIterator<Item = Option<Duration>>) -> Action {
     Action::requeue(pauses.into_iter().flatten().min().unwrap_or(RESYNC))
 }
-
 
 #[cfg(test)]
 mod tests {

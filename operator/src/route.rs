@@ -47,7 +47,9 @@ pub async fn reconcile(route: Arc<ModelRoute>, context: Arc<Context>) -> Result<
     if route.status.as_ref() != Some(&status) {
         let name = route.name_any();
         let api = ssa::beside(&context.client, route.as_ref());
-        ssa::apply_status::<ModelRoute>(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
+        ssa::apply_status::<ModelRoute>(&api, &name, &status)
+            .await
+            .map_err(|source| Error::Report { name, source })?;
     }
     Ok(after([]))
 }

@@ -88,8 +88,13 @@ pub async fn run(client: Client, metrics: Metrics, ready: &AtomicBool) -> &'stat
         reflect(Api::all(client.clone()), groups_writer, wake.clone(), Wake::group).boxed(),
         reflect(Api::all(client.clone()), shards_writer, wake.clone(), Wake::shard).boxed(),
         reflect(Api::all(client.clone()), routes_writer, wake.clone(), Wake::route).boxed(),
-        reflect(Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE), leases_writer, wake.clone(), Wake::lease)
-            .boxed(),
+        reflect(
+            Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE),
+            leases_writer,
+            wake.clone(),
+            Wake::lease,
+        )
+        .boxed(),
         reflect(Api::all(client), requests_writer, wake.clone(), Wake::request).boxed(),
     ]);
     let controllers = async {

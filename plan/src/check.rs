@@ -34,7 +34,9 @@ pub enum Violation {
         split: Split,
     },
     /// A rank's reservation is not what its part of the model takes.
-    #[error("group {group} rank {rank}: reserves {reserved} bytes, its part takes {takes} and the engine more")]
+    #[error(
+        "group {group} rank {rank}: reserves {reserved} bytes, its part takes {takes} and the engine more"
+    )]
     Reservation {
         /// The group.
         group: String,
@@ -112,7 +114,10 @@ pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> 
     for new in &placement.create {
         check_plan(view, want, &new.name, &new.plan, &mut wrong);
         let taken = view.groups.contains_key(&(want.namespace.clone(), new.name.clone()));
-        if taken || new.plan.hash != plan_hash(&want.model, &new.plan) || !new.name.contains(&new.plan.hash[..8]) {
+        if taken
+            || new.plan.hash != plan_hash(&want.model, &new.plan)
+            || !new.name.contains(&new.plan.hash[..8])
+        {
             wrong.push(Violation::Name { group: new.name.clone() });
         }
     }
@@ -128,7 +133,13 @@ pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> 
     wrong
 }
 
-fn check_plan(view: &Snapshot, want: &ValidDeployment, name: &str, plan: &GroupPlan, wrong: &mut Vec<Violation>) {
+fn check_plan(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    name: &str,
+    plan: &GroupPlan,
+    wrong: &mut Vec<Violation>,
+) {
     let group = || name.to_owned();
     let layers: Vec<u32> = plan.members.iter().map(|member| member.layers).collect();
     let total: u64 = layers.iter().map(|&count| u64::from(count)).sum();
@@ -213,7 +224,12 @@ fn check_memory(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violatio
     }
 }
 
-fn check_removals(view: &Snapshot, want: &ValidDeployment, placement: &Placement, wrong: &mut Vec<Violation>) {
+fn check_removals(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    placement: &Placement,
+    wrong: &mut Vec<Violation>,
+) {
     for old in &placement.delete {
         let Some(group) = view.groups.get(&(want.namespace.clone(), old.name.clone())) else {
             wrong.push(Violation::Stranger { group: old.name.clone() });
@@ -222,9 +238,10 @@ fn check_removals(view: &Snapshot, want: &ValidDeployment, placement: &Placement
         if group.deployment != want.name || group.deleting {
             wrong.push(Violation::Stranger { group: old.name.clone() });
         }
-        let replaced = placement.keep.iter().any(|key| {
-            view.groups.get(key).is_some_and(|kept| kept.replica == group.replica && kept.ready)
-        });
+        let replaced = placement
+            .keep
+            .iter()
+            .any(|key| view.groups.get(key).is_some_and(|kept| kept.replica == group.replica && kept.ready));
         let wanted = (0..want.replicas).contains(&group.replica);
         if group.ready && wanted && !replaced && old.why != Removal::Drained {
             wrong.push(Violation::Outage { group: old.name.clone() });
@@ -232,9 +249,18 @@ fn check_removals(view: &Snapshot, want: &ValidDeployment, placement: &Placement
     }
 }
 
-fn check_replicas(view: &Snapshot, want: &ValidDeployment, placement: &Placement, wrong: &mut Vec<Violation>) {
+fn check_replicas(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    placement: &Placement,
+    wrong: &mut Vec<Violation>,
+) {
     for replica in 0..want.replicas {
-        let kept = placement.keep.iter().filter_map(|key| view.groups.get(key)).any(|group| group.replica == replica);
+        let kept = placement
+            .keep
+            .iter()
+            .filter_map(|key| view.groups.get(key))
+            .any(|group| group.replica == replica);
         let created = placement.create.iter().filter(|new| new.replica == replica).count();
         let waiting = placement.waiting.contains(&replica);
         if !(kept || created == 1 || waiting) || created > 1 || (waiting && created > 0) {

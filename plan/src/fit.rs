@@ -133,7 +133,9 @@ impl<'a> Fit<'a> {
         let states = u64::from(self.shape.hidden_size).saturating_mul(PREFILL_TOKENS * LIVE_STATES * 4);
         // Logits: four bytes a word of the vocabulary, for every sequence, before and after sampling.
         let logits = if head {
-            u64::from(self.shape.vocabulary).saturating_mul(u64::from(self.room.max_sequences)).saturating_mul(8)
+            u64::from(self.shape.vocabulary)
+                .saturating_mul(u64::from(self.room.max_sequences))
+                .saturating_mul(8)
         } else {
             0
         };

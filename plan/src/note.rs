@@ -141,7 +141,10 @@ impl fmt::Display for Note {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Note::ModelUnknown { model } => {
-                write!(out, "Model {model:?} does not exist or its headers are not read yet; create it in the same namespace")
+                write!(
+                    out,
+                    "Model {model:?} does not exist or its headers are not read yet; create it in the same namespace"
+                )
             }
             Note::Architecture { model, architecture } => write!(
                 out,
@@ -149,18 +152,34 @@ impl fmt::Display for Note {
                 crate::validate::ARCHITECTURES.join(", ")
             ),
             Note::Headers { model, why } => {
-                write!(out, "the headers of Model {model:?} contradict themselves: {why}; fetch the files again")
+                write!(
+                    out,
+                    "the headers of Model {model:?} contradict themselves: {why}; fetch the files again"
+                )
             }
             Note::Invalid { field, why } => write!(out, "{field}: {why}"),
             Note::Closed { node, availability } => match availability {
                 Availability::Open => write!(out, "node {node}: open"),
-                Availability::Cordoned => write!(out, "node {node}: cordoned; set spec.scheduling to Enabled to use it"),
-                Availability::Draining => write!(out, "node {node}: draining; set spec.scheduling to Enabled to use it"),
-                Availability::Unreachable => write!(out, "node {node}: unreachable; start its agent or its network"),
-                Availability::Lost => write!(out, "node {node}: unreachable for so long that its work moves away; start its agent or its network"),
-                Availability::Unmeasured => write!(out, "node {node}: its agent has not reported its memory yet"),
+                Availability::Cordoned => {
+                    write!(out, "node {node}: cordoned; set spec.scheduling to Enabled to use it")
+                }
+                Availability::Draining => {
+                    write!(out, "node {node}: draining; set spec.scheduling to Enabled to use it")
+                }
+                Availability::Unreachable => {
+                    write!(out, "node {node}: unreachable; start its agent or its network")
+                }
+                Availability::Lost => write!(
+                    out,
+                    "node {node}: unreachable for so long that its work moves away; start its agent or its network"
+                ),
+                Availability::Unmeasured => {
+                    write!(out, "node {node}: its agent has not reported its memory yet")
+                }
             },
-            Note::NoRing { node } => write!(out, "node {node}: its engine does not offer the ring backend, which pipelines need"),
+            Note::NoRing { node } => {
+                write!(out, "node {node}: its engine does not offer the ring backend, which pipelines need")
+            }
             Note::TooSmall { node, what, needed, free, limit } => write!(
                 out,
                 "node {node}: {what} needs {}, {} free of {}",
@@ -187,10 +206,16 @@ impl fmt::Display for Note {
                 show(*needed)
             ),
             Note::KeptOutdated { group } => {
-                write!(out, "ShardGroup {group} keeps running as it was, because what the spec now asks for fits nowhere")
+                write!(
+                    out,
+                    "ShardGroup {group} keeps running as it was, because what the spec now asks for fits nowhere"
+                )
             }
             Note::DrainFirst { group } => {
-                write!(out, "ShardGroup {group} makes room first: memory does not allow old and new side by side")
+                write!(
+                    out,
+                    "ShardGroup {group} makes room first: memory does not allow old and new side by side"
+                )
             }
             Note::WaitingForRelease { replica, holders } => {
                 write!(out, "replica {replica} waits until agents release memory: {}", holders.join(", "))

@@ -132,7 +132,10 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
                 let new = new_group(want, &fit, replica, &choice.candidate);
                 if view.groups.contains_key(&(want.namespace.clone(), new.name.clone())) {
                     // The same plan, being deleted: its name is free once its agents let go.
-                    notes.push(Note::WaitingForRelease { replica, holders: vec![format!("ShardGroup {}", new.name)] });
+                    notes.push(Note::WaitingForRelease {
+                        replica,
+                        holders: vec![format!("ShardGroup {}", new.name)],
+                    });
                     placement.waiting.push(replica);
                     continue;
                 }
@@ -226,13 +229,19 @@ type Named = (Key, bool);
 
 /// The groups of a replica: those that serve the spec, ready ones first, and those that do not; each
 /// with whether it is ready.
-fn split_groups(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32) -> (Vec<Named>, Vec<Named>) {
+fn split_groups(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    fit: &Fit<'_>,
+    replica: i32,
+) -> (Vec<Named>, Vec<Named>) {
     let (mut current, mut outdated) = (Vec::new(), Vec::new());
     for (key, group) in view.groups_of(&want.namespace, &want.name) {
         if group.replica != replica || group.deleting {
             continue;
         }
-        let list = if serves(want, fit, group) && may_stay(view, group) { &mut current } else { &mut outdated };
+        let list =
+            if serves(want, fit, group) && may_stay(view, group) { &mut current } else { &mut outdated };
         list.push((key.clone(), group.ready));
     }
     current.sort_by_key(|(key, ready)| (!ready, key.clone()));
@@ -253,7 +262,8 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
     let sizes = plan.members.iter().all(|member| {
         partition.part(member.rank).is_some_and(|part| {
             let need = fit.part(&part);
-            (member.weight_bytes, member.kv_bytes, member.overhead_bytes) == (need.weights, need.kv, need.overhead)
+            (member.weight_bytes, member.kv_bytes, member.overhead_bytes)
+                == (need.weights, need.kv, need.overhead)
         })
     });
     split
@@ -266,7 +276,10 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
 fn may_stay(view: &Snapshot, group: &Group) -> bool {
     group.plan.members.iter().all(|member| {
         view.nodes.get(&member.node_name).is_some_and(|node| match node.availability {
-            Availability::Open | Availability::Cordoned | Availability::Unreachable | Availability::Unmeasured => true,
+            Availability::Open
+            | Availability::Cordoned
+            | Availability::Unreachable
+            | Availability::Unmeasured => true,
             Availability::Draining | Availability::Lost => false,
         })
     })
@@ -298,9 +311,15 @@ fn find(
             .filter(|(key, group)| group.replica != replica && !without(key))
             .filter(|(_, group)| group.plan.members.iter().any(|member| member.node_name == *name))
             .count();
-        let seat =
-            Seat { node: name, free: node.serving_limit.saturating_sub(committed), limit: node.serving_limit, siblings };
-        if node.backends.is_empty() || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("ring")) {
+        let seat = Seat {
+            node: name,
+            free: node.serving_limit.saturating_sub(committed),
+            limit: node.serving_limit,
+            siblings,
+        };
+        if node.backends.is_empty()
+            || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("ring"))
+        {
             builds.entry(node.engine_build.as_deref()).or_default().push(seat.clone());
         } else if !matches!(want.split, Split::Single) {
             notes.push(Note::NoRing { node: name.clone() });
@@ -313,7 +332,8 @@ fn find(
     }
     if let Split::Auto | Split::Single = want.split {
         let (candidates, too_small) = single::candidates(fit, &seats);
-        let shown = candidates.iter().skip(1).map(|other| format!("{}, {} left", other.show(), show(other.left())));
+        let shown =
+            candidates.iter().skip(1).map(|other| format!("{}, {} left", other.show(), show(other.left())));
         let refused = too_small.iter().map(ToString::to_string);
         let others = shown.chain(refused).take(SHOWN).collect();
         if let Some(candidate) = candidates.first() {
@@ -345,11 +365,18 @@ fn pipeline_choice(
     };
     let why = match &want.split {
         Split::Auto | Split::Single => {
-            format!("no single node holds the model's {}; these are the fewest that do", show(fit.whole().total()))
+            format!(
+                "no single node holds the model's {}; these are the fewest that do",
+                show(fit.whole().total())
+            )
         }
-        Split::Pipeline => "spec.sharding.mode asks for a pipeline; these are the fewest nodes that hold it".to_owned(),
+        Split::Pipeline => {
+            "spec.sharding.mode asks for a pipeline; these are the fewest nodes that hold it".to_owned()
+        }
         Split::Ranks(ranks) => {
-            format!("spec.sharding.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token")
+            format!(
+                "spec.sharding.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token"
+            )
         }
         Split::Layers(_) => "spec.sharding.layersPerRank asks for exactly this split".to_owned(),
     };
@@ -381,7 +408,9 @@ fn pipeline_choice(
         }
     }
     // Only Auto tries sizes it was not asked for; that one node is not two is then no news.
-    if !(matches!(want.split, Split::Auto) && refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. }))) {
+    if !(matches!(want.split, Split::Auto)
+        && refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. })))
+    {
         notes.extend(refusals);
     }
     Err(notes)
@@ -414,7 +443,8 @@ fn remove(view: &mut Snapshot, placement: &mut Placement, key: &Key, why: Remova
 
 fn holders(view: &Snapshot) -> Vec<String> {
     let groups = view.groups.iter().filter(|(_, group)| group.deleting).map(|(key, group)| {
-        let bytes = group.plan.members.iter().fold(0_u64, |sum, member| sum.saturating_add(member.reserved_bytes()));
+        let bytes =
+            group.plan.members.iter().fold(0_u64, |sum, member| sum.saturating_add(member.reserved_bytes()));
         format!("ShardGroup {} {}", key.1, show(bytes))
     });
     let nodes = view
@@ -430,8 +460,10 @@ fn report(placement: &Placement, found: &[(i32, Choice)]) -> Option<PlacementRep
     let decision = match found {
         [(_, choice)] => choice.candidate.show(),
         many => {
-            let all: Vec<String> =
-                many.iter().map(|(replica, choice)| format!("replica {replica}: {}", choice.candidate.show())).collect();
+            let all: Vec<String> = many
+                .iter()
+                .map(|(replica, choice)| format!("replica {replica}: {}", choice.candidate.show()))
+                .collect();
             all.join("; ")
         }
     };

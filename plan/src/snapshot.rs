@@ -90,9 +90,7 @@ impl Snapshot {
         namespace: &'a str,
         deployment: &'a str,
     ) -> impl Iterator<Item = (&'a Key, &'a Group)> {
-        self.groups
-            .iter()
-            .filter(move |(key, group)| key.0 == namespace && group.deployment == deployment)
+        self.groups.iter().filter(move |(key, group)| key.0 == namespace && group.deployment == deployment)
     }
 }
 

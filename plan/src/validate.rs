@@ -71,7 +71,10 @@ pub fn validate(
     let room = room(kv, shape, &mut notes);
     let split = split(*mode, *ranks, layers_per_rank.as_deref(), shape, &mut notes);
     if *replicas < 0 {
-        notes.push(invalid("spec.replicas", format!("{replicas} replicas cannot be; use 0 to stop the deployment")));
+        notes.push(invalid(
+            "spec.replicas",
+            format!("{replicas} replicas cannot be; use 0 to stop the deployment"),
+        ));
     }
     if !notes.is_empty() {
         return Err(notes);
@@ -96,7 +99,11 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     if shape.layers == 0 || shape.layer_bytes.len() != shape.layers as usize {
         notes.push(Note::Headers {
             model: model.to_owned(),
-            why: format!("config.json names {} layers, the files hold {}", shape.layers, shape.layer_bytes.len()),
+            why: format!(
+                "config.json names {} layers, the files hold {}",
+                shape.layers,
+                shape.layer_bytes.len()
+            ),
         });
     }
     notes
@@ -132,7 +139,10 @@ fn split(
     const RANKS: &str = "spec.sharding.ranks";
     const LAYERS: &str = "spec.sharding.layersPerRank";
     if let ShardingMode::Tensor | ShardingMode::Hybrid = mode {
-        notes.push(invalid("spec.sharding.mode", format!("{mode:?} is not in this release; use Pipeline or Auto")));
+        notes.push(invalid(
+            "spec.sharding.mode",
+            format!("{mode:?} is not in this release; use Pipeline or Auto"),
+        ));
     }
     if let Some(ranks) = ranks {
         if ranks == 0 || ranks > MAX_RANKS {
@@ -140,13 +150,19 @@ fn split(
         } else if ranks > shape.layers {
             notes.push(invalid(
                 RANKS,
-                format!("{ranks} ranks cannot share {} layers; every rank needs one, so ask for at most {}", shape.layers, shape.layers),
+                format!(
+                    "{ranks} ranks cannot share {} layers; every rank needs one, so ask for at most {}",
+                    shape.layers, shape.layers
+                ),
             ));
         }
     }
     if let Some(layers) = layers_per_rank {
         if layers.len() > MAX_RANKS as usize {
-            notes.push(invalid(LAYERS, format!("{} ranks are too many; name at most {MAX_RANKS}", layers.len())));
+            notes.push(invalid(
+                LAYERS,
+                format!("{} ranks are too many; name at most {MAX_RANKS}", layers.len()),
+            ));
         }
         if let Err(error) = Partition::new(layers.to_vec(), shape.layers) {
             notes.push(invalid(LAYERS, error.to_string()));
@@ -154,14 +170,20 @@ fn split(
         if let Some(ranks) = ranks
             && ranks as usize != layers.len()
         {
-            notes.push(invalid(LAYERS, format!("names {} ranks, spec.sharding.ranks says {ranks}; make them equal", layers.len())));
+            notes.push(invalid(
+                LAYERS,
+                format!("names {} ranks, spec.sharding.ranks says {ranks}; make them equal", layers.len()),
+            ));
         }
     }
     let size = layers_per_rank.map(|layers| layers.len() as u32).or(ranks);
     if let (ShardingMode::Single, Some(size)) = (mode, size)
         && size != 1
     {
-        notes.push(invalid("spec.sharding.mode", format!("Single runs on one rank, not {size}; leave ranks out or use Pipeline")));
+        notes.push(invalid(
+            "spec.sharding.mode",
+            format!("Single runs on one rank, not {size}; leave ranks out or use Pipeline"),
+        ));
     }
     match (size, layers_per_rank) {
         (Some(1), _) => Split::Single,
@@ -192,14 +214,20 @@ mod tests {
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();
-        let mut model = |name: &str, shape: ModelShape| view.models.insert(("ns".to_owned(), name.to_owned()), shape);
+        let mut model =
+            |name: &str, shape: ModelShape| view.models.insert(("ns".to_owned(), name.to_owned()), shape);
         model("alien", ModelShape { architecture: "mamba".to_owned(), ..llama.clone() });
         model("torn", ModelShape { layer_bytes: vec![1; 3], ..llama.clone() });
         model("llama", llama);
         view
     }
 
-    fn spec(model: &str, mode: ShardingMode, ranks: Option<u32>, layers: Option<Vec<u32>>) -> ModelDeploymentSpec {
+    fn spec(
+        model: &str,
+        mode: ShardingMode,
+        ranks: Option<u32>,
+        layers: Option<Vec<u32>>,
+    ) -> ModelDeploymentSpec {
         ModelDeploymentSpec {
             model_ref: LocalReference::new(model),
             sharding: Sharding { mode, ranks, layers_per_rank: layers, kv: KvRoom::default() },
@@ -228,14 +256,22 @@ mod tests {
             ("llama", Auto, None, Some(vec![4, 0]), Err("rank 1 would hold no layers")),
             ("llama", Tensor, Some(2), None, Err("Tensor is not in this release; use Pipeline")),
             ("llama", Hybrid, None, None, Err("Hybrid is not in this release; use Pipeline")),
-            ("alien", Auto, None, None, Err("architecture \"mamba\", which this engine does not know; it knows llama, mistral")),
+            (
+                "alien",
+                Auto,
+                None,
+                None,
+                Err("architecture \"mamba\", which this engine does not know; it knows llama, mistral"),
+            ),
             ("torn", Auto, None, None, Err("config.json names 4 layers, the files hold 3")),
             ("ghost", Auto, None, None, Err("Model \"ghost\" does not exist")),
         ] {
             let got = validate(&view(), "ns", "chat", &spec(model, mode, ranks, layers.clone()));
             match (got, want) {
                 (Ok(valid), Ok(split)) => assert_eq!(valid.split, split),
-                (Err(notes), Err(text)) => assert!(crate::note::join(&notes).contains(text), "{notes:?} lacks {text:?}"),
+                (Err(notes), Err(text)) => {
+                    assert!(crate::note::join(&notes).contains(text), "{notes:?} lacks {text:?}")
+                }
                 (got, want) => panic!("{model} {mode:?} {ranks:?} {layers:?}: {got:?}, wanted {want:?}"),
             }
         }

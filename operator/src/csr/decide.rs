@@ -58,8 +58,12 @@ pub fn decide(request: &CertificateSigningRequest, alive: impl Fn(&str) -> bool)
     }
     let status = request.status.clone().unwrap_or_default();
     let conditions = status.conditions.unwrap_or_default();
-    let has = |kind: &str| conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True");
-    if status.certificate.is_some_and(|certificate| !certificate.0.is_empty()) || has("Denied") || has("Failed") {
+    let has =
+        |kind: &str| conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True");
+    if status.certificate.is_some_and(|certificate| !certificate.0.is_empty())
+        || has("Denied")
+        || has("Failed")
+    {
         return Verdict::Nothing;
     }
     let identity = match sign::read(&request.spec.request.0) {
@@ -86,14 +90,18 @@ fn node_of(identity: &Identity) -> Result<String, String> {
         return Err(format!("the common name is {common_name:?}; a node's is {NODE_USER}NAME"));
     };
     if !is_dns_name(node) {
-        return Err(format!("{node:?} is no node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"));
+        return Err(format!(
+            "{node:?} is no node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"
+        ));
     }
     if organizations.as_slice() != [NODES_GROUP] {
         return Err(format!("the organisation is {organizations:?}; a node's is {NODES_GROUP}"));
     }
     let domain = domain_of(node);
     if dns_names.as_slice() != [domain.as_str()] || *other_names > 0 {
-        return Err(format!("the certificate would be for {dns_names:?} and {other_names} other names; a node's is for {domain} alone"));
+        return Err(format!(
+            "the certificate would be for {dns_names:?} and {other_names} other names; a node's is for {domain} alone"
+        ));
     }
     Ok(node.to_owned())
 }
@@ -112,10 +120,14 @@ fn refusal(request: &CertificateSigningRequest, node: &str, alive: impl Fn(&str)
     }
     let groups = spec.groups.clone().unwrap_or_default();
     if !groups.iter().any(|group| group == BOOTSTRAPPERS) {
-        return Some(format!("{user:?} may not ask for the certificate of node {node}; join with a token, or ask as the node itself"));
+        return Some(format!(
+            "{user:?} may not ask for the certificate of node {node}; join with a token, or ask as the node itself"
+        ));
     }
     if alive(node) {
-        return Some(format!("node {node} is joined and alive; choose another --node-name, or stop the other machine first"));
+        return Some(format!(
+            "node {node} is joined and alive; choose another --node-name, or stop the other machine first"
+        ));
     }
     None
 }
@@ -123,7 +135,8 @@ fn refusal(request: &CertificateSigningRequest, node: &str, alive: impl Fn(&str)
 fn is_dns_name(name: &str) -> bool {
     name.len() <= 253 - NODE_DOMAIN.len()
         && name.split('.').all(|part| {
-            let inner = part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+            let inner =
+                part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
             inner && (1..=63).contains(&part.len()) && !part.starts_with('-') && !part.ends_with('-')
         })
 }
@@ -170,9 +183,23 @@ mod tests {
         for (story, pem, user, group, usages, want) in [
             ("a joining node", right(), TOKEN, BOOTSTRAPPERS, &RIGHT[..], Ok("a")),
             ("a node renewing itself", right(), "russet:node:a", "russet:nodes", &RIGHT, Ok("a")),
-            ("another node", right(), "russet:node:b", "russet:nodes", &RIGHT, Err("may not ask for the certificate of node a")),
+            (
+                "another node",
+                right(),
+                "russet:node:b",
+                "russet:nodes",
+                &RIGHT,
+                Err("may not ask for the certificate of node a"),
+            ),
             ("anybody", right(), "jane", "system:authenticated", &RIGHT, Err("join with a token")),
-            ("an administrator", pem("admin", "system:masters", &[]), TOKEN, BOOTSTRAPPERS, &RIGHT, Err("the common name is \"admin\"")),
+            (
+                "an administrator",
+                pem("admin", "system:masters", &[]),
+                TOKEN,
+                BOOTSTRAPPERS,
+                &RIGHT,
+                Err("the common name is \"admin\""),
+            ),
             (
                 "a node in a wrong group",
                 pem("russet:node:a", "system:masters", &["a.node.russet.dev"]),
@@ -213,7 +240,14 @@ mod tests {
                 &RIGHT,
                 Err("is no node name"),
             ),
-            ("too many usages", right(), TOKEN, BOOTSTRAPPERS, &["client auth", "cert sign"], Err("the usages are")),
+            (
+                "too many usages",
+                right(),
+                TOKEN,
+                BOOTSTRAPPERS,
+                &["client auth", "cert sign"],
+                Err("the usages are"),
+            ),
             ("noise", b"noise".to_vec(), TOKEN, BOOTSTRAPPERS, &RIGHT, Err("not a certificate request")),
             (
                 "a name that is taken",

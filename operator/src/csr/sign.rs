@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use rcgen::{
-    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
+    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
 };
 use thiserror::Error;
 
@@ -95,7 +95,8 @@ pub fn sign(
     params.distinguished_name.push(DnType::CommonName, user_of(node));
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
     let mut serial: [u8; 16] = rand::random();
     // Serial numbers are positive.
@@ -111,10 +112,10 @@ pub fn sign(
 }
 
 fn parse(pem: &[u8]) -> Result<CertificateSigningRequestParams, SignError> {
-    let text = std::str::from_utf8(pem).map_err(|_| SignError::Request(rcgen::Error::CouldNotParseCertificationRequest))?;
+    let text = std::str::from_utf8(pem)
+        .map_err(|_| SignError::Request(rcgen::Error::CouldNotParseCertificationRequest))?;
     CertificateSigningRequestParams::from_pem(text).map_err(SignError::Request)
 }
-
 
 #[cfg(test)]
 mod tests {

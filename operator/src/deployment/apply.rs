@@ -36,9 +36,11 @@ pub async fn apply(context: &Context, resources: Resources<Planned>) -> Result<R
         if known.is_some_and(|known| known.spec == *spec || known.metadata.deletion_timestamp.is_some()) {
             continue;
         }
-        ssa::apply(&copies, &copy)
-            .await
-            .map_err(|source| Error::Copy { name: name.clone(), copy: copy.name_any(), source })?;
+        ssa::apply(&copies, &copy).await.map_err(|source| Error::Copy {
+            name: name.clone(),
+            copy: copy.name_any(),
+            source,
+        })?;
     }
     let api: Api<ShardGroup> = ssa::beside(&context.client, deployment.as_ref());
     let failed = |group: &str| {

@@ -70,7 +70,9 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
 
 fn obstacle(name: &str, model: Option<&Model>) -> Option<Obstacle> {
     let Some(model) = model else {
-        let message = format!("Model {name:?} does not exist in this namespace; create it, or correct spec.modelRef.name");
+        let message = format!(
+            "Model {name:?} does not exist in this namespace; create it, or correct spec.modelRef.name"
+        );
         return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
     };
     let status = model.status.clone().unwrap_or_default();

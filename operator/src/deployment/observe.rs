@@ -63,7 +63,8 @@ fn observed(
     let model = context.stores.models.get(&key);
     let view = snapshot(&context.stores.nodes.state(), model.as_deref(), &groups, shards, now);
     groups.retain(|group| {
-        group.namespace().as_deref() == Some(&namespace) && group.spec.deployment_ref.name == deployment.name_any()
+        group.namespace().as_deref() == Some(&namespace)
+            && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
     Resources { deployment: deployment.clone(), stage: Observed { model, view, groups } }
@@ -136,7 +137,10 @@ pub fn next_loss(context: &Context, applied: &Resources<Applied>, now: Timestamp
             (availability(&node, now) == Availability::Unreachable).then_some(())?;
             let status = node.status.as_ref()?;
             let since = get(&status.conditions, Type::Reachable)?.last_transition_time.0;
-            Some(LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs()) + Duration::from_millis(100))
+            Some(
+                LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs())
+                    + Duration::from_millis(100),
+            )
         })
         .min()
 }
@@ -145,7 +149,8 @@ pub fn next_loss(context: &Context, applied: &Resources<Applied>, now: Timestamp
 mod tests {
     use russet_crds::conditions::{self, Reason};
     use russet_crds::{
-        GroupMember, GroupPlan, InferenceNodeSpec, InferenceNodeStatus, NodeMemory, ShardGroupSpec, ShardSpec, ShardStatus,
+        GroupMember, GroupPlan, InferenceNodeSpec, InferenceNodeStatus, NodeMemory, ShardGroupSpec,
+        ShardSpec, ShardStatus,
     };
 
     use super::*;
@@ -153,7 +158,8 @@ mod tests {
     #[test]
     fn memory_is_free_only_when_the_agent_has_released_it() {
         let group = |uid: &str| {
-            let member = GroupMember { node_name: "a".to_owned(), weight_bytes: 100, ..GroupMember::default() };
+            let member =
+                GroupMember { node_name: "a".to_owned(), weight_bytes: 100, ..GroupMember::default() };
             let plan = GroupPlan { members: vec![member], ..GroupPlan::default() };
             let mut group = ShardGroup::new(uid, ShardGroupSpec { plan, ..ShardGroupSpec::default() });
             group.metadata.uid = Some(uid.to_owned());
@@ -169,7 +175,15 @@ mod tests {
             let mut shard = Shard::new(uid, spec);
             let mut status = ShardStatus::default();
             let reason = Reason::MemoryGranted;
-            conditions::set(&mut status.conditions, Type::Claimed, claimed, reason, "", None, Timestamp::UNIX_EPOCH);
+            conditions::set(
+                &mut status.conditions,
+                Type::Claimed,
+                claimed,
+                reason,
+                "",
+                None,
+                Timestamp::UNIX_EPOCH,
+            );
             shard.status = Some(status);
             Arc::new(shard)
         };
@@ -185,7 +199,8 @@ mod tests {
         ] {
             let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
             let memory = NodeMemory { granted_bytes: granted, ..NodeMemory::default() };
-            node.status = Some(InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() });
+            node.status =
+                Some(InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() });
             let view = snapshot(&[Arc::new(node)], None, &groups, &shards, Timestamp::UNIX_EPOCH);
             assert_eq!(view.nodes["a"].unreleased, unreleased, "{story}");
         }

@@ -46,7 +46,8 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
         if before.is_some_and(|before| before.status == after.status && before.reason == after.reason) {
             continue;
         }
-        let reason: Option<Reason> = serde_json::from_value(serde_json::Value::String(after.reason.clone())).ok();
+        let reason: Option<Reason> =
+            serde_json::from_value(serde_json::Value::String(after.reason.clone())).ok();
         let told = matches!(
             reason,
             Some(

@@ -21,21 +21,29 @@ struct Verdict {
 }
 
 /// The status; `missing` says what nodes lack of the files.
-pub fn status(resources: &Resources<Applied>, missing: &BTreeMap<String, String>, now: Timestamp) -> ModelDeploymentStatus {
+pub fn status(
+    resources: &Resources<Applied>,
+    missing: &BTreeMap<String, String>,
+    now: Timestamp,
+) -> ModelDeploymentStatus {
     let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
     let mut status = deployment.status.clone().unwrap_or_default();
     let generation = deployment.metadata.generation;
     let wanted = deployment.spec.replicas;
-    let current: Vec<&ShardGroup> = groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
+    let current: Vec<&ShardGroup> =
+        groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
     let replicas: BTreeSet<i32> = groups.iter().map(|group| group.spec.replica).collect();
-    let answering: BTreeSet<i32> = groups.iter().filter(|group| answers(group)).map(|group| group.spec.replica).collect();
+    let answering: BTreeSet<i32> =
+        groups.iter().filter(|group| answers(group)).map(|group| group.spec.replica).collect();
 
     status.observed_generation = generation;
     status.replicas = count(replicas.len());
     status.ready_replicas = count(answering.len());
     status.summary = Some(format!("{}/{wanted}", status.ready_replicas));
-    status.selector = Some(format!("{}={}", names::LABEL_DEPLOYMENT, names::label_value(&deployment.name_any())));
-    status.nodes = nodes(if current.is_empty() { groups.iter().map(AsRef::as_ref).collect() } else { current.clone() });
+    status.selector =
+        Some(format!("{}={}", names::LABEL_DEPLOYMENT, names::label_value(&deployment.name_any())));
+    status.nodes =
+        nodes(if current.is_empty() { groups.iter().map(AsRef::as_ref).collect() } else { current.clone() });
     status.placement = placement(resources, &current, status.placement);
 
     let verdict = verdict(resources, &current);
@@ -46,7 +54,8 @@ pub fn status(resources: &Resources<Applied>, missing: &BTreeMap<String, String>
         (_, 0) => set(Type::Placed, true, Reason::Stopped, "scaled to zero"),
         (Some(obstacle), _) => set(Type::Placed, false, obstacle.reason, &obstacle.message),
         (None, _) if planned.placement.waiting.is_empty() => {
-            let decision = status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
+            let decision =
+                status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
             set(Type::Placed, true, Reason::PlanFound, decision);
         }
         (None, _) => {
@@ -62,13 +71,20 @@ pub fn status(resources: &Resources<Applied>, missing: &BTreeMap<String, String>
     match (wanted, current.is_empty(), lacking.is_empty()) {
         (0, _, _) => set(Type::CopiesReady, true, Reason::Stopped, "scaled to zero"),
         (_, true, _) => set(Type::CopiesReady, false, Reason::WaitingForCopies, "no nodes are chosen yet"),
-        (_, false, true) => set(Type::CopiesReady, true, Reason::Verified, "every chosen node holds the files"),
+        (_, false, true) => {
+            set(Type::CopiesReady, true, Reason::Verified, "every chosen node holds the files")
+        }
         (_, false, false) => set(Type::CopiesReady, false, Reason::WaitingForCopies, &lacking.join("; ")),
     }
     if answering.is_empty() {
         set(Type::Available, false, verdict.reason, &verdict.message);
     } else {
-        set(Type::Available, true, Reason::Serving, &format!("{} of {wanted} replicas answer", answering.len()));
+        set(
+            Type::Available,
+            true,
+            Reason::Serving,
+            &format!("{} of {wanted} replicas answer", answering.len()),
+        );
     }
     // A settled deployment whose former groups still leave is settled all the same.
     let progressing = !verdict.ready && !verdict.stalled;
@@ -91,7 +107,12 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
         return Verdict { ready: stopped, stalled: false, reason, message };
     }
     if let Some(obstacle) = &planned.obstacle {
-        return Verdict { ready: false, stalled: obstacle.stalled, reason: obstacle.reason, message: obstacle.message.clone() };
+        return Verdict {
+            ready: false,
+            stalled: obstacle.stalled,
+            reason: obstacle.reason,
+            message: obstacle.message.clone(),
+        };
     }
     if !planned.placement.waiting.is_empty() {
         let (reason, stalled) = waiting(&planned.notes);
@@ -100,7 +121,8 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
     if let Some(group) = current.iter().find(|group| !answers(group)) {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         let ready = get(conditions, Type::Ready);
-        let reason = ready.and_then(|it| serde_json::from_value(serde_json::Value::String(it.reason.clone())).ok());
+        let reason =
+            ready.and_then(|it| serde_json::from_value(serde_json::Value::String(it.reason.clone())).ok());
         let message = ready.map_or("its Shards are created", |ready| ready.message.as_str());
         return Verdict {
             ready: false,
@@ -109,7 +131,12 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
             message: format!("ShardGroup {}: {message}", group.name_any()),
         };
     }
-    Verdict { ready: true, stalled: false, reason: Reason::Serving, message: format!("{} replicas answer", current.len()) }
+    Verdict {
+        ready: true,
+        stalled: false,
+        reason: Reason::Serving,
+        message: format!("{} replicas answer", current.len()),
+    }
 }
 
 /// The reason a replica waits, and whether only a person can help.
@@ -175,7 +202,12 @@ fn placement(
     let mut texts: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();
     let reason = texts.pop().unwrap_or_default();
     texts.truncate(5);
-    Some(PlacementReport { decision: "not placed".to_owned(), reason, plan_hash: String::new(), candidates: texts })
+    Some(PlacementReport {
+        decision: "not placed".to_owned(),
+        reason,
+        plan_hash: String::new(),
+        candidates: texts,
+    })
 }
 
 fn describe(group: &ShardGroup) -> String {

@@ -16,15 +16,22 @@ use crate::context::{Context, EpochHistory};
 use crate::ssa;
 
 /// Writes everything that was planned.
-pub async fn apply(context: &Context, observed: &Observed, planned: &Planned, now: Timestamp) -> Result<(), Error> {
+pub async fn apply(
+    context: &Context,
+    observed: &Observed,
+    planned: &Planned,
+    now: Timestamp,
+) -> Result<(), Error> {
     let group = &observed.group;
     let name = group.name_any();
     if let Some(loss) = &planned.bump {
         let next = group_object(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
         let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
-        ssa::apply(&api, &next)
-            .await
-            .map_err(|source| Error::Epoch { group: name.clone(), epoch: planned.epoch, source })?;
+        ssa::apply(&api, &next).await.map_err(|source| Error::Epoch {
+            group: name.clone(),
+            epoch: planned.epoch,
+            source,
+        })?;
         remember(context, group, planned.epoch, Some(now));
         context.metrics.restarts.with_label_values(&[&format!("{:?}", loss.reason)]).inc();
         tracing::warn!(group = name, epoch = planned.epoch, why = loss.message, "the group is formed anew");
@@ -57,7 +64,8 @@ pub async fn apply(context: &Context, observed: &Observed, planned: &Planned, no
 fn remember(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Timestamp>) {
     let mut epochs = context.epochs.lock();
     // Groups that are gone are forgotten with their last epoch's window.
-    let alive: std::collections::BTreeSet<String> = context.stores.groups.state().iter().filter_map(|it| it.uid()).collect();
+    let alive: std::collections::BTreeSet<String> =
+        context.stores.groups.state().iter().filter_map(|it| it.uid()).collect();
     epochs.retain(|uid, _| alive.contains(uid));
     let history = epochs
         .entry(group.uid().unwrap_or_default())

@@ -75,9 +75,14 @@ impl RankState<'_> {
 pub fn ranks(observed: &Observed, epoch: i64) -> Vec<RankState<'_>> {
     let members = &observed.group.spec.plan.members;
     let state = |rank: u32| {
-        let shard = observed.shards.get(&rank).map(AsRef::as_ref).filter(|it: &&Shard| it.metadata.deletion_timestamp.is_none());
+        let shard = observed
+            .shards
+            .get(&rank)
+            .map(AsRef::as_ref)
+            .filter(|it: &&Shard| it.metadata.deletion_timestamp.is_none());
         let at_epoch = shard.filter(|shard| shard.spec.epoch == epoch);
-        let status = at_epoch.and_then(|shard| shard.status.as_ref()).filter(|it| it.observed_epoch == Some(epoch));
+        let status =
+            at_epoch.and_then(|shard| shard.status.as_ref()).filter(|it| it.observed_epoch == Some(epoch));
         RankState { shard, status }
     };
     members.iter().map(|member| state(member.rank)).collect()
@@ -104,7 +109,8 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
     };
     let mut shards = Vec::new();
     for rank in 0..states.len() as u32 {
-        let leaving = observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());
+        let leaving =
+            observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());
         let name = russet_crds::names::shard(&group.name_any(), rank);
         // The name is taken until the former Shard is gone; its end wakes this group again.
         if leaving || observed.strangers.iter().any(|shard| shard.name_any() == name) {
@@ -117,7 +123,14 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
     }
     let going = observed.strangers.iter().filter(|shard| shard.metadata.deletion_timestamp.is_none());
     let status = status::status(observed, &states, loss.as_ref(), pause, epoch, now);
-    Planned { epoch, bump, shards, delete: going.map(|shard| shard.name_any()).collect(), status, again: pause }
+    Planned {
+        epoch,
+        bump,
+        shards,
+        delete: going.map(|shard| shard.name_any()).collect(),
+        status,
+        again: pause,
+    }
 }
 
 /// The first reason for which this epoch is over.
@@ -127,8 +140,12 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
         let node = state.shard.map(|shard| shard.spec.node_name.as_str()).unwrap_or_default();
         if let Some(failure) = &status.failure {
             let reason = get(&status.conditions, Type::Serving)
-                .and_then(|condition| serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok())
-                .filter(|reason| matches!(reason, Reason::EngineExited | Reason::EngineNotStarted | Reason::PeerLost))
+                .and_then(|condition| {
+                    serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok()
+                })
+                .filter(|reason| {
+                    matches!(reason, Reason::EngineExited | Reason::EngineNotStarted | Reason::PeerLost)
+                })
                 .unwrap_or(Reason::EngineFailed);
             return Some(Loss { reason, message: format!("rank {rank} on {node}: {failure}") });
         }
@@ -136,13 +153,19 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
         if let (Some(peers), Some(now)) = (peers, &status.rendezvous)
             && peers.get(rank).is_some_and(|peer| peer.rpc != now.rpc || peer.ring != now.ring)
         {
-            return Some(Loss { reason: Reason::PeerLost, message: format!("rank {rank} on {node} moved to {}", now.rpc) });
+            return Some(Loss {
+                reason: Reason::PeerLost,
+                message: format!("rank {rank} on {node} moved to {}", now.rpc),
+            });
         }
     }
     if peers.is_some()
         && let Some(rank) = states.iter().position(|state| state.shard.is_none())
     {
-        return Some(Loss { reason: Reason::PeerLost, message: format!("the Shard of rank {rank} was deleted") });
+        return Some(Loss {
+            reason: Reason::PeerLost,
+            message: format!("the Shard of rank {rank} was deleted"),
+        });
     }
     None
 }

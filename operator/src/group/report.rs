@@ -19,19 +19,26 @@ pub async fn report(context: &Context, observed: &Observed, planned: &Planned) -
     }
     let name = group.name_any();
     let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
-    ssa::apply_status(&api, &name, after).await.map_err(|source| Error::Report { group: name.clone(), source })?;
+    ssa::apply_status(&api, &name, after)
+        .await
+        .map_err(|source| Error::Report { group: name.clone(), source })?;
 
     let ready = get(&after.conditions, Type::Ready);
     let was = before.and_then(|status| get(&status.conditions, Type::Ready));
-    let Some(ready) = ready.filter(|ready| was.is_none_or(|was| was.reason != ready.reason)) else { return Ok(()) };
+    let Some(ready) = ready.filter(|ready| was.is_none_or(|was| was.reason != ready.reason)) else {
+        return Ok(());
+    };
     if ready.status == "True" {
         let mut epochs = context.epochs.lock();
-        let forming = epochs.get_mut(&group.uid().unwrap_or_default()).and_then(|history| history.forming.take());
+        let forming =
+            epochs.get_mut(&group.uid().unwrap_or_default()).and_then(|history| history.forming.take());
         if let Some((_, since)) = forming.filter(|(epoch, _)| *epoch == planned.epoch) {
             context.metrics.formation.observe(since.elapsed().as_secs_f64());
         }
     }
-    for (reason, good) in [(Reason::Serving, true), (Reason::MemoryRefused, false), (Reason::TooManyRestarts, false)] {
+    for (reason, good) in
+        [(Reason::Serving, true), (Reason::MemoryRefused, false), (Reason::TooManyRestarts, false)]
+    {
         if ready.reason == format!("{reason:?}") {
             context.record(group.as_ref(), good, reason, "Form", &ready.message).await;
         }

@@ -35,7 +35,12 @@ pub fn status(
     let stage = match (loss, pause) {
         (Some(loss), Some(pause)) => failed(
             Reason::TooManyRestarts,
-            format!("{}; formed anew {} times lately, tried again in {} s", loss.message, status.restarts, pause.as_secs()),
+            format!(
+                "{}; formed anew {} times lately, tried again in {} s",
+                loss.message,
+                status.restarts,
+                pause.as_secs()
+            ),
         ),
         (Some(loss), None) => failed(loss.reason, format!("{}; forming anew at epoch {epoch}", loss.message)),
         (None, _) => stage(observed, states),
@@ -75,7 +80,13 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
         return at(Reason::LeaseExpired, format!("node {} is lost", names(&observed.lost)));
     }
     if states.iter().all(|state| state.is(Type::Serving)) {
-        return Stage { reserved, formed, ready: true, reason: Reason::Serving, message: "every rank serves".to_owned() };
+        return Stage {
+            reserved,
+            formed,
+            ready: true,
+            reason: Reason::Serving,
+            message: "every rank serves".to_owned(),
+        };
     }
     for (rank, state) in states.iter().enumerate() {
         let claimed = state.status.and_then(|status| get(&status.conditions, Type::Claimed));
@@ -96,7 +107,11 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
             .zip(states)
             .filter(|(_, state)| !state.is(Type::Claimed))
             .map(|(member, _)| {
-                let silent = if observed.unreachable.contains(&member.node_name) { ", which is unreachable" } else { "" };
+                let silent = if observed.unreachable.contains(&member.node_name) {
+                    ", which is unreachable"
+                } else {
+                    ""
+                };
                 format!("rank {} on {}{silent}", member.rank, member.node_name)
             })
             .collect();
@@ -113,7 +128,12 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
         .filter(|(_, state)| !state.is(Type::Loaded))
         .map(|(rank, state)| match state.status {
             Some(status) if status.total_bytes > 0 => {
-                format!("rank {rank} on {}: {} of {}", node(state), show(status.loaded_bytes), show(status.total_bytes))
+                format!(
+                    "rank {rank} on {}: {} of {}",
+                    node(state),
+                    show(status.loaded_bytes),
+                    show(status.total_bytes)
+                )
             }
             _ => format!("rank {rank} on {}: starts", node(state)),
         })

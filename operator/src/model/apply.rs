@@ -46,5 +46,7 @@ pub async fn report(context: &Context, model: &Model, decision: &Decision) -> Re
     }
     let name = model.name_any();
     let api: Api<Model> = ssa::beside(&context.client, model);
-    ssa::apply_status(&api, &name, &decision.status).await.map_err(|source| Error::Report { model: name, source })
+    ssa::apply_status(&api, &name, &decision.status)
+        .await
+        .map_err(|source| Error::Report { model: name, source })
 }

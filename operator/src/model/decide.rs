@@ -42,11 +42,18 @@ pub struct Decision {
 }
 
 /// Judges a Model. `users` are the ShardGroups that run it.
-pub fn decide(model: &Model, copies: &[Arc<ModelCopy>], nodes: &[Reader], users: &[String], now: Timestamp) -> Decision {
+pub fn decide(
+    model: &Model,
+    copies: &[Arc<ModelCopy>],
+    nodes: &[Reader],
+    users: &[String],
+    now: Timestamp,
+) -> Decision {
     let before = model.status.clone().unwrap_or_default();
     let mut decision = Decision { status: before.clone(), ..Decision::default() };
     decision.status.observed_generation = model.metadata.generation;
-    let ready_copies = copies.iter().filter(|copy| copy.spec.want == Want::Files && has(copy, Type::Ready)).count();
+    let ready_copies =
+        copies.iter().filter(|copy| copy.spec.want == Want::Files && has(copy, Type::Ready)).count();
     decision.status.copies = u32::try_from(ready_copies).unwrap_or(u32::MAX);
     if model.metadata.deletion_timestamp.is_some() {
         leave(model, copies, users, now, &mut decision);
@@ -60,7 +67,8 @@ pub fn decide(model: &Model, copies: &[Arc<ModelCopy>], nodes: &[Reader], users:
     if before.shape.is_none() {
         let mut resolved: Vec<_> = copies.iter().filter(|copy| has(copy, Type::Resolved)).collect();
         resolved.sort_by_key(|copy| copy.name_any());
-        let found = resolved.iter().find_map(|copy| copy.status.as_ref().filter(|status| status.shape.is_some()));
+        let found =
+            resolved.iter().find_map(|copy| copy.status.as_ref().filter(|status| status.shape.is_some()));
         match found {
             Some(copy) => {
                 decision.status.commit.clone_from(&copy.commit);
@@ -105,11 +113,15 @@ fn describe(model: &Model, now: Timestamp, status: &mut ModelStatus) {
 }
 
 /// Nobody has read the headers yet: wait for who was asked, or ask the next.
-fn search(model: &Model, copies: &[Arc<ModelCopy>], nodes: &[Reader], now: Timestamp, decision: &mut Decision) {
-    let refusals: Vec<(&str, &Condition)> = copies
-        .iter()
-        .filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?)))
-        .collect();
+fn search(
+    model: &Model,
+    copies: &[Arc<ModelCopy>],
+    nodes: &[Reader],
+    now: Timestamp,
+    decision: &mut Decision,
+) {
+    let refusals: Vec<(&str, &Condition)> =
+        copies.iter().filter_map(|copy| Some((copy.spec.node_name.as_str(), refusal(copy)?))).collect();
     let asked = |node: &Reader| copies.iter().any(|copy| copy.spec.node_name == node.name);
     let refused = |node: &str| refusals.iter().any(|(name, _)| *name == node);
     let busy = nodes.iter().find(|node| node.reachable && asked(node) && !refused(&node.name));
@@ -119,23 +131,32 @@ fn search(model: &Model, copies: &[Arc<ModelCopy>], nodes: &[Reader], now: Times
         let next = nodes.iter().filter(free).find(|node| node.open).or_else(|| nodes.iter().find(free));
         decision.read_on = next.map(|node| node.name.clone());
     }
-    let told: Vec<String> = refusals.iter().map(|(node, condition)| format!("node {node}: {}", condition.message)).collect();
+    let told: Vec<String> =
+        refusals.iter().map(|(node, condition)| format!("node {node}: {}", condition.message)).collect();
     let told = told.join("; ");
     let with = |text: String| if told.is_empty() { text } else { format!("{text}; {told}") };
     let (stalled, reason, message) = match (busy, &decision.read_on, refusals.first()) {
-        (Some(node), _, _) => (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name))),
-        (None, Some(node), _) => (false, Reason::WaitingForAgent, with(format!("node {node} is asked to read the headers"))),
+        (Some(node), _, _) => {
+            (false, Reason::WaitingForAgent, with(format!("node {} reads the headers", node.name)))
+        }
+        (None, Some(node), _) => {
+            (false, Reason::WaitingForAgent, with(format!("node {node} is asked to read the headers")))
+        }
         (None, None, Some((_, condition))) => (true, reason_of(condition), told.clone()),
         (None, None, None) => (
             false,
             Reason::NoNodes,
-            "no reachable node could read the headers; start an agent, or join a machine with `russet join`".to_owned(),
+            "no reachable node could read the headers; start an agent, or join a machine with `russet join`"
+                .to_owned(),
         ),
     };
     let generation = model.metadata.generation;
-    for (kind, value) in
-        [(Type::Resolved, false), (Type::Ready, false), (Type::Reconciling, !stalled), (Type::Stalled, stalled)]
-    {
+    for (kind, value) in [
+        (Type::Resolved, false),
+        (Type::Ready, false),
+        (Type::Reconciling, !stalled),
+        (Type::Stalled, stalled),
+    ] {
         conditions::set(&mut decision.status.conditions, kind, value, reason, &message, generation, now);
     }
 }
@@ -151,17 +172,28 @@ fn refusal(copy: &ModelCopy) -> Option<&Condition> {
         Reason::CorruptModel,
         Reason::InvalidSpec,
     ];
-    (condition.status == "False" && final_.iter().any(|reason| condition.reason == format!("{reason:?}"))).then_some(condition)
+    (condition.status == "False" && final_.iter().any(|reason| condition.reason == format!("{reason:?}")))
+        .then_some(condition)
 }
 
 fn reason_of(condition: &Condition) -> Reason {
-    serde_json::from_value(serde_json::Value::String(condition.reason.clone())).unwrap_or(Reason::SourceUnreachable)
+    serde_json::from_value(serde_json::Value::String(condition.reason.clone()))
+        .unwrap_or(Reason::SourceUnreachable)
 }
 
-fn leave(model: &Model, copies: &[Arc<ModelCopy>], users: &[String], now: Timestamp, decision: &mut Decision) {
+fn leave(
+    model: &Model,
+    copies: &[Arc<ModelCopy>],
+    users: &[String],
+    now: Timestamp,
+    decision: &mut Decision,
+) {
     let generation = model.metadata.generation;
     let message = if !users.is_empty() {
-        format!("deleted once ShardGroup {} is gone; delete or scale down its ModelDeployment", users.join(", "))
+        format!(
+            "deleted once ShardGroup {} is gone; delete or scale down its ModelDeployment",
+            users.join(", ")
+        )
     } else if !copies.is_empty() {
         format!("removes {} copies", copies.len())
     } else {
@@ -176,7 +208,15 @@ fn leave(model: &Model, copies: &[Arc<ModelCopy>], users: &[String], now: Timest
         }
     }
     for (kind, value) in [(Type::Ready, false), (Type::Reconciling, true)] {
-        conditions::set(&mut decision.status.conditions, kind, value, Reason::InProgress, &message, generation, now);
+        conditions::set(
+            &mut decision.status.conditions,
+            kind,
+            value,
+            Reason::InProgress,
+            &message,
+            generation,
+            now,
+        );
     }
 }
 
@@ -203,7 +243,11 @@ mod tests {
     }
 
     fn readers(names: &[(&str, bool, bool)]) -> Vec<Reader> {
-        let reader = |(name, reachable, open): &(&str, bool, bool)| Reader { name: (*name).to_owned(), reachable: *reachable, open: *open };
+        let reader = |(name, reachable, open): &(&str, bool, bool)| Reader {
+            name: (*name).to_owned(),
+            reachable: *reachable,
+            open: *open,
+        };
         names.iter().map(reader).collect()
     }
 
@@ -233,11 +277,32 @@ mod tests {
             ("nobody there", vec![], vec![], None, false, "NoNodes"),
             ("nobody reachable", vec![], readers(&[("a", false, false)]), None, false, "NoNodes"),
             ("the first", vec![], both.clone(), Some("a"), false, "WaitingForAgent"),
-            ("an open one before a cordoned one", vec![], readers(&[("a", true, false), ("b", true, true)]), Some("b"), false, "WaitingForAgent"),
+            (
+                "an open one before a cordoned one",
+                vec![],
+                readers(&[("a", true, false), ("b", true, true)]),
+                Some("b"),
+                false,
+                "WaitingForAgent",
+            ),
             ("one is at it", vec![copy("a", None, "")], both.clone(), None, false, "WaitingForAgent"),
             ("one refused", vec![copy("a", refused, "")], both.clone(), Some("b"), false, "WaitingForAgent"),
-            ("one went away", vec![copy("a", None, "")], readers(&[("a", false, false), ("b", true, true)]), Some("b"), false, "WaitingForAgent"),
-            ("all refused", vec![copy("a", refused, ""), copy("b", refused, "")], both.clone(), None, true, "SourceNotAllowed"),
+            (
+                "one went away",
+                vec![copy("a", None, "")],
+                readers(&[("a", false, false), ("b", true, true)]),
+                Some("b"),
+                false,
+                "WaitingForAgent",
+            ),
+            (
+                "all refused",
+                vec![copy("a", refused, ""), copy("b", refused, "")],
+                both.clone(),
+                None,
+                true,
+                "SourceNotAllowed",
+            ),
         ] {
             let decision = decide(&model(), &copies, &nodes, &[], NOW);
             assert_eq!(decision.read_on.as_deref(), read_on, "{story}");
@@ -249,7 +314,9 @@ mod tests {
 
     #[test]
     fn a_resolved_model_shows_its_size_and_whether_the_engine_knows_it() {
-        for (architecture, ready, reason) in [("llama", true, "Settled"), ("mamba", false, "UnsupportedArchitecture")] {
+        for (architecture, ready, reason) in
+            [("llama", true, "Settled"), ("mamba", false, "UnsupportedArchitecture")]
+        {
             let copies = [copy("a", Some((true, Reason::HeadersRead, "")), architecture)];
             let decision = decide(&model(), &copies, &readers(&[("a", true, true)]), &[], NOW);
             assert_eq!(decision.status.size.as_deref(), Some("2Gi"));
@@ -273,9 +340,17 @@ mod tests {
         let copies = [copy("a", None, "")];
         let waits = decide(&gone, &copies, &[], &["chat-0-1".to_owned()], NOW);
         assert!(waits.delete.is_empty() && waits.finalizers.is_none());
-        assert!(conditions::get(&waits.status.conditions, Type::Ready).unwrap().message.contains("ShardGroup chat-0-1"));
+        assert!(
+            conditions::get(&waits.status.conditions, Type::Ready)
+                .unwrap()
+                .message
+                .contains("ShardGroup chat-0-1")
+        );
         let removes = decide(&gone, &copies, &[], &[], NOW);
-        assert_eq!((removes.delete.as_slice(), removes.finalizers.clone()), (&["ns.m.a".to_owned()][..], None));
+        assert_eq!(
+            (removes.delete.as_slice(), removes.finalizers.clone()),
+            (&["ns.m.a".to_owned()][..], None)
+        );
         assert_eq!(decide(&gone, &[], &[], &[], NOW).finalizers, Some(vec![]));
     }
 }

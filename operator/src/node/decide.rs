@@ -49,13 +49,16 @@ pub struct Decision {
 /// Judges a node.
 pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     let status = node.status.clone().unwrap_or_default();
-    let before = conditions::get(&status.conditions, Type::Reachable).map(|condition| condition.status == "True");
+    let before =
+        conditions::get(&status.conditions, Type::Reachable).map(|condition| condition.status == "True");
     let (reachable, message) = reachable(seen, before, now);
     let generation = node.metadata.generation;
     let mut conditions: Vec<Condition> = status
         .conditions
         .iter()
-        .filter(|condition| ["Reachable", "Ready", "Reconciling", "Stalled"].contains(&condition.type_.as_str()))
+        .filter(|condition| {
+            ["Reachable", "Ready", "Reconciling", "Stalled"].contains(&condition.type_.as_str())
+        })
         .cloned()
         .collect();
     let reason = if reachable { Reason::LeaseRenewed } else { Reason::LeaseExpired };
@@ -64,14 +67,24 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     let (ready, reason, message) = if !reachable {
         (false, Reason::LeaseExpired, message)
     } else if let Some((holder, boot)) = impostor(seen, status.boot_id.as_deref()) {
-        (false, Reason::WaitingForAgent, format!("two machines act as this node (boots {holder} and {boot}); give one another --node-name"))
+        (
+            false,
+            Reason::WaitingForAgent,
+            format!(
+                "two machines act as this node (boots {holder} and {boot}); give one another --node-name"
+            ),
+        )
     } else if status.memory.is_none() {
         (false, Reason::WaitingForAgent, "the agent has not reported its memory yet".to_owned())
     } else {
         match node.spec.scheduling {
             Scheduling::Enabled => (true, Reason::Settled, "takes work".to_owned()),
-            Scheduling::Cordoned => (true, Reason::Unschedulable, "cordoned: what runs stays, nothing new comes".to_owned()),
-            Scheduling::Draining => (true, Reason::Unschedulable, "draining: what runs moves away".to_owned()),
+            Scheduling::Cordoned => {
+                (true, Reason::Unschedulable, "cordoned: what runs stays, nothing new comes".to_owned())
+            }
+            Scheduling::Draining => {
+                (true, Reason::Unschedulable, "draining: what runs moves away".to_owned())
+            }
         }
     };
     conditions::set(&mut conditions, Type::Ready, ready, reason, &message, generation, now);
@@ -99,7 +112,10 @@ fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String
     }
     if seen.age >= LEASE {
         let since = seen.renewed.map_or_else(String::new, |time| format!(" since {time:.0}"));
-        return (false, format!("the agent has not renewed its Lease{since}; start the agent or its network"));
+        return (
+            false,
+            format!("the agent has not renewed its Lease{since}; start the agent or its network"),
+        );
     }
     // Seen for the first time: the clocks of two machines may differ, so the time it names can show
     // that it is fresh, but not that it is stale; then what was known before holds.
@@ -118,8 +134,14 @@ fn impostor<'a>(seen: &'a Seen, boot: Option<&'a str>) -> Option<(&'a str, &'a s
 
 /// A text as a label value: letters, digits, `-`, `_` and `.`, at most 63 of them.
 fn label(text: &str) -> Option<String> {
-    let kept: String =
-        text.chars().map(|letter| if letter.is_ascii_alphanumeric() || letter == '.' || letter == '_' { letter } else { '-' }).collect();
+    let kept: String = text
+        .chars()
+        .map(
+            |letter| {
+                if letter.is_ascii_alphanumeric() || letter == '.' || letter == '_' { letter } else { '-' }
+            },
+        )
+        .collect();
     let mut words: Vec<&str> = kept.split('-').filter(|word| !word.is_empty()).collect();
     loop {
         let value = words.join("-");
@@ -147,11 +169,12 @@ pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
         Scheduling::Cordoned => Availability::Cordoned,
         Scheduling::Draining => Availability::Draining,
         Scheduling::Enabled if node.metadata.deletion_timestamp.is_some() => Availability::Draining,
-        Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => Availability::Unmeasured,
+        Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => {
+            Availability::Unmeasured
+        }
         Scheduling::Enabled => Availability::Open,
     }
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -191,7 +214,12 @@ mod tests {
             ("no Lease", Seen::default(), None, false),
             ("no Lease any more", Seen::default(), Some(true), false),
             ("changed a moment ago", seen(1, true, 100), None, true),
-            ("changed a moment ago, though its clock is an hour off", seen(1, true, -3500), Some(false), true),
+            (
+                "changed a moment ago, though its clock is an hour off",
+                seen(1, true, -3500),
+                Some(false),
+                true,
+            ),
             ("silent for 20 s", seen(20, true, 80), Some(true), false),
             ("silent for 20 s since the operator started", seen(20, false, 80), Some(true), false),
             ("first sight, fresh by its own clock", seen(0, false, 99), None, true),
@@ -201,7 +229,15 @@ mod tests {
         ] {
             let mut node = measured("a");
             if let (Some(before), Some(status)) = (before, node.status.as_mut()) {
-                conditions::set(&mut status.conditions, Type::Reachable, before, Reason::LeaseRenewed, "", None, at(0));
+                conditions::set(
+                    &mut status.conditions,
+                    Type::Reachable,
+                    before,
+                    Reason::LeaseRenewed,
+                    "",
+                    None,
+                    at(0),
+                );
             }
             let decision = decide(&node, &seen, at(100));
             assert_eq!(conditions::is_true(&decision.conditions, Type::Reachable), want, "{story}");
@@ -213,17 +249,23 @@ mod tests {
     #[test]
     fn labels_come_from_what_was_measured() {
         let decision = decide(&measured("a"), &Seen::default(), at(0));
-        let labels: Vec<String> = decision.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let labels: Vec<String> =
+            decision.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(labels, ["russet.dev/chip=Apple-M3-Ultra-32-core", "russet.dev/memory=512Gi"]);
         assert!(label(&"word ".repeat(40)).unwrap().len() <= 63 && label("()").is_none());
     }
 
     #[test]
     fn two_machines_with_one_name_are_told_apart_by_their_boots() {
-        let seen = Seen { exists: true, renewed: Some(at(0)), holder: Some("boot-2".to_owned()), ..Seen::default() };
+        let seen =
+            Seen { exists: true, renewed: Some(at(0)), holder: Some("boot-2".to_owned()), ..Seen::default() };
         let decision = decide(&measured("a"), &seen, at(0));
         let ready = conditions::get(&decision.conditions, Type::Ready).unwrap();
-        assert!(ready.status == "False" && ready.message.contains("boots boot-2 and boot-1"), "{}", ready.message);
+        assert!(
+            ready.status == "False" && ready.message.contains("boots boot-2 and boot-1"),
+            "{}",
+            ready.message
+        );
     }
 
     #[test]

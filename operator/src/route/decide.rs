@@ -7,9 +7,14 @@ use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{ModelDeployment, ModelRoute, ModelRouteStatus};
 
 /// Where a route stands; each target with its deployment, when there is one.
-pub fn status(route: &ModelRoute, targets: &[(&str, Option<Arc<ModelDeployment>>)], now: Timestamp) -> ModelRouteStatus {
+pub fn status(
+    route: &ModelRoute,
+    targets: &[(&str, Option<Arc<ModelDeployment>>)],
+    now: Timestamp,
+) -> ModelRouteStatus {
     let generation = route.metadata.generation;
-    let missing: Vec<&str> = targets.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
+    let missing: Vec<&str> =
+        targets.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
     let answers: Vec<&str> = targets
         .iter()
         .filter(|(_, found)| {

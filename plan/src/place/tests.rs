@@ -129,7 +129,10 @@ fn ranks_of_one_group_have_equal_engines_and_a_ring() {
     assert_eq!(shown(&checked(&view, &want).0), "c4 d4");
     view.nodes.get_mut("c").unwrap().engine_build = None;
     let (placement, notes) = checked(&view, &want);
-    assert!(placement.create.is_empty() && notes.contains("node b: its engine does not offer the ring"), "{notes}");
+    assert!(
+        placement.create.is_empty() && notes.contains("node b: its engine does not offer the ring"),
+        "{notes}"
+    );
 }
 
 #[test]
@@ -318,11 +321,16 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
         for turn in 0..6 {
             let name = ["chat", "code"][seeded.below(2) as usize];
             let spec = random_spec(&mut seeded, &now);
-            let want = validate(&now, "ns", name, &spec).unwrap_or_else(|notes| panic!("seed {seed}: {notes:?}"));
+            let want =
+                validate(&now, "ns", name, &spec).unwrap_or_else(|notes| panic!("seed {seed}: {notes:?}"));
             let mut settled = false;
             for step in 0..12 {
                 let (placement, notes) = place(&now, &want);
-                assert_eq!(check(&now, &want, &placement), vec![], "seed {seed} turn {turn}: {placement:#?} {notes:#?}");
+                assert_eq!(
+                    check(&now, &want, &placement),
+                    vec![],
+                    "seed {seed} turn {turn}: {placement:#?} {notes:#?}"
+                );
                 assert_eq!(place(&now, &want).0, placement, "seed {seed}: the same question, another answer");
                 created += placement.create.len();
                 refused += usize::from(!placement.waiting.is_empty());
@@ -340,7 +348,9 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
             if !now.nodes.is_empty() {
                 let pick = seeded.below(now.nodes.len() as u64) as usize;
                 let other = random_view(&mut seeded);
-                if let (Some(node), Some(new)) = (now.nodes.values_mut().nth(pick), other.nodes.values().next()) {
+                if let (Some(node), Some(new)) =
+                    (now.nodes.values_mut().nth(pick), other.nodes.values().next())
+                {
                     node.availability = new.availability;
                     node.unreleased = new.unreleased;
                 }
@@ -348,7 +358,10 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
         }
     }
     // The loop has seen all the ways through: a table of what it really did.
-    assert!(created > 3000 && refused > 1000 && drained > 50 && moved > 300, "{created} {refused} {drained} {moved}");
+    assert!(
+        created > 3000 && refused > 1000 && drained > 50 && moved > 300,
+        "{created} {refused} {drained} {moved}"
+    );
 }
 
 #[test]
@@ -364,7 +377,12 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         view.nodes.values_mut().for_each(|node| node.engine_build = None);
         let spec = ModelDeploymentSpec { replicas: 1, ..random_spec(&mut seeded, &view) };
         let spec = ModelDeploymentSpec {
-            sharding: Sharding { mode: ShardingMode::Auto, ranks: None, layers_per_rank: None, ..spec.sharding },
+            sharding: Sharding {
+                mode: ShardingMode::Auto,
+                ranks: None,
+                layers_per_rank: None,
+                ..spec.sharding
+            },
             ..spec
         };
         let want = want(&view, &spec);

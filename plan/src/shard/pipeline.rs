@@ -121,7 +121,12 @@ fn best_order(fit: &Fit<'_>, seats: &[Seat<'_>]) -> Option<Candidate> {
     for (rank, (seat, &count)) in order.iter().zip(&layers).enumerate() {
         let start = end - count;
         let need = fit.need(start..end, rank + 1 == size, rank == 0);
-        ranks.push(Rank { node: seat.node.to_owned(), layers: count, need, left: seat.free.checked_sub(need.total())? });
+        ranks.push(Rank {
+            node: seat.node.to_owned(),
+            layers: count,
+            need,
+            left: seat.free.checked_sub(need.total())?,
+        });
         end = start;
     }
     Some(Candidate { ranks, siblings: order.iter().map(|seat| seat.siblings).sum() })
@@ -138,7 +143,10 @@ fn orders<'s, 'a>(seats: &'s [Seat<'a>]) -> Vec<Vec<&'s Seat<'a>>> {
         let mut sorted = named.clone();
         sorted.sort_by_key(|seat| (Reverse(seat.free), seat.node));
         let ends: Vec<(usize, usize)> = if size <= ALL_ENDS {
-            (0..size).flat_map(|first| (0..size).map(move |last| (first, last))).filter(|(a, b)| a != b).collect()
+            (0..size)
+                .flat_map(|first| (0..size).map(move |last| (first, last)))
+                .filter(|(a, b)| a != b)
+                .collect()
         } else {
             // The two largest, either way round, carry head and embedding.
             vec![(0, 1), (1, 0)]
@@ -247,9 +255,12 @@ mod tests {
 
     fn show(result: Result<Candidate, Note>) -> String {
         match result {
-            Ok(candidate) => {
-                candidate.ranks.iter().map(|rank| format!("{}{}", rank.node, rank.layers)).collect::<Vec<_>>().join(" ")
-            }
+            Ok(candidate) => candidate
+                .ranks
+                .iter()
+                .map(|rank| format!("{}{}", rank.node, rank.layers))
+                .collect::<Vec<_>>()
+                .join(" "),
             Err(_) => "-".to_owned(),
         }
     }

@@ -27,6 +27,8 @@ pub fn candidates(fit: &Fit<'_>, seats: &[Seat<'_>]) -> (Vec<Candidate>, Vec<Not
             }),
         }
     }
-    found.sort_by(|a, b| (a.siblings, a.left(), &a.ranks[0].node).cmp(&(b.siblings, b.left(), &b.ranks[0].node)));
+    found.sort_by(|a, b| {
+        (a.siblings, a.left(), &a.ranks[0].node).cmp(&(b.siblings, b.left(), &b.ranks[0].node))
+    });
     (found, notes)
 }

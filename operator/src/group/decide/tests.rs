@@ -14,9 +14,19 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn observed(epoch: i64) -> Observed {
-    let member = |rank: u32, node: &str| GroupMember { rank, node_name: node.to_owned(), layers: 2, ..GroupMember::default() };
+    let member = |rank: u32, node: &str| GroupMember {
+        rank,
+        node_name: node.to_owned(),
+        layers: 2,
+        ..GroupMember::default()
+    };
     let plan = GroupPlan { members: vec![member(0, "a"), member(1, "b")], ..GroupPlan::default() };
-    let spec = ShardGroupSpec { deployment_ref: LocalReference::new("chat"), plan, epoch, ..ShardGroupSpec::default() };
+    let spec = ShardGroupSpec {
+        deployment_ref: LocalReference::new("chat"),
+        plan,
+        epoch,
+        ..ShardGroupSpec::default()
+    };
     let mut group = ShardGroup::new("g", spec);
     group.metadata.uid = Some("uid".to_owned());
     Observed {
@@ -90,17 +100,33 @@ fn a_group_forms_step_by_step() {
     for (story, observed, want) in [
         ("nothing there", observed(1), (1, vec![0, 1], false, "WaitingForAgent")),
         ("one claimed", both(1, &[], 1, [CLAIMED, &[]]), (1, vec![], false, "WaitingForAgent")),
-        ("both claimed, files missing", files(both(1, &[], 1, [CLAIMED, CLAIMED])), (1, vec![], false, "WaitingForCopies")),
+        (
+            "both claimed, files missing",
+            files(both(1, &[], 1, [CLAIMED, CLAIMED])),
+            (1, vec![], false, "WaitingForCopies"),
+        ),
         ("both claimed, files there", both(1, &[], 1, [CLAIMED, CLAIMED]), (1, vec![0, 1], true, "Loading")),
-        ("claims of an older epoch", both(2, &[], 1, [CLAIMED, CLAIMED]), (2, vec![], false, "WaitingForAgent")),
+        (
+            "claims of an older epoch",
+            both(2, &[], 1, [CLAIMED, CLAIMED]),
+            (2, vec![], false, "WaitingForAgent"),
+        ),
         ("peers told", both(1, &met, 1, [CLAIMED, LOADED]), (1, vec![], false, "Loading")),
         ("loaded", both(1, &met, 1, [LOADED, JOINED]), (1, vec![], false, "Joining")),
         ("joined", both(1, &met, 1, [JOINED, SERVING]), (1, vec![], false, "WaitingForRanks")),
         ("serving", both(1, &met, 1, [SERVING, SERVING]), (1, vec![], false, "Serving")),
-        ("files removed while serving", files(both(1, &met, 1, [SERVING, SERVING])), (1, vec![], false, "Serving")),
+        (
+            "files removed while serving",
+            files(both(1, &met, 1, [SERVING, SERVING])),
+            (1, vec![], false, "Serving"),
+        ),
     ] {
         let (epoch, written, with_peers, reason) = want;
-        assert_eq!(outcome(&decide(&observed, at(0))), (epoch, written, with_peers, reason.to_owned()), "{story}");
+        assert_eq!(
+            outcome(&decide(&observed, at(0))),
+            (epoch, written, with_peers, reason.to_owned()),
+            "{story}"
+        );
     }
 }
 
@@ -123,7 +149,15 @@ fn any_loss_begins_a_new_epoch_without_peers() {
             let status = shard.status.as_mut().unwrap();
             status.failure = Some("killed by signal 9".to_owned());
             status.observed_epoch = Some(seen);
-            conditions::set(&mut status.conditions, Type::Serving, false, Reason::EngineExited, "", None, at(0));
+            conditions::set(
+                &mut status.conditions,
+                Type::Serving,
+                false,
+                Reason::EngineExited,
+                "",
+                None,
+                at(0),
+            );
         });
         observed
     };
@@ -152,11 +186,17 @@ fn any_loss_begins_a_new_epoch_without_peers() {
         ("a rank moves", moved(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is gone", deleted(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is leaving", leaving(), 5, vec![0], "PeerLost"),
-        ("a Shard is gone before peers were told", {
-            let mut observed = both(4, &[], 4, [CLAIMED, CLAIMED]);
-            observed.shards.remove(&1);
-            observed
-        }, 4, vec![1], "WaitingForAgent"),
+        (
+            "a Shard is gone before peers were told",
+            {
+                let mut observed = both(4, &[], 4, [CLAIMED, CLAIMED]);
+                observed.shards.remove(&1);
+                observed
+            },
+            4,
+            vec![1],
+            "WaitingForAgent",
+        ),
     ] {
         let planned = decide(&observed, at(0));
         assert_eq!(outcome(&planned), (epoch, written, false, reason.to_owned()), "{story}");
@@ -193,18 +233,33 @@ fn a_refusal_shows_the_agents_numbers() {
     let mut observed = both(1, &[], 1, [CLAIMED, &[]]);
     edit(&mut observed, 1, |shard| {
         let conditions = &mut shard.status.as_mut().unwrap().conditions;
-        conditions::set(conditions, Type::Claimed, false, Reason::MemoryRefused, "9 GiB needed, 4 GiB free", None, at(0));
+        conditions::set(
+            conditions,
+            Type::Claimed,
+            false,
+            Reason::MemoryRefused,
+            "9 GiB needed, 4 GiB free",
+            None,
+            at(0),
+        );
     });
     let planned = decide(&observed, at(0));
     let ready = conditions::get(&planned.status.conditions, Type::Ready).unwrap();
-    assert_eq!((ready.reason.as_str(), ready.message.as_str()), ("MemoryRefused", "rank 1 on b: 9 GiB needed, 4 GiB free"));
+    assert_eq!(
+        (ready.reason.as_str(), ready.message.as_str()),
+        ("MemoryRefused", "rank 1 on b: 9 GiB needed, 4 GiB free")
+    );
 }
 
 #[test]
 fn a_lost_node_takes_the_endpoint_with_it() {
     let mut observed = both(1, &peers(100), 1, [SERVING, SERVING]);
     observed.unreachable.insert("b".to_owned());
-    assert_eq!(outcome(&decide(&observed, at(0))).3, "Serving", "an agent that cannot reach the API keeps its ranks");
+    assert_eq!(
+        outcome(&decide(&observed, at(0))).3,
+        "Serving",
+        "an agent that cannot reach the API keeps its ranks"
+    );
     observed.lost.insert("b".to_owned());
     let planned = decide(&observed, at(0));
     assert_eq!((outcome(&planned).3.as_str(), planned.status.endpoint), ("LeaseExpired", None));
@@ -223,7 +278,9 @@ fn restarts_are_quick_at_first_and_pause_after_twenty_in_ten_minutes() {
     ] {
         let begun: Vec<i64> = begun;
         let mut observed = both(9, &peers(100), 9, [SERVING, SERVING]);
-        edit(&mut observed, 1, |shard| shard.status.as_mut().unwrap().failure = Some("out of memory".to_owned()));
+        edit(&mut observed, 1, |shard| {
+            shard.status.as_mut().unwrap().failure = Some("out of memory".to_owned())
+        });
         observed.begun = begun.iter().map(|second| at(*second)).collect();
         let planned = decide(&observed, at(now));
         assert_eq!(planned.again.map(|again| again.as_secs()), pause, "{} restarts at {now}", begun.len());

@@ -1,0 +1,140 @@
+//! A server, an operator and played agents, started together and stopped together.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Config, Resource};
+use russet_apiserver::Running;
+use russet_crds::{
+    InferenceNode, LocalReference, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec,
+    Sharding,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::agent::Agent;
+
+pub const GIB: u64 = 1 << 30;
+
+pub struct Cluster {
+    pub admin: Client,
+    server: Running,
+    agents: Vec<Agent>,
+    registry: prometheus::Registry,
+    stop: oneshot::Sender<()>,
+    operator: JoinHandle<Result<(), russet_operator::Error>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub async fn start(nodes: &[(&str, u64)]) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
+        let dir = tempfile::tempdir().unwrap();
+        let config = russet_apiserver::Config::new(dir.path()).listen(([127, 0, 0, 1], 0).into());
+        let server = russet_apiserver::start(config).await.unwrap();
+        let kubeconfig = Kubeconfig::read_from(server.kubeconfig()).unwrap();
+        let options = KubeConfigOptions::default();
+        let admin =
+            Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap()).unwrap();
+        russet_operator::install::apply(&admin).await.unwrap();
+
+        let user = client(&server, russet_rpc::tls::OPERATOR_USER, "russet:components").await;
+        let registry = prometheus::Registry::new();
+        let ready = Arc::new(AtomicBool::new(false));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let run = russet_operator::run(user, registry.clone(), ready.clone(), async {
+            let _ = stopped.await;
+        });
+        let operator = tokio::spawn(run);
+        until("the operator is ready", || async { ready.load(Ordering::Acquire).then_some(()) }).await;
+        let mut agents = Vec::new();
+        for (name, bytes) in nodes {
+            let user = client(&server, &russet_rpc::tls::node_user(name), russet_rpc::tls::NODES_GROUP).await;
+            agents.push(Agent::start(user, name, *bytes).await);
+        }
+        Self { admin, server, agents, registry, stop, operator, _dir: dir }
+    }
+
+    pub async fn client(&self, user: &str, group: &str) -> Client {
+        client(&self.server, user, group).await
+    }
+
+    pub fn agent(&self, name: &str) -> &Agent {
+        self.agents.iter().find(|agent| agent.name() == name).unwrap()
+    }
+
+    /// How often agents had to refuse, which a planner must never bring them to.
+    pub fn refusals(&self) -> usize {
+        self.agents.iter().map(Agent::refusals).sum()
+    }
+
+    pub async fn create<K>(&self, object: K)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + std::fmt::Debug,
+        K: serde::Serialize + serde::de::DeserializeOwned,
+    {
+        let api: Api<K> = Api::default_namespaced(self.admin.clone());
+        api.create(&Default::default(), &object).await.unwrap();
+    }
+
+    pub async fn granted(&self, node: &str) -> u64 {
+        let api: Api<InferenceNode> = Api::all(self.admin.clone());
+        api.get(node).await.unwrap().status.unwrap().memory.unwrap().granted_bytes
+    }
+
+    pub fn metrics(&self) -> String {
+        prometheus::TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap()
+    }
+
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        self.operator.await.unwrap().unwrap();
+        drop(self.agents);
+        self.server.shutdown().await;
+    }
+}
+
+async fn client(server: &Running, user: &str, group: &str) -> Client {
+    let (cert, key) = server.authority().issue_client(user, &[group], 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    russet_apiserver::pki::write_kubeconfig(&path, &server.url(), server.ca_pem(), &cert, &key).unwrap();
+    let kubeconfig = Kubeconfig::read_from(&path).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    Client::try_from(config).unwrap()
+}
+
+/// Waits until `look` sees something; a generous bound, because the machine may be busy.
+pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
+    for _ in 0..1200 {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not within a minute: {what}");
+}
+
+/// A Model whose headers a played agent reads out of its address.
+pub fn model(name: &str, architecture: &str, layers: u32, layer_bytes: u64) -> Model {
+    let uri = format!("file:///played/{architecture}/{layers}/{layer_bytes}");
+    Model::new(
+        name,
+        ModelSpec { source: ModelSource { uri, ..ModelSource::default() }, ..ModelSpec::default() },
+    )
+}
+
+pub fn deployment(name: &str, model: &str, sharding: Sharding) -> ModelDeployment {
+    ModelDeployment::new(
+        name,
+        ModelDeploymentSpec { model_ref: LocalReference::new(model), sharding, replicas: 1 },
+    )
+}
