@@ -58,7 +58,9 @@ CONFIG = {
 STAGES = [
     dict(name="short", rows=8, length=128, steps=4200, rate=2e-3, warmup=60, quantised=0.2, turns=4, count=20,
          mix=dict(sum=0.60, steps=0.10, day=0.14, count=0.03, fact=0.09, unknown=0.04)),
-    dict(name="long", rows=2, length=512, steps=600, rate=5e-4, warmup=30, quantised=0.5, turns=16, count=100,
+    dict(name="middle", rows=4, length=256, steps=1400, rate=1.2e-3, warmup=40, quantised=0.2, turns=8, count=40,
+         mix=dict(sum=0.54, steps=0.14, day=0.16, count=0.05, fact=0.07, unknown=0.04)),
+    dict(name="long", rows=2, length=512, steps=800, rate=5e-4, warmup=30, quantised=0.5, turns=16, count=100,
          mix=dict(sum=0.50, steps=0.13, day=0.18, count=0.04, fact=0.10, unknown=0.05)),
 ]
 
