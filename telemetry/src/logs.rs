@@ -12,8 +12,10 @@ use tracing_subscriber::registry::LookupSpan;
 /// Environment variable with the filter, such as `debug` or `info,russet_gateway=trace`.
 pub const FILTER_VARIABLE: &str = "RUSSET_LOG";
 
-/// Everything worth a person's attention; the libraries below only when something is wrong.
-const DEFAULT_FILTER: &str = "info,h2=warn,hyper=warn,hyper_util=warn,rustls=warn,tower=warn,kube=warn";
+/// Everything worth a person's attention; the libraries below only when something is wrong. kube's
+/// client logs each error that it also returns, and who gets it says what it means.
+const DEFAULT_FILTER: &str =
+    "info,h2=warn,hyper=warn,hyper_util=warn,rustls=warn,tower=warn,kube_runtime=warn,kube_client=off";
 
 /// Starts logging for `process`, filtered by `RUSSET_LOG`. A second call in the same process (tests,
 /// `russet up` in one process) changes nothing.
