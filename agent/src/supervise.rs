@@ -141,7 +141,8 @@ impl Supervisor {
             while let Ok(notice) = self.inbox.try_recv() {
                 self.notice(notice);
             }
-            if copies_changed && let Some(listed) = copies.borrow_and_update().clone() {
+            let listed = if copies_changed { copies.borrow_and_update().clone() } else { None };
+            if let Some(listed) = listed {
                 self.setup.copies.sync(&listed);
                 let slots = self.slots.values();
                 let in_use: BTreeSet<String> = slots.filter_map(|slot| slot.record.model_key.clone()).collect();

@@ -9,8 +9,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use serde::{Deserialize, Serialize};
+use russet_rpc::tls::NODE_USER_PREFIX;
 use thiserror::Error;
+use x509_parser::certificate::X509Certificate;
 
 /// Why an identity cannot be read or written.
 #[derive(Debug, Error)]
@@ -44,33 +45,34 @@ pub struct Identity {
     pub folder: PathBuf,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Record {
-    node_name: String,
-    server: String,
-}
-
-const RECORD: &str = "node.json";
+/// The file that is written last and removed first: without it there is no identity.
+const KUBECONFIG: &str = "kubeconfig";
 
 impl Identity {
-    /// The identity in `folder`; `None` when there is none.
+    /// The identity in `folder`, whoever wrote it; `None` when there is none. The certificate says
+    /// who it is and the kubeconfig where the cluster is.
     pub fn load(folder: &Path) -> Result<Option<Self>, IdentityError> {
-        let path = folder.join(RECORD);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(IdentityError::Io { path, source }),
+        let files = ["tls.crt", "tls.key", "ca.crt", KUBECONFIG];
+        if !files.iter().all(|name| folder.join(name).is_file()) {
+            return Ok(None);
+        }
+        let path = folder.join(KUBECONFIG);
+        let damaged = |problem: String| IdentityError::Damaged { path: path.clone(), problem };
+        let kubeconfig = Kubeconfig::read_from(&path).map_err(|error| damaged(error.to_string()))?;
+        let cluster = kubeconfig.clusters.into_iter().find_map(|named| named.cluster?.server);
+        let mut identity = Self {
+            node: String::new(),
+            server: cluster.ok_or_else(|| damaged("it names no server".into()))?,
+            folder: folder.to_owned(),
         };
-        let record: Record = serde_json::from_slice(&text)
-            .map_err(|error| IdentityError::Damaged { path, problem: error.to_string() })?;
-        let Record { node_name: node, server } = record;
-        let files = ["tls.crt", "tls.key", "ca.crt", "kubeconfig"];
-        let whole = files.iter().all(|name| folder.join(name).is_file());
-        Ok(whole.then(|| Self { node, server, folder: folder.to_owned() }))
+        identity.node = identity.certificate(|certificate| {
+            let name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+            name.and_then(|name| name.strip_prefix(NODE_USER_PREFIX)).map(str::to_owned)
+        })?;
+        Ok(Some(identity))
     }
 
-    /// Writes an identity; the record comes last, so half an identity is none.
+    /// Writes an identity; half of one is none.
     pub fn store(
         folder: &Path,
         node: &str,
@@ -81,17 +83,17 @@ impl Identity {
     ) -> Result<Self, IdentityError> {
         std::fs::create_dir_all(folder)
             .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })?;
-        let record = folder.join(RECORD);
-        if let Err(source) = std::fs::remove_file(&record)
+        let last = folder.join(KUBECONFIG);
+        if let Err(source) = std::fs::remove_file(&last)
             && source.kind() != std::io::ErrorKind::NotFound
         {
-            return Err(IdentityError::Io { path: record, source });
+            return Err(IdentityError::Io { path: last, source });
         }
         write(&folder.join("ca.crt"), ca, 0o644)?;
         write(&folder.join("tls.key"), key, 0o600)?;
         write(&folder.join("tls.crt"), certificate, 0o644)?;
         let identity = Self { node: node.to_owned(), server: server.to_owned(), folder: folder.to_owned() };
-        identity.write_record()?;
+        identity.write_kubeconfig()?;
         Ok(identity)
     }
 
@@ -99,12 +101,12 @@ impl Identity {
     pub(super) fn with_server(mut self, server: &str) -> Result<Self, IdentityError> {
         if self.server != server {
             self.server = server.to_owned();
-            self.write_record()?;
+            self.write_kubeconfig()?;
         }
         Ok(self)
     }
 
-    fn write_record(&self) -> Result<(), IdentityError> {
+    fn write_kubeconfig(&self) -> Result<(), IdentityError> {
         let Self { node, server, folder } = self;
         // Relative names are resolved against the kubeconfig's own folder. JSON is YAML.
         let kubeconfig = serde_json::json!({
@@ -115,9 +117,7 @@ impl Identity {
             "users": [{"name": node, "user": {"client-certificate": "tls.crt", "client-key": "tls.key"}}],
             "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": node}}],
         });
-        write(&folder.join("kubeconfig"), &format!("{kubeconfig:#}\n"), 0o600)?;
-        let record = serde_json::json!(Record { node_name: node.clone(), server: server.clone() });
-        write(&folder.join(RECORD), &format!("{record:#}\n"), 0o644)
+        write(&folder.join(KUBECONFIG), &format!("{kubeconfig:#}\n"), 0o600)
     }
 
     /// The CA's certificate.
@@ -140,19 +140,29 @@ impl Identity {
     }
 
     fn validity(&self) -> Result<(i64, i64), IdentityError> {
+        self.certificate(|certificate| {
+            let validity = certificate.validity();
+            Some((validity.not_before.timestamp(), validity.not_after.timestamp()))
+        })
+    }
+
+    /// Reads something out of the node's certificate.
+    fn certificate<T>(
+        &self,
+        read: impl FnOnce(&X509Certificate<'_>) -> Option<T>,
+    ) -> Result<T, IdentityError> {
         let path = self.folder.join("tls.crt");
         let damaged = |problem: String| IdentityError::Damaged { path: path.clone(), problem };
         let pem = std::fs::read(&path).map_err(|source| IdentityError::Io { path: path.clone(), source })?;
         let der = CertificateDer::from_pem_slice(&pem).map_err(|error| damaged(error.to_string()))?;
         let (_, certificate) =
             x509_parser::parse_x509_certificate(&der).map_err(|error| damaged(error.to_string()))?;
-        let validity = certificate.validity();
-        Ok((validity.not_before.timestamp(), validity.not_after.timestamp()))
+        read(&certificate).ok_or_else(|| damaged("it is no node's certificate".into()))
     }
 
     /// The configuration of a client that acts as this node.
     pub async fn client_config(&self) -> Result<kube::Config, IdentityError> {
-        let path = self.folder.join("kubeconfig");
+        let path = self.folder.join(KUBECONFIG);
         let damaged = |error: kube::config::KubeconfigError| IdentityError::Damaged {
             path: path.clone(),
             problem: error.to_string(),
@@ -182,8 +192,11 @@ mod tests {
     async fn an_identity_is_there_whole_or_not_at_all_and_its_key_is_private() {
         rustls::crypto::ring::default_provider().install_default().ok();
         let folder = tempfile::tempdir().unwrap();
-        let made = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
-        let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "russet:node:a");
+        let (certificate, key) = (params.self_signed(&key).unwrap().pem(), key.serialize_pem());
         assert_eq!(Identity::load(folder.path()).unwrap(), None);
         let stored =
             Identity::store(folder.path(), "a", "https://127.0.0.1:6443", &certificate, &key, &certificate).unwrap();

@@ -1,0 +1,108 @@
+//! An engine without a model, for this crate's tests: it takes the real arguments, serves the real
+//! control socket and goes through the real phases. It computes nothing.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::Stream;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_server::{Control, ControlServer};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status};
+
+/// Nobody may leave one of these behind: unwatched, it ends by itself.
+const LONELY: Duration = Duration::from_secs(15);
+
+struct Engine {
+    epoch: u64,
+    shard_uid: String,
+    watchers: Arc<AtomicUsize>,
+}
+
+impl Engine {
+    fn state(&self, phase: pb::Phase) -> pb::EngineState {
+        pb::EngineState {
+            phase: phase as i32,
+            loaded_bytes: 7,
+            total_bytes: 7,
+            memory_bytes: 7,
+            build: russet_rpc::ENGINE_BUILD.into(),
+            epoch: self.epoch,
+            shard_uid: self.shard_uid.clone(),
+            metrics_address: "127.0.0.1:1".into(),
+            ..Default::default()
+        }
+    }
+}
+
+/// Counts a watcher for as long as its stream is open.
+struct Watcher(Arc<AtomicUsize>);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tonic::async_trait]
+impl Control for Engine {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::EngineState, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.watchers.fetch_add(1, Ordering::SeqCst);
+        let watcher = Watcher(self.watchers.clone());
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let states = [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
+        tokio::spawn(async move {
+            let _watcher = watcher;
+            for state in states {
+                if sender.send(Ok(state)).await.is_err() {
+                    return;
+                }
+            }
+            sender.closed().await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopReply>, Status> {
+        std::process::exit(0);
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let flags: HashMap<&str, &str> =
+        arguments.chunks(2).map(|pair| (pair[0].trim_start_matches("--"), pair[1].as_str())).collect();
+    // A real engine would fail here as well: its model, its identity and its port must be there.
+    assert!(PathBuf::from(flags["model-dir"]).join("config.json").exists(), "no model");
+    assert!(PathBuf::from(flags["tls-dir"]).join("tls.key").exists(), "no identity");
+    let _port = tokio::net::TcpListener::bind(flags["listen"]).await.expect("the port is free");
+
+    let watchers = Arc::new(AtomicUsize::new(0));
+    let engine = Engine {
+        epoch: flags["epoch"].parse().expect("a number"),
+        shard_uid: flags["shard-uid"].to_owned(),
+        watchers: watchers.clone(),
+    };
+    let socket = tokio::net::UnixListener::bind(flags["control-socket"]).expect("a free socket");
+    let server = tonic::transport::Server::builder()
+        .add_service(ControlServer::new(engine))
+        .serve_with_incoming(UnixListenerStream::new(socket));
+    let lonely = async {
+        let mut alone = Duration::ZERO;
+        while alone < LONELY {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            alone = if watchers.load(Ordering::SeqCst) == 0 { alone + Duration::from_millis(100) } else { Duration::ZERO };
+        }
+    };
+    tokio::select! {
+        result = server => result.expect("the control socket serves"),
+        () = lonely => println!("nobody watches"),
+    }
+}

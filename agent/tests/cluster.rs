@@ -1,0 +1,443 @@
+//! Agents in a whole cluster: the real API server and the real operator in this process, real
+//! engine processes that compute nothing (`examples/fake_engine.rs`).
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use russet_agent::process::adopt;
+use russet_agent::token::JoinToken;
+use russet_agent::{AgentConfig, JoinConfig, JoinError};
+use russet_crds::conditions::{Type, get, is_true};
+use russet_crds::{
+    InferenceNode, KvRoom, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec, ModelSource,
+    ModelSpec, NamespacedReference, Shard, ShardSpec, Sharding, ShardingMode, Want,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Generous: two cores may be building something else.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Waits for `look` to return something.
+async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+    let search = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    match tokio::time::timeout(PATIENCE, search).await {
+        Ok(found) => found,
+        Err(_) => panic!("waited {PATIENCE:?} for: {what}"),
+    }
+}
+
+/// A control plane in a folder; it can go and come back.
+struct Plane {
+    folder: PathBuf,
+    running: Option<russet_apiserver::Running>,
+    operator: Option<JoinHandle<()>>,
+    client: Client,
+    address: std::net::SocketAddr,
+}
+
+impl Plane {
+    async fn start(folder: &Path) -> Self {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let listen = ([127, 0, 0, 1], 0).into();
+        let (running, client) = Self::serve(folder, listen).await;
+        russet_operator::install::apply(&client).await.unwrap();
+        let address = running.addr();
+        let mut plane =
+            Self { folder: folder.to_owned(), running: Some(running), operator: None, client, address };
+        plane.operate();
+        plane
+    }
+
+    async fn serve(folder: &Path, listen: std::net::SocketAddr) -> (russet_apiserver::Running, Client) {
+        let config = russet_apiserver::Config::new(folder).listen(listen);
+        let running = russet_apiserver::start(config).await.unwrap();
+        let kubeconfig = kube::config::Kubeconfig::read_from(running.kubeconfig()).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+        (running, Client::try_from(config).unwrap())
+    }
+
+    fn operate(&mut self) {
+        let client = self.client.clone();
+        self.operator = Some(tokio::spawn(async move {
+            let (registry, ready) = (prometheus::Registry::new(), Arc::new(AtomicBool::new(false)));
+            russet_operator::run(client, registry, ready, std::future::pending()).await.unwrap();
+        }));
+    }
+
+    async fn stop(&mut self) {
+        if let Some(operator) = self.operator.take() {
+            operator.abort();
+        }
+        if let Some(running) = self.running.take() {
+            running.shutdown().await;
+        }
+    }
+
+    async fn come_back(&mut self) {
+        let (running, client) = Self::serve(&self.folder, self.address).await;
+        (self.running, self.client) = (Some(running), client);
+        self.operate();
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Makes a join token as `russet token create` does.
+    async fn token(&self) -> JoinToken {
+        let ca_pin = self.running.as_ref().unwrap().authority().pin().unwrap();
+        let token = JoinToken { id: "abc123".into(), secret: "0123456789abcdef".into(), ca_pin };
+        let entry = |value: &str| ByteString(value.as_bytes().to_vec());
+        let mut secret = Secret {
+            type_: Some("bootstrap.kubernetes.io/token".into()),
+            data: Some(
+                [
+                    ("token-id", entry(&token.id)),
+                    ("token-secret", entry(&token.secret)),
+                    ("expiration", entry("2099-01-01T00:00:00Z")),
+                    ("usage-bootstrap-authentication", entry("true")),
+                ]
+                .map(|(key, value)| (key.to_owned(), value))
+                .into(),
+            ),
+            ..Secret::default()
+        };
+        secret.metadata.name = Some(format!("bootstrap-token-{}", token.id));
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "kube-system");
+        secrets.create(&PostParams::default(), &secret).await.unwrap();
+        token
+    }
+
+    async fn shards(&self) -> Vec<Shard> {
+        let shards: Api<Shard> = Api::namespaced(self.client.clone(), "default");
+        let mut found = shards.list(&ListParams::default()).await.unwrap().items;
+        found.sort_by_key(|shard| shard.spec.rank);
+        found
+    }
+
+    /// Waits until both ranks serve at an epoch of at least `epoch`.
+    async fn serving(&self, epoch: i64) -> Vec<Shard> {
+        until(&format!("two ranks that serve at epoch {epoch} or later"), || async {
+            let shards = self.shards().await;
+            let serve = |shard: &Shard| {
+                shard.spec.epoch >= epoch
+                    && shard.status.as_ref().is_some_and(|status| {
+                        status.observed_epoch == Some(shard.spec.epoch) && is_true(&status.conditions, Type::Ready)
+                    })
+            };
+            (shards.len() == 2 && shards.iter().all(serve)).then_some(shards)
+        })
+        .await
+    }
+}
+
+fn pid(shard: &Shard) -> u32 {
+    shard.status.as_ref().and_then(|status| status.engine_pid).expect("an engine runs") as u32
+}
+
+fn alive(pid: u32) -> bool {
+    russet_agent::hardware::process_start(pid).is_some()
+}
+
+/// An agent that can be restarted; its engines end with the test, however it ends.
+struct Agent {
+    config: AgentConfig,
+    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Agent {
+    async fn join(plane: &Plane, token: &JoinToken, folder: &Path, name: &str) -> Self {
+        let data_dir = folder.join(name);
+        let join = JoinConfig {
+            url: plane.url(),
+            token: token.encode(),
+            data_dir: data_dir.clone(),
+            node_name: name.into(),
+        };
+        russet_agent::join(join).await.unwrap();
+        let config = AgentConfig {
+            data_dir,
+            node_name: name.into(),
+            memory: Some(1 << 30),
+            allow_file_roots: vec![folder.to_owned()],
+            address: Some([127, 0, 0, 1].into()),
+            engine_binary: Some(engine()),
+            metrics_listen: ([127, 0, 0, 1], 0).into(),
+        };
+        let mut agent = Self { config, running: None };
+        agent.start();
+        agent
+    }
+
+    fn start(&mut self) {
+        let (stop, stopped) = oneshot::channel();
+        let config = self.config.clone();
+        let task = tokio::spawn(async move {
+            russet_agent::run(config, async { drop(stopped.await) }).await.unwrap();
+        });
+        self.running = Some((stop, task));
+    }
+
+    async fn stop(&mut self) {
+        if let Some((stop, task)) = self.running.take() {
+            stop.send(()).ok();
+            task.await.unwrap();
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        for record in adopt::load(&self.config.data_dir.join("agent/engines")) {
+            if let Some(process) = record.process {
+                process.kill(&process.boot_id);
+            }
+        }
+    }
+}
+
+/// The fake engine, which cargo builds beside the tests.
+fn engine() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.parent().unwrap().parent().unwrap().join("examples/fake_engine");
+    assert!(path.exists(), "{} is missing; run the tests with cargo test", path.display());
+    path
+}
+
+/// A model of four layers in `folder`.
+fn model(folder: &Path) -> String {
+    std::fs::create_dir_all(folder).unwrap();
+    let mut offset = 0;
+    let mut tensors = serde_json::Map::new();
+    let mut tensor = |name: String| {
+        let entry = serde_json::json!({"dtype": "BF16", "shape": [64, 64], "data_offsets": [offset, offset + 8192]});
+        offset += 8192;
+        tensors.insert(name, entry);
+    };
+    tensor("model.embed_tokens.weight".into());
+    tensor("model.norm.weight".into());
+    (0..4).for_each(|layer| tensor(format!("model.layers.{layer}.mlp.up_proj.weight")));
+    let header = serde_json::Value::from(tensors).to_string();
+    let mut weights = (header.len() as u64).to_le_bytes().to_vec();
+    weights.extend(header.as_bytes());
+    weights.resize(weights.len() + offset, 3);
+    std::fs::write(folder.join("model.safetensors"), weights).unwrap();
+    let config = serde_json::json!({
+        "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+        "vocab_size": 64, "max_position_embeddings": 128,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    format!("file://{}", folder.display())
+}
+
+fn deployment() -> ModelDeployment {
+    let sharding = Sharding {
+        mode: ShardingMode::Pipeline,
+        ranks: Some(2),
+        layers_per_rank: None,
+        kv: KvRoom { context_tokens: 64, max_sequences: 1, headroom_percent: 5 },
+    };
+    let spec = ModelDeploymentSpec {
+        model_ref: russet_crds::LocalReference::new("tiny"),
+        sharding,
+        replicas: 1,
+    };
+    ModelDeployment::new("chat", spec)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_joins_only_the_cluster_its_token_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let token = plane.token().await;
+    let join = |token: &JoinToken, name: &str| {
+        russet_agent::join(JoinConfig {
+            url: plane.url(),
+            token: token.encode(),
+            data_dir: folder.path().join("node"),
+            node_name: name.into(),
+        })
+    };
+    let wrong = JoinToken { ca_pin: format!("sha256:{}", "00".repeat(32)), ..token.clone() };
+    assert!(matches!(join(&wrong, "a").await, Err(JoinError::Pin(_))));
+    let unknown = JoinToken { secret: "fedcba9876543210".into(), ..token.clone() };
+    let error = join(&unknown, "a").await.unwrap_err();
+    assert!(matches!(error, JoinError::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("russet token create"), "{error}");
+
+    let identity = join(&token, "a").await.unwrap();
+    let key = std::fs::read(identity.folder.join("tls.key")).unwrap();
+    assert_eq!(join(&token, "a").await.unwrap(), identity, "joining again changes nothing");
+    assert_eq!(std::fs::read(identity.folder.join("tls.key")).unwrap(), key);
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let token = plane.token().await;
+    let mut one = Agent::join(&plane, &token, folder.path(), "one").await;
+    let mut two = Agent::join(&plane, &token, folder.path(), "two").await;
+
+    let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
+    let tiny = Model::new("tiny", ModelSpec { source, ..ModelSpec::default() });
+    Api::<Model>::namespaced(plane.client.clone(), "default").create(&PostParams::default(), &tiny).await.unwrap();
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    deployments.create(&PostParams::default(), &deployment()).await.unwrap();
+
+    // From nothing to serving: headers, plan, copies, claims, peers, engines.
+    let first = plane.serving(1).await;
+    assert_ne!(pid(&first[0]), pid(&first[1]));
+    let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
+    until("granted memory in the node's status", || async {
+        let memory = nodes.get("one").await.ok()?.status?.memory?;
+        (memory.granted_bytes > 0 && memory.total_bytes == 1 << 30).then_some(())
+    })
+    .await;
+    let copies: Api<ModelCopy> = Api::all(plane.client.clone());
+    for copy in copies.list(&ListParams::default()).await.unwrap() {
+        let status = copy.status.clone().unwrap_or_default();
+        assert!(is_true(&status.conditions, Type::Verified), "{status:?}");
+        assert!(status.sha256.is_some() && status.bytes_done > 0, "{status:?}");
+    }
+
+    // Kill -9 of one rank: the whole group forms anew at a higher epoch.
+    assert!(std::process::Command::new("kill").args(["-9", &pid(&first[1]).to_string()]).status().unwrap().success());
+    let second = plane.serving(first[0].spec.epoch + 1).await;
+    for (before, after) in first.iter().zip(&second) {
+        assert_ne!(pid(before), pid(after));
+        assert!(!alive(pid(before)), "an engine of an older epoch lives on");
+    }
+
+    // Losing an agent disturbs no engine, and the next one adopts it.
+    one.stop().await;
+    two.stop().await;
+    assert!(second.iter().all(|shard| alive(pid(shard))));
+    one.start();
+    two.start();
+    // Killing an adopted engine is noticed although it is nobody's child here.
+    let leases: Api<Lease> = Api::namespaced(plane.client.clone(), "russet-system");
+    let renewed = |leases: Api<Lease>| async move {
+        let lease = leases.get("node-one").await.ok()?;
+        lease.spec?.renew_time
+    };
+    let before = renewed(leases.clone()).await;
+    until("a Lease renewed by the restarted agent", || async {
+        let now = renewed(leases.clone()).await;
+        (now > before).then_some(())
+    })
+    .await;
+    let adopted = plane.serving(second[0].spec.epoch).await;
+    assert_eq!(adopted.iter().map(pid).collect::<Vec<_>>(), second.iter().map(pid).collect::<Vec<_>>());
+
+    // Losing the control plane disturbs nothing either.
+    plane.stop().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(adopted.iter().all(|shard| alive(pid(shard))));
+    plane.come_back().await;
+    let back = plane.serving(adopted[0].spec.epoch).await;
+    assert_eq!(back.iter().map(pid).collect::<Vec<_>>(), adopted.iter().map(pid).collect::<Vec<_>>());
+    let leases: Api<Lease> = Api::namespaced(plane.client.clone(), "russet-system");
+    let before = renewed(leases.clone()).await;
+    until("a Lease renewed after the control plane came back", || async {
+        (renewed(leases.clone()).await > before).then_some(())
+    })
+    .await;
+
+    // An adopted engine that dies is noticed by its process alone.
+    assert!(std::process::Command::new("kill").args(["-9", &pid(&back[0]).to_string()]).status().unwrap().success());
+    let third = plane.serving(back[0].spec.epoch + 1).await;
+
+    // Deleting the deployment ends the engines and frees the memory.
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    deployments.delete("chat", &DeleteParams::default()).await.unwrap();
+    until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) }).await;
+    let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
+    until("memory that is free again", || async {
+        let memory = nodes.get("two").await.ok()?.status?.memory?;
+        (memory.granted_bytes == 0).then_some(())
+    })
+    .await;
+    one.stop().await;
+    two.stop().await;
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let token = plane.token().await;
+    let mut agent = Agent::join(&plane, &token, folder.path(), "one").await;
+
+    let copy = |name: &str, uri: String| {
+        let spec = ModelCopySpec {
+            model_ref: NamespacedReference { namespace: "default".into(), name: name.into() },
+            source: ModelSource { uri, ..ModelSource::default() },
+            commit: None,
+            node_name: "one".into(),
+            want: Want::Files,
+        };
+        ModelCopy::new(name, spec)
+    };
+    let corrupt = folder.path().join("corrupt");
+    let uri = model(&corrupt);
+    std::fs::write(corrupt.join("model.safetensors"), [9_u8; 64]).unwrap();
+    let copies: Api<ModelCopy> = Api::all(plane.client.clone());
+    for (name, uri, reason, part) in [
+        ("forbidden", "file:///etc".to_owned(), "SourceNotAllowed", "--allow-file-root"),
+        ("absent", format!("file://{}/none", folder.path().display()), "SourceNotFound", "none"),
+        ("corrupt", uri, "CorruptModel", "model.safetensors"),
+    ] {
+        copies.create(&PostParams::default(), &copy(name, uri)).await.unwrap();
+        let ready = until(name, || async {
+            let status = copies.get(name).await.ok()?.status?;
+            get(&status.conditions, Type::Ready).filter(|ready| ready.reason == reason).cloned()
+        })
+        .await;
+        assert!(ready.status == "False" && ready.message.contains(part), "{}", ready.message);
+    }
+
+    let spec = ShardSpec {
+        group_ref: russet_crds::LocalReference::new("group"),
+        group_uid: "g".into(),
+        served_model_name: "chat".into(),
+        model_ref: russet_crds::LocalReference::new("tiny"),
+        node_name: "one".into(),
+        layers_per_rank: vec![4],
+        weight_bytes: 2 << 30,
+        context_tokens: 16,
+        max_sequences: 1,
+        epoch: 1,
+        ..ShardSpec::default()
+    };
+    let shards: Api<Shard> = Api::namespaced(plane.client.clone(), "default");
+    shards.create(&PostParams::default(), &Shard::new("large", spec)).await.unwrap();
+    let claimed = until("a refusal", || async {
+        let status = shards.get("large").await.ok()?.status?;
+        get(&status.conditions, Type::Claimed).cloned()
+    })
+    .await;
+    assert_eq!((claimed.status.as_str(), claimed.reason.as_str()), ("False", "MemoryRefused"));
+    assert!(claimed.message.contains("2147483648") && claimed.message.contains("servingLimit"), "{}", claimed.message);
+    assert_eq!(shards.get("large").await.unwrap().name_any(), "large");
+    agent.stop().await;
+    plane.stop().await;
+}
