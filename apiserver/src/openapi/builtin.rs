@@ -60,12 +60,11 @@ kinds! {
 
 /// How lists and maps of built-in types merge: the markers of Kubernetes' published OpenAPI that k8s-openapi drops.
 ///
-/// Component, property, list type (or `atomic-map`), keys. Lists that are not here are atomic.
+/// Component, property, list type, keys. Lists that are not here are atomic.
 const LISTS: &[(&str, &str, &str, &[&str])] = &[
     ("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "finalizers", "set", &[]),
     ("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "ownerReferences", "map", &["uid"]),
     ("io.k8s.api.core.v1.ServiceAccount", "secrets", "map", &["name"]),
-    ("io.k8s.api.core.v1.ServiceAccount", "imagePullSecrets", "atomic", &[]),
     ("io.k8s.api.core.v1.NamespaceStatus", "conditions", "map", &["type"]),
     ("io.k8s.api.certificates.v1.CertificateSigningRequestStatus", "conditions", "map", &["type"]),
     (
@@ -86,6 +85,10 @@ const LISTS: &[(&str, &str, &str, &[&str])] = &[
 
 /// Types that are one value to every manager.
 const ATOMIC: &[&str] = &[
+    "io.k8s.api.admissionregistration.v1.NamedRuleWithOperations",
+    "io.k8s.api.admissionregistration.v1.ParamKind",
+    "io.k8s.api.admissionregistration.v1.ParamRef",
+    "io.k8s.api.admissionregistration.v1.Variable",
     "io.k8s.api.core.v1.LocalObjectReference",
     "io.k8s.api.core.v1.ObjectReference",
     "io.k8s.api.rbac.v1.RoleRef",

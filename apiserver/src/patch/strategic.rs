@@ -37,7 +37,6 @@ const LISTS: &[(&str, &str, ListMerge)] = &[
     ("", "metadata.ownerReferences", ListMerge::Keyed("uid")),
     ("Namespace", "status.conditions", ListMerge::Keyed("type")),
     ("ServiceAccount", "secrets", ListMerge::Keyed("name")),
-    ("ServiceAccount", "imagePullSecrets", ListMerge::Keyed("name")),
     ("ValidatingAdmissionPolicy", "spec.matchConditions", ListMerge::Keyed("name")),
     ("ValidatingAdmissionPolicy", "spec.variables", ListMerge::Keyed("name")),
 ];

@@ -135,7 +135,10 @@ mod tests {
         for (field, want) in [
             (json!({"type": "integer", "default": "x"}), "must be of type integer"),
             (json!({"type": "integer", "minimum": 2, "default": 1}), "greater than or equal to 2"),
-            (json!({"type": "object", "properties": {}, "default": {"a": 1}}), "must not have unknown fields"),
+            (
+                json!({"type": "object", "properties": {}, "default": {"a": 1}}),
+                "must not have unknown fields",
+            ),
         ] {
             let issues = Schema::from_openapi(
                 &json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"f": field}}}}),
