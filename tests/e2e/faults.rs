@@ -35,14 +35,14 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
     let pid = cluster.child_of_up("serve")?;
     kill(pid);
     let struck = Instant::now();
-    finish_undisturbed(&mut answer).await?;
-    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     cluster
         .until("serve is back", async |cluster| {
             Ok(cluster.child_of_up("serve").is_ok_and(|new| new != pid) && cluster.get("modeldeployments smoke").await.is_ok())
         })
         .await?;
     println!("fault: serve killed, API back = {:.2}", struck.elapsed().as_secs_f64());
+    finish_undisturbed(&mut answer).await?;
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     path::ready(cluster).await?;
     still_right(cluster).await
 }
@@ -56,15 +56,17 @@ pub async fn agents(cluster: &mut Cluster) -> Result<()> {
         let pid = if near { cluster.child_of_up("agent")? } else { cluster.far_agent()? };
         kill(pid);
         let struck = Instant::now();
-        finish_undisturbed(&mut answer).await?;
-        ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+        let killed_at = renew_time(cluster, if near { "node-a" } else { "node-b" }).await?;
         if near {
             cluster.until("the near agent is back", async |cluster| Ok(cluster.child_of_up("agent").is_ok_and(|new| new != pid))).await?;
         } else {
             cluster.restart_far_agent().await?;
         }
+        renewed(cluster, if near { "node-a" } else { "node-b" }, killed_at).await?;
+        println!("fault: agent of {} killed, Lease renewed by its successor = {:.2}", if near { "node-a" } else { "node-b" }, struck.elapsed().as_secs_f64());
+        finish_undisturbed(&mut answer).await?;
+        ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
         path::ready(cluster).await?;
-        println!("fault: agent of {} killed, back and Ready = {:.2}", if near { "node-a" } else { "node-b" }, struck.elapsed().as_secs_f64());
         ensure!(cluster.engines().await? == engines, "the engines were not adopted: {engines:?} became {:?}", cluster.engines().await?);
         still_right(cluster).await?;
     }
@@ -124,4 +126,15 @@ async fn still_right(cluster: &Cluster) -> Result<()> {
     let answer = ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
     Ok(())
+}
+
+/// When a node's Lease was renewed last.
+async fn renew_time(cluster: &Cluster, node: &str) -> Result<String> {
+    let lease = cluster.get(&format!("leases node-{node} -n russet-system")).await?;
+    lease["spec"]["renewTime"].as_str().map(str::to_owned).context("a Lease without renewTime")
+}
+
+/// Waits until the Lease is renewed anew.
+async fn renewed(cluster: &mut Cluster, node: &str, before: String) -> Result<()> {
+    cluster.until("the Lease is renewed", async |cluster| Ok(renew_time(cluster, node).await? != before)).await
 }

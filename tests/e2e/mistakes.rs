@@ -66,7 +66,7 @@ pub async fn unknown_model(cluster: &mut Cluster) -> Result<()> {
 pub async fn unknown_field(cluster: &mut Cluster) -> Result<()> {
     for (text, words) in [
         ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replica: 1}", vec!["replica"]),
-        ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replicas: many}", vec!["replicas", "integer"]),
+        ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replicas: many}", vec![".spec.replicas", "expected numeric", "got string"]),
         ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, sharding: {mode: Diagonal}}", vec!["mode", "Diagonal"]),
         ("kind: ModelDeploiment\nmetadata: {name: typo}\nspec: {}", vec!["ModelDeploiment"]),
         ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, sharding: {mode: Single, ranks: 2}}", vec!["Single"]),
@@ -100,7 +100,7 @@ pub async fn corrupt_header(cluster: &mut Cluster) -> Result<()> {
 /// A connection that breaks in the middle of a file.
 pub async fn cut_download(cluster: &mut Cluster) -> Result<()> {
     cluster.hub.cut_next(2);
-    let text = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: cut}\nspec: {source: {uri: 'hf://russet/smoke', revision: cut}}\n---\napiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: cut}\nspec: {modelRef: {name: cut}, sharding: {mode: Single, kv: {contextTokens: 256, maxSequences: 1}}}\n";
+    let text = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: cut}\nspec: {source: {uri: 'hf://russet/cut'}}\n---\napiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: cut}\nspec: {modelRef: {name: cut}, sharding: {mode: Single, kv: {contextTokens: 256, maxSequences: 1}}}\n";
     apply(cluster, text).await?;
     cluster
         .until("cut is Ready in spite of two cut transfers", async |cluster| {

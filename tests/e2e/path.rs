@@ -100,9 +100,7 @@ pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
     let script = repository().join("gateway/tests/openai_sdk.py");
     let output = tokio::process::Command::new(python)
         .arg(script)
-        .env("BASE_URL", cluster.base_url())
-        .env("MODEL", "smoke")
-        .env("PROMPTS", repository().join("engine/smoke/prompts.jsonl"))
+        .args([cluster.base_url().as_str(), "smoke"])
         .output()
         .await?;
     let text = String::from_utf8_lossy(&output.stdout);

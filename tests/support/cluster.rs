@@ -300,11 +300,18 @@ impl Cluster {
                 bail!("a process did not end within 60 s of Ctrl-C:\n{}", self.diagnosis().await);
             }
         }
-        let left = self.leftovers();
-        if !left.is_empty() {
-            bail!("processes outlived the cluster: {left:?}");
+        // A killed process may take a moment to give its memory back.
+        let begin = Instant::now();
+        loop {
+            let left = self.leftovers();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if begin.elapsed() > Duration::from_secs(30) {
+                bail!("processes outlived the cluster: {left:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(())
     }
 
     fn leftovers(&self) -> Vec<(i32, String)> {

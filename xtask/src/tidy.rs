@@ -134,7 +134,9 @@ fn tree(package: &str) -> Result<BTreeSet<String>> {
         .current_dir(cargo::root())
         .output()?;
     ensure!(output.status.success(), "cargo tree failed: {}", String::from_utf8_lossy(&output.stderr));
-    let names: BTreeSet<String> = String::from_utf8(output.stdout)?.lines().map(|line| line.trim().replace('_', "-")).collect();
+    // A repeated package is marked with ` (*)`.
+    let name = |line: &str| line.split_whitespace().next().unwrap_or("").replace('_', "-");
+    let names: BTreeSet<String> = String::from_utf8(output.stdout)?.lines().map(name).collect();
     ensure!(names.len() > 1 || package == "russet-telemetry", "cargo tree of {package} is empty");
     Ok(names)
 }
