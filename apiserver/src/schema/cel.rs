@@ -1,6 +1,8 @@
 //! `x-kubernetes-validations`: CEL rules at the nodes of a schema.
 //!
-//! Not here: the CEL language and its Kubernetes libraries (crate `kube-cel`), cost limits, type checking of rules.
+//! Not here: the CEL language and its Kubernetes libraries (crate `kube-cel`), cost limits.
+
+mod declared;
 
 use std::fmt;
 
@@ -121,6 +123,13 @@ pub fn check(source: &Value, path: &str) -> Vec<Issue> {
         let node = serde_json::json!({ "x-kubernetes-validations": [rule] });
         for error in compile_schema(&node).compilation_errors() {
             say("rule", format!("Invalid value: {}: compilation failed: {error}", rule["rule"]));
+        }
+        for (name, expression) in [("rule", &rule["rule"]), ("messageExpression", &rule["messageExpression"])]
+        {
+            let text = expression.as_str().unwrap_or_default();
+            for problem in declared::undeclared(text, source, path.is_empty()) {
+                say(name, format!("Invalid value: {expression}: compilation failed: {problem}"));
+            }
         }
     }
     issues
