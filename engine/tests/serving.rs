@@ -330,17 +330,22 @@ async fn the_smoke_model_can_add() {
     }
     let lab = Lab::new();
     let prompts = std::fs::read_to_string(folder.join("prompts.jsonl")).unwrap();
+    let mut wrong = Vec::new();
     for layers in [&[4][..], &[2, 2]] {
         let engines = lab.start(&model, layers);
         let mut client = lab.client(&engines[0]).await;
         for line in prompts.lines() {
             let prompt: serde_json::Value = serde_json::from_str(line).unwrap();
             let messages: Vec<Message> = serde_json::from_value(prompt["messages"].clone()).unwrap();
-            let request = GenerationRequest { messages, max_tokens: Some(96), ..say("") };
+            let request = GenerationRequest { messages, max_tokens: Some(600), ..say("") };
             let mut events = ask(&mut client, request).await;
             let (_, text, end) = collect(&mut events).await;
-            assert!(matches!(end, Event::Finished { reason: FinishReason::Stop, .. }), "{end:?}");
-            assert_eq!(text, prompt["expect"].as_str().unwrap(), "{} on {layers:?}", prompt["name"]);
+            let expected = prompt["expect"].as_str().unwrap();
+            let stopped = matches!(end, Event::Finished { reason: FinishReason::Stop, .. });
+            if text != expected || !stopped {
+                wrong.push(format!("{} on {layers:?}: {text:?}, not {expected:?}", prompt["name"]));
+            }
         }
     }
+    assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
 }
