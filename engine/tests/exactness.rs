@@ -13,7 +13,7 @@
 //! Not a libtest: every rank is a process of its own, and that process is this program again.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     io::{BufRead, BufReader, Write},
     net::TcpListener,
     path::{Path, PathBuf},
@@ -36,13 +36,8 @@ use russet_engine::{
 use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 
-/// Layers per rank of the groups every model is tried on; models have 5.
-const SPLITS: &[&[u32]] = &[&[5], &[3, 2], &[2, 2, 1]];
-/// More of them, for one model with a tied head and one without.
-const UNEVEN: &[&[u32]] = &[&[5], &[3, 2], &[1, 4], &[2, 2, 1], &[1, 3, 1]];
-const TRIED_UNEVEN: &[&str] = &["tied-llama3", "untied-biased"];
-/// The half types are slow on a CPU.
-const HALF_SPLITS: &[&[u32]] = &[&[5], &[2, 2, 1]];
+/// The variant for the cases that have to go wrong.
+const CONTROL: &str = "tied-llama3";
 /// Sequences that run at once, step by step in turn, as a busy engine's do.
 const SLOTS: usize = 4;
 /// One group takes seconds; a group that hangs must fail the test and not hang it.
@@ -62,7 +57,7 @@ struct Oracle {
     vocabulary: usize,
     widen: bool,
     dtype: String,
-    layers: u32,
+    splits: Vec<Vec<u32>>,
     prompts: Vec<Vec<u32>>,
     tokens: Vec<Vec<u32>>,
     gaps: Vec<Vec<f32>>,
@@ -117,29 +112,27 @@ fn parent() -> Result<()> {
     ensure!(!variants.is_empty(), "{} holds no variant with an oracle.json; run oracle.py", folder.display());
 
     let only = std::env::var("RUSSET_EXACTNESS_ONLY").unwrap_or_default();
-    let mut cases = VecDeque::new();
+    let (mut cases, mut sizes) = (VecDeque::new(), BTreeSet::new());
     for variant in variants {
         let name = variant.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let splits = match &*name {
-            name if TRIED_UNEVEN.contains(&name) => UNEVEN,
-            "bfloat16" | "float16" => HALF_SPLITS,
-            _ => SPLITS,
-        };
-        for split in splits {
+        let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
+        for split in oracle.splits {
+            sizes.insert(split.len());
             let case = format!("{name} on {split:?}");
             if case.contains(&only) {
-                cases.push_back((case, variant.clone(), *split));
+                cases.push_back((case, variant.clone(), split));
             }
         }
     }
+    ensure!(sizes.is_superset(&BTreeSet::from([1, 2, 3])), "the oracle asks for groups of {sizes:?} only");
     let (cases, failures) = (Mutex::new(cases), Mutex::new(Vec::new()));
-    let total = cases.lock().len() + 1;
+    let total = cases.lock().len() + 2;
     let work = || {
         // Bound on a line of its own, so that the lock is free while the group runs.
         loop {
             let next = cases.lock().pop_front();
             let Some((case, variant, split)) = next else { return };
-            match compare_on(&variant, split) {
+            match compare_on(&variant, &split) {
                 Ok(summary) => println!("exactness: {case}: {summary}"),
                 Err(error) => {
                     println!("exactness: {case}: FAILED: {error:#}");
@@ -153,12 +146,17 @@ fn parent() -> Result<()> {
         scope.spawn(work);
         scope.spawn(work);
     });
-    let case = "a neighbour that dies is an error";
-    match lost_neighbour(&folder.join(TRIED_UNEVEN[0])) {
-        Ok(message) => println!("exactness: {case}: {message}"),
-        Err(error) => {
-            println!("exactness: {case}: FAILED: {error:#}");
-            failures.lock().push(case.to_owned());
+    let known = folder.join(CONTROL);
+    for (case, outcome) in [
+        ("a wrong token is noticed", spoiled_oracle(&known)),
+        ("a neighbour that dies is an error", lost_neighbour(&known)),
+    ] {
+        match outcome {
+            Ok(message) => println!("exactness: {case}: {message}"),
+            Err(error) => {
+                println!("exactness: {case}: FAILED: {error:#}");
+                failures.lock().push(case.to_owned());
+            }
         }
     }
     let failures = failures.into_inner();
@@ -185,6 +183,28 @@ fn compare_on(variant: &Path, split: &[u32]) -> Result<String> {
         report.largest_difference,
         group.started.elapsed().as_secs_f32()
     ))
+}
+
+/// An oracle that says another token has to be contradicted, or all of this would prove nothing.
+fn spoiled_oracle(variant: &Path) -> Result<String> {
+    let copy = tempfile::tempdir()?;
+    for entry in std::fs::read_dir(variant)? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name()))?;
+    }
+    let path = copy.path().join("oracle.json");
+    let mut oracle: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    let token = oracle["tokens"][0][9].as_u64().context("the oracle has no tenth token")?;
+    oracle["tokens"][0][9] = (if token == 0 { 1 } else { token - 1 }).into();
+    std::fs::write(&path, oracle.to_string())?;
+    match compare_on(copy.path(), &[5]) {
+        Ok(summary) => bail!("nothing was noticed: {summary}"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            let noticed = error.lines().find(|line| line.contains("token 9 after a prompt of"));
+            noticed.map(str::to_owned).with_context(|| format!("something else went wrong: {error}"))
+        }
+    }
 }
 
 /// Rank 0 waits for activations of a rank that is killed: the step has to fail, not hang or abort.
@@ -322,11 +342,6 @@ fn rank_process(arguments: &[String]) -> Result<()> {
     let variant = PathBuf::from(variant);
     let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
     let split: Vec<u32> = serde_json::from_str(split)?;
-    ensure!(
-        split.iter().sum::<u32>() == oracle.layers,
-        "the split {split:?} is not for {} layers",
-        oracle.layers
-    );
     let rank: u32 = rank.parse()?;
     let runtime = Runtime::start(RuntimeConfig {
         model_dir: variant.clone(),

@@ -24,7 +24,10 @@ SEED = 11
 VOCABULARY = 320
 TOKENS = 64
 # One position, several, around the cache's step of 256, and beyond one chunk of 2048.
-LENGTHS = [1, 2, 3, 5, 8, 9, 12, 15, 16, 17, 21, 25, 31, 33, 40, 47, 63, 64, 100, 190, 230, 254, 255, 256, 257, 2060]
+LENGTHS = [1, 2, 3, 5, 9, 15, 16, 17, 31, 33, 63, 64, 100, 190, 230, 254, 255, 256, 257, 300, 2060]
+# Layers per rank of the groups a variant is tried on; the last entry of a list holds the first layers.
+ALONE, PAIR, THREE = [5], [3, 2], [2, 2, 1]
+EVERY = [ALONE, PAIR, THREE, [1, 4], [1, 3, 1]]
 
 BASE = dict(
     model_type="llama",
@@ -53,7 +56,7 @@ def heads_in_eight_bits(path, module):
 
 
 VARIANTS = {
-    "tied-llama3": dict(config=dict(rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "tied-llama3": dict(config=dict(rope_scaling=LLAMA3, rope_theta=500000.0), splits=EVERY),
     "untied-biased": dict(
         config=dict(
             tie_word_embeddings=False,
@@ -63,6 +66,7 @@ VARIANTS = {
             rope_scaling=dict(type="linear", factor=2.0),
         ),
         shards=3,
+        splits=EVERY,
     ),
     "mistral-traditional": dict(
         config=dict(
@@ -70,20 +74,27 @@ VARIANTS = {
             sliding_window=None,
         ),
         index=False,
+        splits=[ALONE, THREE],
     ),
     "affine4": dict(config=dict(tie_word_embeddings=False), quantise=dict(group_size=32, bits=4)),
     "affine8-tied": dict(config=dict(num_key_value_heads=4), quantise=dict(group_size=64, bits=8)),
     "affine-mixed": dict(
         config=dict(tie_word_embeddings=False),
         quantise=dict(group_size=32, bits=4, quant_predicate=heads_in_eight_bits),
+        splits=[ALONE],
     ),
     # The engine widens these while loading; the oracle does so after.
-    "bfloat16-as-float32": dict(config=dict(), dtype=mx.bfloat16, widen=True),
+    "bfloat16-as-float32": dict(config=dict(), dtype=mx.bfloat16, widen=True, splits=[PAIR]),
     "affine4-float16-as-float32": dict(
-        config=dict(tie_word_embeddings=False), dtype=mx.float16, widen=True, quantise=dict(group_size=64, bits=4)
+        config=dict(tie_word_embeddings=False),
+        dtype=mx.float16,
+        widen=True,
+        quantise=dict(group_size=64, bits=4),
+        splits=[ALONE],
     ),
-    "bfloat16": dict(config=dict(tie_word_embeddings=False), dtype=mx.bfloat16),
-    "float16": dict(config=dict(), dtype=mx.float16),
+    # Slow on a CPU.
+    "bfloat16": dict(config=dict(tie_word_embeddings=False), dtype=mx.bfloat16, splits=[ALONE, THREE]),
+    "float16": dict(config=dict(), dtype=mx.float16, splits=[ALONE, PAIR]),
 }
 
 
@@ -164,7 +175,7 @@ def answer(folder, spec):
                 vocabulary=VOCABULARY,
                 widen=bool(spec.get("widen")),
                 dtype=str(spec.get("dtype", mx.float32)).rsplit(".", 1)[-1] if not spec.get("widen") else "float32",
-                layers=BASE["num_hidden_layers"],
+                splits=spec.get("splits", [ALONE, PAIR, THREE]),
                 prompts=prompts,
                 tokens=tokens,
                 gaps=gaps,
