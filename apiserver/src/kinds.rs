@@ -98,6 +98,15 @@ impl Resource {
         if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
     }
 
+    /// Whether an object is written in this version already.
+    pub fn shows(&self, object: &Value) -> bool {
+        let written = object["apiVersion"].as_str().unwrap_or_default();
+        match written.split_once('/') {
+            Some((group, version)) => group == self.group && version == self.version,
+            None => self.group.is_empty() && written == self.version,
+        }
+    }
+
     /// The storage key of one object.
     pub fn key(&self, namespace: &str, name: &str) -> String {
         if self.namespaced {
@@ -134,7 +143,7 @@ impl Resource {
     /// A stored object as this version shows it.
     pub fn view(&self, record: &Record) -> Arc<Value> {
         let object = record.object();
-        if object["apiVersion"].as_str() == Some(self.api_version().as_str()) {
+        if self.shows(object) {
             return object.clone();
         }
         Arc::new(self.convert(Value::clone(object)))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 
 use crate::store::Store;
@@ -16,7 +16,7 @@ pub struct Metrics {
     requests: IntCounterVec,
     durations: HistogramVec,
     watches: IntGauge,
-    commits: IntGauge,
+    commits: IntCounter,
     revision: IntGauge,
 }
 
@@ -47,11 +47,12 @@ impl Metrics {
         )?;
         let watches = IntGauge::new("apiserver_longrunning_requests", "Watches open now.")?;
         let commits =
-            IntGauge::new("apiserver_storage_commits_total", "Commits since start, one fsync each.")?;
+            IntCounter::new("apiserver_storage_commits_total", "Commits since start, one fsync each.")?;
         let revision = IntGauge::new("apiserver_storage_revision", "The newest revision.")?;
         registry.register(Box::new(requests.clone()))?;
         registry.register(Box::new(durations.clone()))?;
-        for gauge in [&watches, &commits, &revision] {
+        registry.register(Box::new(commits.clone()))?;
+        for gauge in [&watches, &revision] {
             registry.register(Box::new(gauge.clone()))?;
         }
         Ok(Self { registry, requests, durations, watches, commits, revision })
@@ -73,7 +74,7 @@ impl Metrics {
 
     /// Everything in the registry as text.
     pub fn render(&self, store: &Arc<dyn Store>) -> String {
-        self.commits.set(i64::try_from(store.commits()).unwrap_or(i64::MAX));
+        self.commits.inc_by(store.commits().saturating_sub(self.commits.get()));
         self.revision.set(i64::try_from(store.revision()).unwrap_or(i64::MAX));
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {

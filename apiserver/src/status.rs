@@ -1,6 +1,8 @@
 //! Errors as Kubernetes sends them: one type that becomes a `Status` object. It decides nothing; the verbs choose which
 //! error an object deserves.
 
+use std::ops::{Deref, DerefMut};
+
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
@@ -15,10 +17,29 @@ pub struct Cause {
     pub field: String,
 }
 
-/// A refused request: becomes a `Status` with `status: Failure`.
+/// A refused request: becomes a `Status` with `status: Failure`. Boxed, because almost every function here may refuse and
+/// almost no request is.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct ApiError {
+#[error("{}", .0.message)]
+pub struct ApiError(Box<Refusal>);
+
+impl Deref for ApiError {
+    type Target = Refusal;
+
+    fn deref(&self) -> &Refusal {
+        &self.0
+    }
+}
+
+impl DerefMut for ApiError {
+    fn deref_mut(&mut self) -> &mut Refusal {
+        &mut self.0
+    }
+}
+
+/// What a refusal says.
+#[derive(Clone, Debug)]
+pub struct Refusal {
     /// HTTP status code.
     pub code: StatusCode,
     /// Kubernetes reason, such as `NotFound`.
@@ -49,7 +70,7 @@ fn qualified(group: &str, resource: &str) -> String {
 impl ApiError {
     /// An error with a code, a reason and a message, and no details.
     pub fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Refusal {
             code,
             reason,
             message: message.into(),
@@ -59,7 +80,7 @@ impl ApiError {
             causes: Vec::new(),
             retry_after: None,
             continue_token: None,
-        }
+        }))
     }
 
     /// The same error, naming the object it is about.

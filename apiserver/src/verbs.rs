@@ -6,6 +6,7 @@ pub mod delete;
 pub mod deletecollection;
 pub mod get;
 pub mod list;
+pub mod metadata;
 pub mod patch;
 pub mod scale;
 pub mod update;

@@ -26,6 +26,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(3);
 /// How often the host's addresses are looked at: cables and Wi-Fi change, and nothing reliable tells on every system.
 const LOOK: Duration = Duration::from_secs(2);
+/// A server that runs for a year renews its certificate long before it ends.
+const RENEW: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Streams one connection may have: each watch is one, and a controller may hold a hundred.
 const STREAMS: u32 = 1000;
 
@@ -111,6 +113,13 @@ pub fn host_addresses() -> Vec<IpAddr> {
     addresses
 }
 
+/// The name of this host, when it is one a certificate can carry.
+pub fn host_name() -> Option<String> {
+    let output = std::process::Command::new("hostname").output().ok()?;
+    let name = String::from_utf8(output.stdout).ok()?.trim().to_ascii_lowercase();
+    crate::object::is_subdomain(&name).then_some(name)
+}
+
 /// The addresses a server certificate names: loopback and all of the host's.
 pub fn certificate_addresses(host: &[IpAddr]) -> Vec<IpAddr> {
     let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
@@ -141,12 +150,13 @@ impl Lan {
         let stopping: watch::Receiver<bool> = self.service.api.stopping.clone();
         let mut open: HashMap<IpAddr, JoinHandle<()>> = HashMap::new();
         let mut named = Vec::new();
+        let mut renewed = tokio::time::Instant::now();
         loop {
             let host = host_addresses();
             let addresses = certificate_addresses(&host);
-            if addresses != named {
+            if addresses != named || renewed.elapsed() > RENEW {
                 match self.resolver.renew(&self.authority, &addresses) {
-                    Ok(()) => named = addresses,
+                    Ok(()) => (named, renewed) = (addresses, tokio::time::Instant::now()),
                     Err(error) => tracing::warn!(%error, "the server certificate could not be renewed"),
                 }
             }

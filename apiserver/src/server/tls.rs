@@ -50,7 +50,12 @@ impl Resolver {
 }
 
 fn certified(authority: &Authority, addresses: &[IpAddr]) -> Result<CertifiedKey, PkiError> {
-    let names: Vec<String> = NAMES.iter().map(ToString::to_string).collect();
+    let mut names: Vec<String> = NAMES.iter().map(ToString::to_string).collect();
+    if let Some(host) = super::listen::host_name() {
+        // Macs and many Linux machines answer to `NAME.local` on their own network.
+        names.push(format!("{}.local", host.trim_end_matches(".local")));
+        names.push(host);
+    }
     let (cert, key) = authority.issue_server("russet-apiserver", &names, addresses, SERVER_DAYS)?;
     let key = pki::private_key(&key)?;
     let key = ring::sign::any_supported_type(&key)

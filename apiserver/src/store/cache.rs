@@ -13,6 +13,9 @@ use super::{Record, StoreError};
 /// at 1 KiB an object it is 20 MB.
 pub const RING: usize = 20_000;
 
+/// Bytes of events kept: a burst of large objects must not fill the memory that models need.
+const RING_BYTES: usize = 16 << 20;
+
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -48,9 +51,20 @@ pub struct Snapshot {
 struct State {
     map: BTreeMap<Arc<str>, Arc<Record>>,
     ring: VecDeque<Arc<Event>>,
+    /// Size of the values in the ring.
+    ring_bytes: usize,
     /// Events at or before this revision are forgotten.
     compacted: u64,
     revision: u64,
+}
+
+impl State {
+    fn forget_oldest(&mut self) {
+        if let Some(event) = self.ring.pop_front() {
+            self.ring_bytes -= event.record.value.len();
+            self.compacted = event.record.revision;
+        }
+    }
 }
 
 /// The shared cache.
@@ -66,7 +80,13 @@ impl Cache {
     pub fn new(records: impl IntoIterator<Item = Record>, revision: u64, capacity: usize) -> Self {
         let map = records.into_iter().map(|record| (record.key.clone(), Arc::new(record))).collect();
         Self {
-            state: RwLock::new(State { map, ring: VecDeque::new(), compacted: revision, revision }),
+            state: RwLock::new(State {
+                map,
+                ring: VecDeque::new(),
+                ring_bytes: 0,
+                compacted: revision,
+                revision,
+            }),
             newest: watch::Sender::new(revision),
             capacity,
         }
@@ -87,13 +107,13 @@ impl Cache {
                         state.map.insert(event.record.key.clone(), event.record.clone())
                     }
                 };
+                state.ring_bytes += event.record.value.len();
                 state.ring.push_back(Arc::new(event));
             }
             state.revision = revision;
-            while state.ring.len() > self.capacity {
-                if let Some(event) = state.ring.pop_front() {
-                    state.compacted = event.record.revision;
-                }
+            while state.ring.len() > self.capacity || (state.ring_bytes > RING_BYTES && state.ring.len() > 1)
+            {
+                state.forget_oldest();
             }
         }
         self.newest.send_replace(revision);
@@ -113,7 +133,7 @@ impl Cache {
     pub fn compact(&self, revision: u64) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         while state.ring.front().is_some_and(|event| event.record.revision <= revision) {
-            state.ring.pop_front();
+            state.forget_oldest();
         }
         state.compacted = state.compacted.max(revision.min(state.revision));
     }

@@ -52,7 +52,7 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
                 .records
                 .iter()
                 .map(|record| {
-                    if record.object()["apiVersion"] == api_version {
+                    if resource.shows(record.object()) {
                         record.json().clone()
                     } else {
                         Bytes::from(resource.view(record).to_string())

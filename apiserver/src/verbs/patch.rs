@@ -40,7 +40,8 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
         ));
     }
     let custom = call.resource.custom.is_some();
-    if !matches!(media, JSON | MERGE) && !(media == STRATEGIC && !custom) {
+    let taken = matches!(media, JSON | MERGE) || (media == STRATEGIC && !custom);
+    if !taken {
         let supported = if custom {
             format!("{JSON}, {MERGE}, {APPLY}")
         } else {
