@@ -1,6 +1,8 @@
 //! Real `russet-engine` processes on loopback, with MLX and its ring, asked over mTLS as a gateway
 //! asks them: answers, failures of single ranks, and what the agent is told.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
 #[path = "support/identities.rs"]
 mod identities;
 #[path = "support/model.rs"]
