@@ -8,6 +8,7 @@ mod report;
 mod status;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
@@ -18,6 +19,9 @@ use crate::context::Context;
 use crate::reconcile::after;
 
 pub use observe::missing_files;
+
+/// How long to wait for a cache that lags.
+const STALE: Duration = Duration::from_secs(1);
 
 /// Why a group could not be looked after.
 #[derive(Debug, Error)]
@@ -63,8 +67,12 @@ pub async fn reconcile(group: Arc<ShardGroup>, context: Arc<Context>) -> Result<
     }
     let now = Timestamp::now();
     let observed = observe::observe(&context, &group, now);
+    if observed.is_stale() {
+        // The group's own event is on its way; should it not come, a second is soon enough.
+        return Ok(after([Some(STALE)]));
+    }
     let planned = decide::decide(&observed, now);
     apply::apply(&context, &observed, &planned, now).await?;
     report::report(&context, &observed, &planned).await?;
-    Ok(after([planned.again]))
+    Ok(after([planned.again, observed.until_lost]))
 }

@@ -15,7 +15,7 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::reconcile::after;
 
-pub use decide::{LOST_AFTER, availability};
+pub use decide::{availability, until_lost};
 
 /// Why a node could not be looked after.
 #[derive(Debug, Error)]

@@ -75,6 +75,12 @@ fn obstacle(name: &str, model: Option<&Model>) -> Option<Obstacle> {
         );
         return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
     };
+    if model.metadata.deletion_timestamp.is_some() {
+        let message = format!(
+            "Model {name} is being deleted and waits for this deployment; delete or scale down the deployment"
+        );
+        return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
+    }
     let status = model.status.clone().unwrap_or_default();
     if status.shape.is_some() {
         return None;

@@ -9,15 +9,15 @@ use jiff::Timestamp;
 use kube::api::ListParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
-use russet_crds::conditions::{Type, get, is_true};
+use russet_crds::conditions::{Type, is_true};
 use russet_crds::{InferenceNode, Model, ModelDeployment, Shard, ShardGroup};
 use russet_plan::Snapshot;
-use russet_plan::snapshot::{Availability, Group, Node};
+use russet_plan::snapshot::{Group, Node};
 
 use super::apply::Applied;
 use super::{Error, Resources};
 use crate::context::Context;
-use crate::node::{LOST_AFTER, availability};
+use crate::node::{availability, until_lost};
 
 /// A deployment and everything its plan depends on.
 #[derive(Clone, Debug)]
@@ -133,14 +133,7 @@ pub fn next_loss(context: &Context, applied: &Resources<Applied>, now: Timestamp
     let members = applied.stage.groups.iter().flat_map(|group| &group.spec.plan.members);
     members
         .filter_map(|member| {
-            let node = context.stores.nodes.get(&ObjectRef::new(&member.node_name))?;
-            (availability(&node, now) == Availability::Unreachable).then_some(())?;
-            let status = node.status.as_ref()?;
-            let since = get(&status.conditions, Type::Reachable)?.last_transition_time.0;
-            Some(
-                LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs())
-                    + Duration::from_millis(100),
-            )
+            until_lost(context.stores.nodes.get(&ObjectRef::new(&member.node_name))?.as_ref(), now)
         })
         .min()
 }

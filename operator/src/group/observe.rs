@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -11,7 +12,7 @@ use russet_crds::{Shard, ShardGroup, names};
 use russet_plan::snapshot::Availability;
 
 use crate::context::Context;
-use crate::node::availability;
+use crate::node::{availability, until_lost};
 
 /// A group and what surrounds it.
 #[derive(Clone, Debug)]
@@ -28,8 +29,18 @@ pub struct Observed {
     pub unreachable: BTreeSet<String>,
     /// Nodes that have not answered for so long that their engines have ended.
     pub lost: BTreeSet<String>,
+    /// How long until the next of its nodes counts as lost.
+    pub until_lost: Option<Duration>,
     /// When recent epochs were begun.
     pub begun: Vec<Timestamp>,
+}
+
+impl Observed {
+    /// Whether the cache of groups lags behind that of Shards: a group is always written first, so a
+    /// Shard that is ahead of it shows an epoch this process has begun and not yet seen.
+    pub fn is_stale(&self) -> bool {
+        self.shards.values().any(|shard| shard.spec.epoch > self.group.spec.epoch)
+    }
 }
 
 /// Reads the caches.
@@ -55,6 +66,7 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         missing_files: BTreeMap::new(),
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
+        until_lost: None,
         begun: context.epochs.lock().get(&uid).map(|history| history.begun.clone()).unwrap_or_default(),
     };
     for member in &group.spec.plan.members {
@@ -62,7 +74,10 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         if let Some(missing) = missing_files(context, &namespace, &group.spec.model_ref.name, node) {
             observed.missing_files.insert(node.clone(), missing);
         }
-        match context.stores.nodes.get(&ObjectRef::new(node)).map(|node| availability(&node, now)) {
+        let known = context.stores.nodes.get(&ObjectRef::new(node));
+        let soon = known.as_ref().and_then(|known| until_lost(known, now));
+        observed.until_lost = observed.until_lost.into_iter().chain(soon).min();
+        match known.map(|known| availability(&known, now)) {
             None | Some(Availability::Lost) => {
                 observed.lost.insert(node.clone());
                 observed.unreachable.insert(node.clone());

@@ -18,7 +18,7 @@ use russet_plan::snapshot::Availability;
 /// A Lease not renewed for so long has expired; agents renew every five seconds.
 const LEASE: Duration = Duration::from_secs(20);
 /// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
-pub const LOST_AFTER: Duration = Duration::from_secs(60);
+const LOST_AFTER: Duration = Duration::from_secs(60);
 
 /// What was seen of a node's Lease.
 #[derive(Clone, Debug, Default)]
@@ -176,6 +176,17 @@ pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
     }
 }
 
+/// How long until an unreachable node counts as lost. Nothing happens then that a watch would tell.
+pub fn until_lost(node: &InferenceNode, now: Timestamp) -> Option<Duration> {
+    if availability(node, now) != Availability::Unreachable {
+        return None;
+    }
+    let status = node.status.as_ref()?;
+    let since = conditions::get(&status.conditions, Type::Reachable)?.last_transition_time.0;
+    // A little more, so that whoever waits does not wake just before.
+    Some(LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs()) + Duration::from_millis(100))
+}
+
 #[cfg(test)]
 mod tests {
     use russet_crds::{InferenceNodeStatus, NodeMemory};
@@ -284,6 +295,7 @@ mod tests {
             conditions::set(conditions, Type::Reachable, reachable, Reason::LeaseRenewed, "", None, at(0));
             conditions::set(conditions, Type::Ready, reachable, Reason::Settled, "", None, at(0));
             assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
+            assert_eq!(until_lost(&node, at(since)).is_some(), want == Availability::Unreachable);
         }
         assert_eq!(availability(&named("new"), at(0)), Availability::Unreachable);
     }

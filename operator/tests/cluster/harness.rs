@@ -24,10 +24,34 @@ pub struct Cluster {
     pub admin: Client,
     server: Running,
     agents: Vec<Agent>,
+    operator: Operator,
+    _dir: tempfile::TempDir,
+}
+
+struct Operator {
     registry: prometheus::Registry,
     stop: oneshot::Sender<()>,
-    operator: JoinHandle<Result<(), russet_operator::Error>>,
-    _dir: tempfile::TempDir,
+    task: JoinHandle<Result<(), russet_operator::Error>>,
+}
+
+impl Operator {
+    async fn start(server: &Running) -> Self {
+        let user = client(server, russet_rpc::tls::OPERATOR_USER, "russet:components").await;
+        let registry = prometheus::Registry::new();
+        let ready = Arc::new(AtomicBool::new(false));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let run = russet_operator::run(user, registry.clone(), ready.clone(), async {
+            let _ = stopped.await;
+        });
+        let task = tokio::spawn(run);
+        until("the operator is ready", || async { ready.load(Ordering::Acquire).then_some(()) }).await;
+        Self { registry, stop, task }
+    }
+
+    async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task.await.unwrap().unwrap();
+    }
 }
 
 impl Cluster {
@@ -46,21 +70,13 @@ impl Cluster {
             Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap()).unwrap();
         russet_operator::install::apply(&admin).await.unwrap();
 
-        let user = client(&server, russet_rpc::tls::OPERATOR_USER, "russet:components").await;
-        let registry = prometheus::Registry::new();
-        let ready = Arc::new(AtomicBool::new(false));
-        let (stop, stopped) = oneshot::channel::<()>();
-        let run = russet_operator::run(user, registry.clone(), ready.clone(), async {
-            let _ = stopped.await;
-        });
-        let operator = tokio::spawn(run);
-        until("the operator is ready", || async { ready.load(Ordering::Acquire).then_some(()) }).await;
+        let operator = Operator::start(&server).await;
         let mut agents = Vec::new();
         for (name, bytes) in nodes {
             let user = client(&server, &russet_rpc::tls::node_user(name), russet_rpc::tls::NODES_GROUP).await;
             agents.push(Agent::start(user, name, *bytes).await);
         }
-        Self { admin, server, agents, registry, stop, operator, _dir: dir }
+        Self { admin, server, agents, operator, _dir: dir }
     }
 
     pub async fn client(&self, user: &str, group: &str) -> Client {
@@ -85,18 +101,28 @@ impl Cluster {
         api.create(&Default::default(), &object).await.unwrap();
     }
 
+    /// Another operator takes the place of this one.
+    pub async fn restart_operator(&mut self) {
+        let next = Operator::start(&self.server).await;
+        std::mem::replace(&mut self.operator, next).stop().await;
+    }
+
+    /// The agent ends without a word, as with a pulled plug.
+    pub fn silence(&mut self, node: &str) {
+        self.agents.retain(|agent| agent.name() != node);
+    }
+
     pub async fn granted(&self, node: &str) -> u64 {
         let api: Api<InferenceNode> = Api::all(self.admin.clone());
         api.get(node).await.unwrap().status.unwrap().memory.unwrap().granted_bytes
     }
 
     pub fn metrics(&self) -> String {
-        prometheus::TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap()
+        prometheus::TextEncoder::new().encode_to_string(&self.operator.registry.gather()).unwrap()
     }
 
     pub async fn stop(self) {
-        let _ = self.stop.send(());
-        self.operator.await.unwrap().unwrap();
+        self.operator.stop().await;
         drop(self.agents);
         self.server.shutdown().await;
     }

@@ -1,6 +1,8 @@
 //! The operator against the embedded API server, with agents that are played: they hold no models
 //! and start no engines, but they obey the same rules and the same access rights as real ones.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where its world is not as it says")]
+
 mod agent;
 mod harness;
 
@@ -323,5 +325,71 @@ async fn a_joining_machine_gets_a_certificate_for_itself_and_for_nobody_else() {
     assert!(denied.unwrap().message.unwrap().contains("node a is joined and alive"));
     // A token opens nothing else.
     assert!(Api::<InferenceNode>::all(joiner).list(&Default::default()).await.is_err());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_that_starts_anew_changes_nothing_and_a_silent_node_gets_nothing_new() {
+    let mut cluster = Cluster::start(&[("a", 16 * GIB), ("b", 16 * GIB)]).await;
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
+    let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    cluster.create(deployment("chat", "m", pipeline(2))).await;
+    until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+
+    let versions = || async {
+        let mut all: Vec<String> = Vec::new();
+        all.extend(
+            groups
+                .list(&Default::default())
+                .await
+                .unwrap()
+                .items
+                .iter()
+                .filter_map(|it| it.resource_version()),
+        );
+        all.extend(
+            shards
+                .list(&Default::default())
+                .await
+                .unwrap()
+                .items
+                .iter()
+                .filter_map(|it| it.resource_version()),
+        );
+        all.push(deployments.get("chat").await.unwrap().resource_version().unwrap());
+        all
+    };
+    let before = versions().await;
+    cluster.restart_operator().await;
+    until("the new operator has looked at everything", || async {
+        let metrics = cluster.metrics();
+        ["deployment", "group", "model", "node"]
+            .iter()
+            .all(|it| metrics.contains(&format!("controller=\"{it}\",result=\"ok\"")))
+            .then_some(())
+    })
+    .await;
+    assert_eq!(versions().await, before, "nothing was written again");
+
+    // Node b falls silent: what runs there stays as it is, new work goes elsewhere.
+    cluster.silence("b");
+    let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
+    until("b is unreachable", || async {
+        let status = nodes.get("b").await.ok()?.status?;
+        get(&status.conditions, Type::Reachable)
+            .filter(|it| it.status == "False" && it.reason == "LeaseExpired")
+            .cloned()
+    })
+    .await;
+    cluster.create(deployment("more", "m", Sharding::default())).await;
+    let more = until("more is ready", || async { deployments.get("more").await.ok().filter(ready) }).await;
+    assert_eq!(more.status.unwrap().nodes.as_deref(), Some("a"));
+    assert!(ready(&deployments.get("chat").await.unwrap()), "its agent may only have lost the API server");
+    assert_eq!(
+        groups.list(&Default::default()).await.unwrap().items.iter().map(|it| it.spec.epoch).max(),
+        Some(1)
+    );
     cluster.stop().await;
 }

@@ -36,6 +36,7 @@ fn observed(epoch: i64) -> Observed {
         missing_files: BTreeMap::new(),
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
+        until_lost: None,
         begun: Vec::new(),
     }
 }
@@ -211,6 +212,11 @@ fn an_epoch_begun_half_way_is_finished() {
     let mut observed = both(4, &peers(100), 4, [SERVING, SERVING]);
     Arc::make_mut(&mut observed.group).spec.epoch = 5;
     assert_eq!(outcome(&decide(&observed, at(0))), (5, vec![0, 1], false, "WaitingForAgent".to_owned()));
+    // The cache of groups lags behind that of Shards: nothing is decided on half the truth.
+    assert!(!both(4, &[], 4, [CLAIMED, CLAIMED]).is_stale());
+    let mut stale = both(5, &[], 5, [CLAIMED, CLAIMED]);
+    Arc::make_mut(&mut stale.group).spec.epoch = 4;
+    assert!(stale.is_stale());
     // It wrote the peers of one Shard and died before the other.
     let mut observed = both(5, &peers(100), 5, [CLAIMED, CLAIMED]);
     edit(&mut observed, 1, |shard| shard.spec.peers.clear());
