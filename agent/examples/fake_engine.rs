@@ -56,7 +56,8 @@ impl Control for Engine {
         self.watchers.fetch_add(1, Ordering::SeqCst);
         let watcher = Watcher(self.watchers.clone());
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        let states = [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
+        let states =
+            [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
         tokio::spawn(async move {
             let _watcher = watcher;
             for state in states {
@@ -98,7 +99,11 @@ async fn main() {
         let mut alone = Duration::ZERO;
         while alone < LONELY {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            alone = if watchers.load(Ordering::SeqCst) == 0 { alone + Duration::from_millis(100) } else { Duration::ZERO };
+            alone = if watchers.load(Ordering::SeqCst) == 0 {
+                alone + Duration::from_millis(100)
+            } else {
+                Duration::ZERO
+            };
         }
     };
     tokio::select! {

@@ -70,7 +70,8 @@ impl Copies {
     pub fn sync(&mut self, copies: &[Arc<ModelCopy>]) {
         let live = copies.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none());
         let wanted: BTreeMap<String, &Arc<ModelCopy>> = live.map(|copy| (copy.name_any(), copy)).collect();
-        let gone: Vec<String> = self.tasks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        let gone: Vec<String> =
+            self.tasks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
         for name in gone {
             self.end(&name);
         }
@@ -261,7 +262,10 @@ impl Job {
                 )));
             }
             Err(kube::Error::Api(answer)) => {
-                return Err(forbidden(format!("this node may not read Secret {namespace}/{name}: {}", answer.message)));
+                return Err(forbidden(format!(
+                    "this node may not read Secret {namespace}/{name}: {}",
+                    answer.message
+                )));
             }
             Err(error) => {
                 let message = format!("Secret {namespace}/{name} cannot be read now: {error}");
@@ -271,7 +275,9 @@ impl Job {
         let token = secret.data.as_ref().and_then(|data| data.get("token"));
         match token.and_then(|token| std::str::from_utf8(&token.0).ok()) {
             Some(token) => Ok(Some(token.trim().to_owned())),
-            None => Err(forbidden(format!("Secret {namespace}/{name} has no text under the key `token`; add it"))),
+            None => {
+                Err(forbidden(format!("Secret {namespace}/{name} has no text under the key `token`; add it")))
+            }
         }
     }
 }
@@ -283,7 +289,8 @@ mod tests {
 
     #[test]
     fn the_operators_commit_comes_before_what_this_node_resolved_and_both_before_a_branch() {
-        let source = ModelSource { uri: "hf://a/b".into(), revision: Some("main".into()), ..ModelSource::default() };
+        let source =
+            ModelSource { uri: "hf://a/b".into(), revision: Some("main".into()), ..ModelSource::default() };
         let spec = |commit: Option<&str>| ModelCopySpec {
             source: source.clone(),
             commit: commit.map(str::to_owned),

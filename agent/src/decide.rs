@@ -90,10 +90,7 @@ pub enum Action {
 
 /// The next actions. `wanted` is `None` until the Shards were listed once: what was not seen yet
 /// must not be taken for deleted.
-pub fn decide(
-    wanted: Option<&BTreeMap<String, Wanted>>,
-    held: &BTreeMap<String, Held>,
-) -> Vec<Action> {
+pub fn decide(wanted: Option<&BTreeMap<String, Wanted>>, held: &BTreeMap<String, Held>) -> Vec<Action> {
     let Some(wanted) = wanted else { return Vec::new() };
     let gone = held.iter().filter(|(uid, _)| !wanted.contains_key(*uid)).filter_map(|(uid, held)| {
         let shard = uid.clone();
@@ -178,24 +175,55 @@ mod tests {
         for (story, wanted, held, action) in [
             ("a new Shard is claimed", Some(wanted(1)), None, "Claim"),
             ("a claimed one waits for its peers", Some(wanted(1)), Some(held(1)), ""),
-            ("half the peers are not enough", Some(Wanted { peers: peers(7000)[..1].to_vec(), ..wanted(1) }), Some(held(1)), ""),
+            (
+                "half the peers are not enough",
+                Some(Wanted { peers: peers(7000)[..1].to_vec(), ..wanted(1) }),
+                Some(held(1)),
+                "",
+            ),
             ("it waits for its files", Some(Wanted { files: false, ..ready.clone() }), Some(held(1)), ""),
             ("with both it starts", Some(ready.clone()), Some(held(1)), "Start"),
             ("a running engine is left alone", Some(ready.clone()), Some(alive.clone()), ""),
-            ("peers that name another address are a failure", Some(Wanted { peers: peers(8000), ..wanted(1) }), Some(held(1)), "Fail"),
-            ("a refused claim is tried again", Some(wanted(1)), Some(Held { rendezvous: None, ..held(1) }), "Claim"),
+            (
+                "peers that name another address are a failure",
+                Some(Wanted { peers: peers(8000), ..wanted(1) }),
+                Some(held(1)),
+                "Fail",
+            ),
+            (
+                "a refused claim is tried again",
+                Some(wanted(1)),
+                Some(Held { rendezvous: None, ..held(1) }),
+                "Claim",
+            ),
             ("a higher epoch stops the engine", Some(wanted(2)), Some(alive.clone()), "Stop"),
             ("once", Some(wanted(2)), Some(stopping.clone()), ""),
             ("and is claimed when it is gone", Some(wanted(2)), Some(held(1)), "Claim"),
             ("even after a failure", Some(wanted(2)), Some(Held { failed: true, ..held(1) }), "Claim"),
-            ("a lower epoch is old news", Some(wanted(1)), Some(Held { engine: Engine::Alive, ..held(2) }), ""),
-            ("a failed rank waits for a higher epoch", Some(ready.clone()), Some(Held { failed: true, ..held(1) }), ""),
-            ("but its process goes", Some(ready.clone()), Some(Held { failed: true, ..alive.clone() }), "Stop"),
+            (
+                "a lower epoch is old news",
+                Some(wanted(1)),
+                Some(Held { engine: Engine::Alive, ..held(2) }),
+                "",
+            ),
+            (
+                "a failed rank waits for a higher epoch",
+                Some(ready.clone()),
+                Some(Held { failed: true, ..held(1) }),
+                "",
+            ),
+            (
+                "but its process goes",
+                Some(ready.clone()),
+                Some(Held { failed: true, ..alive.clone() }),
+                "Stop",
+            ),
             ("a deleted Shard's engine stops", None, Some(alive), "Stop"),
             ("keeps its memory until it is gone", None, Some(stopping), ""),
             ("and is then forgotten", None, Some(held(1)), "Forget"),
         ] {
-            let wanted: BTreeMap<String, Wanted> = wanted.map(|wanted| ("u".to_owned(), wanted)).into_iter().collect();
+            let wanted: BTreeMap<String, Wanted> =
+                wanted.map(|wanted| ("u".to_owned(), wanted)).into_iter().collect();
             let held: BTreeMap<String, Held> = held.map(|held| ("u".to_owned(), held)).into_iter().collect();
             let actions = decide(Some(&wanted), &held);
             let names: Vec<String> = actions

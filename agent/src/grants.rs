@@ -4,9 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use russet_plan::quantity;
 use thiserror::Error;
-
-use crate::quantity;
 
 /// Share of the memory a machine keeps for its user and system when the owner says nothing: what
 /// macOS itself keeps from the GPU on larger machines.
@@ -40,8 +39,8 @@ pub enum Refusal {
     /// The limit would be exceeded.
     #[error(
         "needs {} ({needed} bytes), but of the {} models may take here {} are granted already; free {} or raise the node's spec.memory.servingLimit",
-        quantity::format(*.needed), quantity::format(*.limit), quantity::format(*.granted),
-        quantity::format(.needed.saturating_sub(.limit.saturating_sub(*.granted)))
+        quantity::write(*.needed), quantity::write(*.limit), quantity::write(*.granted),
+        quantity::write(.needed.saturating_sub(.limit.saturating_sub(*.granted)))
     )]
     Limit {
         /// Bytes asked for.
@@ -54,8 +53,8 @@ pub enum Refusal {
     /// The limit allows it, but the machine is full of something else.
     #[error(
         "needs {} ({needed} bytes), but only {} are really free: {} available, {} of it promised to engines that still load; close other programs or set spec.memory.userReserve",
-        quantity::format(*.needed), quantity::format(.available.saturating_sub(*.promised)),
-        quantity::format(*.available), quantity::format(*.promised)
+        quantity::write(*.needed), quantity::write(.available.saturating_sub(*.promised)),
+        quantity::write(*.available), quantity::write(*.promised)
     )]
     Available {
         /// Bytes asked for.
@@ -82,7 +81,13 @@ struct Grant {
 impl Grants {
     /// Grants `bytes` to `holder`, or says why not. What the holder had before counts as free:
     /// it asks anew for the same thing.
-    pub fn grant(&mut self, holder: &str, bytes: u64, limits: &Limits, available: u64) -> Result<(), Refusal> {
+    pub fn grant(
+        &mut self,
+        holder: &str,
+        bytes: u64,
+        limits: &Limits,
+        available: u64,
+    ) -> Result<(), Refusal> {
         let others = self.held.iter().filter(|(other, _)| *other != holder);
         let granted: u64 = others.clone().map(|(_, grant)| grant.bytes).sum();
         let promised: u64 = others.map(|(_, grant)| grant.bytes.saturating_sub(grant.used)).sum();
@@ -145,7 +150,10 @@ mod tests {
         grants.grant("a", 400, &LIMITS, 10_000).unwrap();
         let refusal = grants.grant("b", 300, &LIMITS, 10_000).unwrap_err();
         assert_eq!(refusal, Refusal::Limit { needed: 300, limit: 600, granted: 400 });
-        assert!(refusal.to_string().contains("300 bytes") && refusal.to_string().contains("free 100"), "{refusal}");
+        assert!(
+            refusal.to_string().contains("300 bytes") && refusal.to_string().contains("free 100"),
+            "{refusal}"
+        );
         grants.grant("a", 500, &LIMITS, 10_000).unwrap();
         assert_eq!(grants.total(), 500);
         grants.release("a");

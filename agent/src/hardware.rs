@@ -59,7 +59,8 @@ pub fn disk(path: &Path) -> io::Result<(u64, u64)> {
 pub fn address_towards(server: Option<SocketAddr>) -> IpAddr {
     // Connecting a UDP socket sends nothing; it only asks the routing table.
     let routed = server.and_then(|server| {
-        let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
+        let any: SocketAddr =
+            if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
         let socket = UdpSocket::bind(any).ok()?;
         socket.connect(server).ok()?;
         socket.local_addr().ok().map(|local| local.ip())
@@ -73,14 +74,15 @@ pub fn address_towards(server: Option<SocketAddr>) -> IpAddr {
 /// Global IPv4 addresses of interfaces that are up, in the system's order.
 pub fn interface_addresses() -> Vec<IpAddr> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
-    let addresses = interfaces.iter().filter(|interface| interface.is_oper_up()).filter_map(|interface| {
-        match interface.ip() {
+    let addresses =
+        interfaces.iter().filter(|interface| interface.is_oper_up()).filter_map(|interface| match interface
+            .ip()
+        {
             IpAddr::V4(address) if !address.is_loopback() && !address.is_link_local() => {
                 Some(IpAddr::V4(address))
             }
             _ => None,
-        }
-    });
+        });
     addresses.collect()
 }
 

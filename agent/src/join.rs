@@ -12,9 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{
-    CertificateSigningRequest, CertificateSigningRequestSpec,
-};
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -50,7 +48,9 @@ pub enum JoinError {
     #[error(transparent)]
     Token(#[from] TokenError),
     /// The name cannot be a node's.
-    #[error("`{0}` cannot be a node's name: use up to 63 lower-case letters, digits, hyphens and dots, and choose one with --node-name")]
+    #[error(
+        "`{0}` cannot be a node's name: use up to 63 lower-case letters, digits, hyphens and dots, and choose one with --node-name"
+    )]
     Name(String),
     /// The server could not be pinned.
     #[error(transparent)]
@@ -59,7 +59,9 @@ pub enum JoinError {
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// The token is unknown or expired.
-    #[error("{server} does not accept the token {id}.… ({message}); tokens last 24 hours, make a new one with `russet token create` on the control plane")]
+    #[error(
+        "{server} does not accept the token {id}.… ({message}); tokens last 24 hours, make a new one with `russet token create` on the control plane"
+    )]
     Refused {
         /// The API server.
         server: String,
@@ -77,7 +79,9 @@ pub enum JoinError {
         message: String,
     },
     /// Nobody signed in time.
-    #[error("no certificate came for node {node} within {seconds} s; the operator signs requests, look whether `russet serve` runs (request {request})")]
+    #[error(
+        "no certificate came for node {node} within {seconds} s; the operator signs requests, look whether `russet serve` runs (request {request})"
+    )]
     Unsigned {
         /// The node.
         node: String,
@@ -162,8 +166,8 @@ pub(crate) async fn request(
             JoinError::Api { server: server.to_owned(), node: node.to_owned(), source: Box::new(error) }
         }
     };
-    let (key, csr) = signing_request(node)
-        .map_err(|source| JoinError::Key { node: node.to_owned(), source })?;
+    let (key, csr) =
+        signing_request(node).map_err(|source| JoinError::Key { node: node.to_owned(), source })?;
     let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
     let name = format!("node-{node}-{}", hex::encode(rand::random::<[u8; 4]>()));
     let object = CertificateSigningRequest {
@@ -184,20 +188,18 @@ pub(crate) async fn request(
         if let Some(ByteString(certificate)) = status.certificate {
             return Ok((key, String::from_utf8_lossy(&certificate).into_owned()));
         }
-        let refusal = status.conditions.unwrap_or_default().into_iter().find(|condition| {
-            matches!(condition.type_.as_str(), "Denied" | "Failed")
-        });
+        let refusal = status
+            .conditions
+            .unwrap_or_default()
+            .into_iter()
+            .find(|condition| matches!(condition.type_.as_str(), "Denied" | "Failed"));
         if let Some(refusal) = refusal {
             let message = refusal.message.or(refusal.reason).unwrap_or(refusal.type_);
             return Err(JoinError::Denied { node: node.to_owned(), message });
         }
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    Err(JoinError::Unsigned {
-        node: node.to_owned(),
-        seconds: SIGNATURE_TIMEOUT.as_secs(),
-        request: name,
-    })
+    Err(JoinError::Unsigned { node: node.to_owned(), seconds: SIGNATURE_TIMEOUT.as_secs(), request: name })
 }
 
 /// A fresh key and the request that names its owner, both PEM.
@@ -231,7 +233,9 @@ mod tests {
 
     #[test]
     fn node_names_are_dns_names() {
-        for (name, good) in [("mac-1", true), ("a.b", true), ("", false), ("-a", false), ("Mac", false), ("a..b", false)] {
+        for (name, good) in
+            [("mac-1", true), ("a.b", true), ("", false), ("-a", false), ("Mac", false), ("a..b", false)]
+        {
             assert_eq!(check_name(name).is_ok(), good, "{name}");
         }
     }

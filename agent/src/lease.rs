@@ -30,7 +30,8 @@ pub(crate) async fn keep(client: Client, node: String, boot_id: String, metrics:
             Ok(None) => PERIOD,
             Ok(Some(holder)) => {
                 tracing::error!(
-                    lease = name, holder,
+                    lease = name,
+                    holder,
                     "another machine runs as this node; give one of them its own name and join it again"
                 );
                 PERIOD

@@ -15,7 +15,6 @@ mod lease;
 mod metrics;
 mod node;
 pub mod process;
-pub mod quantity;
 mod report;
 pub mod status;
 pub mod store;
@@ -34,8 +33,8 @@ use kube::Client;
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-pub use self::join::{JoinConfig, JoinError, join};
 use self::join::identity::{Identity, IdentityError};
+pub use self::join::{JoinConfig, JoinError, join};
 use self::store::StoreError;
 
 /// How an agent runs.
@@ -61,10 +60,14 @@ pub struct AgentConfig {
 #[derive(Debug, Error)]
 pub enum Error {
     /// There is no identity.
-    #[error("{0} holds no identity of a node; join a cluster first: `russet join URL --token T`, with a token of `russet token create`")]
+    #[error(
+        "{0} holds no identity of a node; join a cluster first: `russet join URL --token T`, with a token of `russet token create`"
+    )]
     NotJoined(PathBuf),
     /// The identity is another node's.
-    #[error("{folder} belongs to node {found}, not to {asked}; use --node-name {found} or another --data-dir")]
+    #[error(
+        "{folder} belongs to node {found}, not to {asked}; use --node-name {found} or another --data-dir"
+    )]
     OtherNode {
         /// The agent's folder.
         folder: PathBuf,
@@ -204,10 +207,8 @@ pub async fn stop_engines(data_dir: &Path) {
 async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
     let mut config = identity.client_config().await?;
     let client = |config: kube::Config| {
-        Client::try_from(config).map_err(|source| Error::Client {
-            folder: identity.folder.clone(),
-            source: Box::new(source),
-        })
+        Client::try_from(config)
+            .map_err(|source| Error::Client { folder: identity.folder.clone(), source: Box::new(source) })
     };
     config.connect_timeout = Some(Duration::from_secs(5));
     // Retries are ours: a busy server must not hold up what is newer.

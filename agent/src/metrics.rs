@@ -27,29 +27,73 @@ impl Metrics {
     pub fn new() -> (Registry, Self) {
         let registry = Registry::new();
         let gauge = |name: &str, help: &str| made(IntGauge::new(name, help));
-        let gauges = |name: &str, help: &str, labels: &[&str]| made(IntGaugeVec::new(Opts::new(name, help), labels));
-        let counters = |name: &str, help: &str, labels: &[&str]| made(IntCounterVec::new(Opts::new(name, help), labels));
+        let gauges =
+            |name: &str, help: &str, labels: &[&str]| made(IntGaugeVec::new(Opts::new(name, help), labels));
+        let counters =
+            |name: &str, help: &str, labels: &[&str]| made(IntCounterVec::new(Opts::new(name, help), labels));
         let metrics = Self {
-            memory_total: gauge("russet_node_memory_total_bytes", "Memory of the node, or the size it plays."),
-            memory_limit: gauge("russet_node_memory_serving_limit_bytes", "Memory all models together may take."),
+            memory_total: gauge(
+                "russet_node_memory_total_bytes",
+                "Memory of the node, or the size it plays.",
+            ),
+            memory_limit: gauge(
+                "russet_node_memory_serving_limit_bytes",
+                "Memory all models together may take.",
+            ),
             memory_granted: gauge("russet_node_memory_granted_bytes", "Memory granted to Shards."),
-            memory_available: gauge("russet_node_memory_available_bytes", "Memory the system could hand out now."),
+            memory_available: gauge(
+                "russet_node_memory_available_bytes",
+                "Memory the system could hand out now.",
+            ),
             disk_free: gauge("russet_node_disk_free_bytes", "Free disk under the model store."),
-            copy_bytes: gauges("russet_modelcopy_bytes", "Bytes of a model on this node.", &["copy", "state"]),
+            copy_bytes: gauges(
+                "russet_modelcopy_bytes",
+                "Bytes of a model on this node.",
+                &["copy", "state"],
+            ),
             engines: gauges("russet_node_engines", "Engines of this node by what they do.", &["state"]),
             starts: counters("russet_engine_starts_total", "Engines started.", &["shard"]),
-            ends: counters("russet_engine_ends_total", "Engines that ended, and whether the agent wanted it.", &["shard", "wanted"]),
-            refusals: counters("russet_shard_refusals_total", "Claims refused for want of memory.", &["shard"]),
-            leases: counters("russet_lease_renewals_total", "Attempts to renew the node's Lease.", &["result"]),
+            ends: counters(
+                "russet_engine_ends_total",
+                "Engines that ended, and whether the agent wanted it.",
+                &["shard", "wanted"],
+            ),
+            refusals: counters(
+                "russet_shard_refusals_total",
+                "Claims refused for want of memory.",
+                &["shard"],
+            ),
+            leases: counters(
+                "russet_lease_renewals_total",
+                "Attempts to renew the node's Lease.",
+                &["result"],
+            ),
         };
         let Self {
-            memory_total, memory_limit, memory_granted, memory_available, disk_free, copy_bytes, engines,
-            starts, ends, refusals, leases,
+            memory_total,
+            memory_limit,
+            memory_granted,
+            memory_available,
+            disk_free,
+            copy_bytes,
+            engines,
+            starts,
+            ends,
+            refusals,
+            leases,
         } = metrics.clone();
         let collectors: Vec<Box<dyn prometheus::core::Collector>> = vec![
-            Box::new(memory_total), Box::new(memory_limit), Box::new(memory_granted), Box::new(memory_available),
-            Box::new(disk_free), Box::new(copy_bytes), Box::new(engines), Box::new(starts), Box::new(ends),
-            Box::new(refusals), Box::new(leases),
+            Box::new(memory_total),
+            Box::new(memory_limit),
+            Box::new(memory_granted),
+            Box::new(memory_available),
+            Box::new(disk_free),
+            Box::new(copy_bytes),
+            Box::new(engines),
+            Box::new(starts),
+            Box::new(ends),
+            Box::new(refusals),
+            Box::new(leases),
         ];
         for collector in collectors {
             made(registry.register(collector));

@@ -14,15 +14,16 @@ use kube::{Api, Client};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::names::AGENT_MANAGER;
 use russet_crds::{
-    GROUP, InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits, VERSION,
+    GROUP, InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits,
+    VERSION,
 };
+use russet_plan::quantity;
 use serde_json::json;
 use tokio::sync::watch;
 
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
 use crate::metrics::Metrics;
-use crate::quantity;
 
 /// Between two reports when nothing changes.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -92,7 +93,8 @@ pub(crate) async fn keep(mut node: Node) {
     loop {
         let granted = *node.channel.granted.borrow_and_update();
         let pressure = pressure(&node);
-        for (kind, (short, message)) in [(Type::MemoryPressure, pressure.0), (Type::DiskPressure, pressure.1)] {
+        for (kind, (short, message)) in [(Type::MemoryPressure, pressure.0), (Type::DiskPressure, pressure.1)]
+        {
             let reason = if short { Reason::Insufficient } else { Reason::Sufficient };
             conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
         }
@@ -125,7 +127,8 @@ pub(crate) async fn keep(mut node: Node) {
 async fn publish(node: &Node, status: &InferenceNodeStatus) -> Result<InferenceNode, kube::Error> {
     let nodes: Api<InferenceNode> = Api::all(node.client.clone());
     let params = PatchParams::apply(AGENT_MANAGER).force();
-    let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InferenceNode", "status": status});
+    let patch =
+        json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InferenceNode", "status": status});
     match nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await {
         Err(kube::Error::Api(answer)) if answer.code == 404 => {
             let fresh = InferenceNode::new(&node.name, InferenceNodeSpec::default());
@@ -161,8 +164,8 @@ fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>
             total_bytes: limits.total,
             serving_limit_bytes: limits.serving_limit(),
             granted_bytes: granted,
-            serving_limit: quantity::format(limits.serving_limit()),
-            granted: quantity::format(granted),
+            serving_limit: quantity::write(limits.serving_limit()),
+            granted: quantity::write(granted),
         }),
         disk: Some(NodeDisk { total_bytes: total, free_bytes: free / DISK_STEP * DISK_STEP }),
         addresses: addresses.iter().map(IpAddr::to_string).collect(),
@@ -181,7 +184,7 @@ fn pressure(node: &Node) -> ((bool, String), (bool, String)) {
     let (_, free) = hardware::disk(&node.store_dir).unwrap_or((0, u64::MAX));
     node.metrics.measured(available, free);
     let say = |what: &str, value: u64, least: u64| {
-        let least = quantity::format(least);
+        let least = quantity::write(least);
         match value < quantity::parse(&least).unwrap_or(0) {
             true => (true, format!("less than {least} of {what} left; free some, or move work away")),
             false => (false, format!("at least {least} of {what} left")),
@@ -201,8 +204,12 @@ mod tests {
 
     #[test]
     fn the_owners_bounds_are_quantities() {
-        let memory = NodeMemoryLimits { serving_limit: Some("6Gi".into()), user_reserve: Some("nonsense".into()) };
+        let memory =
+            NodeMemoryLimits { serving_limit: Some("6Gi".into()), user_reserve: Some("nonsense".into()) };
         let limits = bounds(16 << 30, &memory);
-        assert_eq!((limits.serving, limits.user_reserve, limits.serving_limit()), (Some(6 << 30), None, 6 << 30));
+        assert_eq!(
+            (limits.serving, limits.user_reserve, limits.serving_limit()),
+            (Some(6 << 30), None, 6 << 30)
+        );
     }
 }

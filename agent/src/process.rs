@@ -81,7 +81,11 @@ mod tests {
     use super::*;
 
     fn report(phase: pb::Phase) -> Event {
-        Event::Reported(Box::new(pb::EngineState { phase: phase as i32, message: "m".into(), ..Default::default() }))
+        Event::Reported(Box::new(pb::EngineState {
+            phase: phase as i32,
+            message: "m".into(),
+            ..Default::default()
+        }))
     }
 
     #[test]

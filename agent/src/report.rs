@@ -84,7 +84,8 @@ async fn send(client: Client, mut inbox: mpsc::UnboundedReceiver<(Object, Value)
 }
 
 async fn apply(client: &Client, object: &Object, status: &Value) -> Result<(), kube::Error> {
-    let patch = |kind: &str| json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "status": status});
+    let patch =
+        |kind: &str| json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": kind, "status": status});
     let params = PatchParams::apply(AGENT_MANAGER).force();
     match object {
         Object::Shard(namespace, name) => {

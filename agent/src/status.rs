@@ -5,10 +5,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Want};
+use russet_plan::quantity;
 use russet_rpc::engine as pb;
 
 use crate::process::State;
-use crate::quantity;
 use crate::store::{Headers, Progress, Published, Stage};
 
 /// What the agent knows of a rank.
@@ -45,7 +45,7 @@ pub fn shard(
     match (rank.refusal, rank.rendezvous) {
         (Some(refusal), _) => set(Type::Claimed, false, Reason::MemoryRefused, refusal),
         (None, Some(_)) => {
-            let granted = quantity::format(spec.reserved_bytes());
+            let granted = quantity::write(spec.reserved_bytes());
             set(Type::Claimed, true, Reason::MemoryGranted, &format!("{granted} granted"));
         }
         (None, None) => set(Type::Claimed, false, Reason::InProgress, "being claimed"),
@@ -134,7 +134,8 @@ pub fn copy(
     generation: Option<i64>,
     now: Timestamp,
 ) -> ModelCopyStatus {
-    let mut status = ModelCopyStatus { observed_generation: generation, bytes_per_second: 0, ..before.clone() };
+    let mut status =
+        ModelCopyStatus { observed_generation: generation, bytes_per_second: 0, ..before.clone() };
     let mut all = std::mem::take(&mut status.conditions);
     let mut set = |kinds: &[Type], verdict: bool, reason, message: &str| {
         for &kind in kinds {
@@ -154,16 +155,28 @@ pub fn copy(
             if progress.total > 0 {
                 (status.bytes_done, status.bytes_total) = (progress.done, progress.total);
                 status.bytes_per_second = *rate;
-                let (done, total) = (quantity::format(progress.done), quantity::format(progress.total));
+                let (done, total) = (quantity::write(progress.done), quantity::write(progress.total));
                 status.progress = Some(format!("{done} / {total}"));
             }
             match (progress.stage, &progress.trouble) {
-                (_, Some((reason, message))) => set(&[Type::Downloaded, Type::Ready], false, *reason, message),
+                (_, Some((reason, message))) => {
+                    set(&[Type::Downloaded, Type::Ready], false, *reason, message)
+                }
                 (Stage::Resolving, None) => {
-                    set(&[Type::Downloaded, Type::Ready], false, Reason::InProgress, "the source is being read");
+                    set(
+                        &[Type::Downloaded, Type::Ready],
+                        false,
+                        Reason::InProgress,
+                        "the source is being read",
+                    );
                 }
                 (Stage::Downloading, None) => {
-                    set(&[Type::Downloaded, Type::Ready], false, Reason::Downloading, "files are on their way");
+                    set(
+                        &[Type::Downloaded, Type::Ready],
+                        false,
+                        Reason::Downloading,
+                        "files are on their way",
+                    );
                 }
                 (Stage::Verifying, None) => {
                     set(&[Type::Downloaded], true, Reason::Settled, "every byte arrived");
@@ -193,7 +206,7 @@ pub fn copy(
             status.commit = manifest.commit.clone();
             status.sha256 = Some(manifest.sha256());
             (status.bytes_done, status.bytes_total) = (manifest.bytes(), manifest.bytes());
-            status.progress = Some(quantity::format(manifest.bytes()));
+            status.progress = Some(quantity::write(manifest.bytes()));
             set(&[Type::Resolved], true, Reason::HeadersRead, "headers were read");
             set(&[Type::Downloaded], true, Reason::Settled, "every byte arrived");
             set(&[Type::Verified, Type::Ready], true, Reason::Verified, "every byte matches");
@@ -209,7 +222,12 @@ mod tests {
     use russet_crds::Peer;
 
     fn spec(peers: usize) -> ShardSpec {
-        ShardSpec { layers_per_rank: vec![2, 3], rank: 1, peers: vec![Peer::default(); peers], ..ShardSpec::default() }
+        ShardSpec {
+            layers_per_rank: vec![2, 3],
+            rank: 1,
+            peers: vec![Peer::default(); peers],
+            ..ShardSpec::default()
+        }
     }
 
     fn words(status: &ShardStatus) -> String {
@@ -226,18 +244,36 @@ mod tests {
         let claimed = Rank { epoch: 3, rendezvous: Some(&rendezvous), ..Rank::default() };
         let serving = State::Serving;
         for (peers, rank, expected) in [
-            (0, Rank { refusal: Some("too little"), ..Rank::default() },
-             "-Claimed:MemoryRefused -Loaded:MemoryRefused -Joined:MemoryRefused -Serving:MemoryRefused -Ready:MemoryRefused"),
-            (0, claimed.clone(),
-             "+Claimed:MemoryGranted -Loaded:WaitingForRanks -Joined:WaitingForRanks -Serving:WaitingForRanks -Ready:WaitingForRanks"),
-            (2, claimed.clone(),
-             "+Claimed:MemoryGranted -Loaded:WaitingForCopies -Joined:WaitingForCopies -Serving:WaitingForCopies -Ready:WaitingForCopies"),
-            (2, Rank { engine: Some((7, &State::Loaded)), ..claimed.clone() },
-             "+Claimed:MemoryGranted +Loaded:Serving -Joined:Joining -Serving:Joining -Ready:Joining"),
-            (2, Rank { engine: Some((7, &serving)), ..claimed.clone() },
-             "+Claimed:MemoryGranted +Loaded:Serving +Joined:Serving +Serving:Serving +Ready:Serving"),
-            (2, Rank { failure: Some((Reason::EngineExited, "signal 9")), ..claimed.clone() },
-             "+Claimed:MemoryGranted -Loaded:EngineExited -Joined:EngineExited -Serving:EngineExited -Ready:EngineExited"),
+            (
+                0,
+                Rank { refusal: Some("too little"), ..Rank::default() },
+                "-Claimed:MemoryRefused -Loaded:MemoryRefused -Joined:MemoryRefused -Serving:MemoryRefused -Ready:MemoryRefused",
+            ),
+            (
+                0,
+                claimed.clone(),
+                "+Claimed:MemoryGranted -Loaded:WaitingForRanks -Joined:WaitingForRanks -Serving:WaitingForRanks -Ready:WaitingForRanks",
+            ),
+            (
+                2,
+                claimed.clone(),
+                "+Claimed:MemoryGranted -Loaded:WaitingForCopies -Joined:WaitingForCopies -Serving:WaitingForCopies -Ready:WaitingForCopies",
+            ),
+            (
+                2,
+                Rank { engine: Some((7, &State::Loaded)), ..claimed.clone() },
+                "+Claimed:MemoryGranted +Loaded:Serving -Joined:Joining -Serving:Joining -Ready:Joining",
+            ),
+            (
+                2,
+                Rank { engine: Some((7, &serving)), ..claimed.clone() },
+                "+Claimed:MemoryGranted +Loaded:Serving +Joined:Serving +Serving:Serving +Ready:Serving",
+            ),
+            (
+                2,
+                Rank { failure: Some((Reason::EngineExited, "signal 9")), ..claimed.clone() },
+                "+Claimed:MemoryGranted -Loaded:EngineExited -Joined:EngineExited -Serving:EngineExited -Ready:EngineExited",
+            ),
         ] {
             let status = shard(&spec(peers), &rank, &[], Some(1), Timestamp::UNIX_EPOCH);
             assert_eq!(words(&status), expected);

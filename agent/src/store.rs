@@ -8,6 +8,7 @@
 //! ```
 
 pub mod download;
+mod error;
 mod file;
 pub mod headers;
 mod https;
@@ -23,12 +24,12 @@ use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use russet_crds::conditions::Reason;
 use russet_wire::shape::ModelShape;
-use thiserror::Error;
 use tokio::sync::watch;
 
-pub use self::publish::{Manifest, Published};
+pub use self::error::StoreError;
 use self::headers::HeaderError;
 use self::publish::Shelf;
+pub use self::publish::{Manifest, Published};
 use self::verify::Digest;
 use self::web::Web;
 
@@ -136,135 +137,6 @@ pub enum Stage {
     Downloading,
     /// Bytes are read again and hashed.
     Verifying,
-}
-
-/// Why a model cannot be read or copied. Each is one reason of a ModelCopy's conditions.
-#[derive(Debug, Error)]
-pub enum StoreError {
-    /// No scheme has this prefix.
-    #[error("{uri} has a scheme this agent does not know; use hf://owner/name, https://host/folder or file:///folder")]
-    UnknownScheme {
-        /// The URI.
-        uri: String,
-    },
-    /// The URI does not parse.
-    #[error("{uri} is malformed: {problem}")]
-    BadUri {
-        /// The URI.
-        uri: String,
-        /// What is wrong and how to write it.
-        problem: String,
-    },
-    /// `file://` outside the allowed folders.
-    #[error("this agent may not read {path}: it is outside the allowed folders ({roots}); start the agent with --allow-file-root and a folder above it")]
-    NotAllowed {
-        /// The path.
-        path: PathBuf,
-        /// Allowed folders.
-        roots: String,
-    },
-    /// Nothing is there.
-    #[error("{what} does not exist ({detail}); check the URI and the revision")]
-    NotFound {
-        /// URL or path.
-        what: String,
-        /// Status or system message.
-        detail: String,
-    },
-    /// Credentials are missing or wrong.
-    #[error("{what} refused access ({detail}); put a token that may read it into a Secret under the key `token` and name it in the Model's source.secretRef")]
-    Forbidden {
-        /// URL.
-        what: String,
-        /// Status.
-        detail: String,
-    },
-    /// The source does not answer properly; tried again.
-    #[error("{what} cannot be reached: {detail}; it is tried again")]
-    Unreachable {
-        /// URL.
-        what: String,
-        /// Why.
-        detail: String,
-    },
-    /// The transfer ended early.
-    #[error("{file} ended after {got} of {want} bytes; it is resumed from there")]
-    Truncated {
-        /// The file.
-        file: String,
-        /// Bytes on disk.
-        got: u64,
-        /// Bytes promised.
-        want: u64,
-    },
-    /// A header is not what it should be.
-    #[error("the model cannot be read")]
-    Header(#[from] HeaderError),
-    /// The bytes are not those promised.
-    #[error("{file} has the digest {actual}, not {expected}; the copy was thrown away and is fetched again. If this repeats, the source itself is damaged")]
-    Digest {
-        /// The file, or `the manifest`.
-        file: String,
-        /// Promised.
-        expected: String,
-        /// Found.
-        actual: String,
-    },
-    /// Too little room.
-    #[error("{path} has {free} bytes free, but {need} more bytes are needed and {reserve} stay reserved; free some room or move the data directory")]
-    DiskFull {
-        /// The store.
-        path: PathBuf,
-        /// Bytes free.
-        free: u64,
-        /// Bytes still to come.
-        need: u64,
-        /// Bytes kept for the machine.
-        reserve: u64,
-    },
-    /// The file system failed.
-    #[error("{path} cannot be used: {source}")]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-}
-
-impl StoreError {
-    /// The reason shown in conditions.
-    pub fn reason(&self) -> Reason {
-        match self {
-            Self::UnknownScheme { .. } | Self::NotAllowed { .. } => Reason::SourceNotAllowed,
-            Self::BadUri { .. } => Reason::InvalidSpec,
-            Self::NotFound { .. } => Reason::SourceNotFound,
-            Self::Forbidden { .. } => Reason::SourceForbidden,
-            Self::Unreachable { .. } | Self::Io { .. } => Reason::SourceUnreachable,
-            Self::Truncated { .. } => Reason::Truncated,
-            Self::Header(_) => Reason::CorruptModel,
-            Self::Digest { .. } => Reason::DigestMismatch,
-            Self::DiskFull { .. } => Reason::DiskFull,
-        }
-    }
-
-    /// The message with its causes, for a condition.
-    pub fn chain(&self) -> String {
-        match self {
-            Self::Header(header) => format!("{self}: {header}"),
-            other => other.to_string(),
-        }
-    }
-
-    /// Whether the same transfer may succeed in a moment.
-    fn transient(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Truncated { .. })
-    }
-
-    fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.into();
-        move |source| Self::Io { path, source }
-    }
 }
 
 /// Whether Russet takes a file of that name: weights are data, so nothing that could be code is
@@ -380,10 +252,7 @@ impl Store {
             .iter()
             .map(|file| download::file(&self.context, &source, file, &partial, progress))
             .collect();
-        futures::stream::iter(transfers)
-            .buffer_unordered(4)
-            .try_collect::<Vec<()>>()
-            .await?;
+        futures::stream::iter(transfers).buffer_unordered(4).try_collect::<Vec<()>>().await?;
 
         progress.send_modify(|state| {
             state.stage = Stage::Verifying;
@@ -445,9 +314,10 @@ async fn read_headers(mut source: Source) -> Result<(Source, ModelShape), StoreE
 
 impl Source {
     fn file(&self, name: &str) -> Result<&SourceFile, StoreError> {
-        self.files.iter().find(|file| file.name == name).ok_or_else(|| {
-            HeaderError::Missing { file: name.to_owned() }.into()
-        })
+        self.files
+            .iter()
+            .find(|file| file.name == name)
+            .ok_or_else(|| HeaderError::Missing { file: name.to_owned() }.into())
     }
 
     /// A whole small file, such as the configuration.

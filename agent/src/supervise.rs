@@ -2,6 +2,8 @@
 //! and carries out the answer. It makes no choices of its own, and an API server that is away only
 //! means that nothing new is wanted.
 
+mod slot;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,33 +11,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{ModelCopy, Rendezvous, Shard, ShardStatus, names};
-use russet_rpc::engine as pb;
+use russet_crds::{ModelCopy, Rendezvous, Shard, names};
 use tokio::sync::mpsc;
 
 use crate::copies::Copies;
-use crate::decide::{self, Action, Held, Wanted, decide};
+use crate::decide::{Action, Held, Wanted, decide};
 use crate::grants::Grants;
 use crate::hardware;
 use crate::metrics::Metrics;
 use crate::node::Memory;
 use crate::process::adopt::{self, Process, Record};
 use crate::process::spawn::{self, Addresses, Launch};
-use crate::process::watch::{self, Notice, Target, Watching};
+use crate::process::watch::{self, Notice, Target};
 use crate::process::{Event, State};
 use crate::report::Outbox;
 use crate::status;
 use crate::watcher::Listed;
 
+use self::slot::{Running, Slot, due};
+
 /// A refused claim is tried again this often: memory comes free without telling anybody.
 const TICK: Duration = Duration::from_secs(1);
-/// Between two reports that differ only in bytes read.
-const PROGRESS: Duration = Duration::from_secs(2);
-/// Between two reports that differ only in bytes held: statuses are no telemetry.
-const GAUGES: Duration = Duration::from_secs(30);
 
 /// What a supervisor works with.
 pub(crate) struct Setup {
@@ -57,61 +55,6 @@ pub(crate) struct Supervisor {
     grants: Grants,
     notices: mpsc::UnboundedSender<Notice>,
     inbox: mpsc::UnboundedReceiver<Notice>,
-}
-
-/// What this node has for one Shard.
-#[derive(Debug)]
-struct Slot {
-    record: Record,
-    claimed: bool,
-    refusal: Option<String>,
-    addresses: Option<Addresses>,
-    engine: Option<Running>,
-    report: Option<pb::EngineState>,
-    failure: Option<(Reason, String)>,
-    conditions: Vec<Condition>,
-    sent: Option<(ShardStatus, Instant)>,
-}
-
-#[derive(Debug)]
-struct Running {
-    process: Process,
-    state: State,
-    stopping: bool,
-    _watching: Watching,
-}
-
-impl Slot {
-    fn new(record: Record) -> Self {
-        Self {
-            record,
-            claimed: false,
-            refusal: None,
-            addresses: None,
-            engine: None,
-            report: None,
-            failure: None,
-            conditions: Vec::new(),
-            sent: None,
-        }
-    }
-
-    fn rendezvous(&self) -> Option<&Rendezvous> {
-        self.claimed.then_some(&self.record.rendezvous)
-    }
-
-    fn held(&self) -> Held {
-        Held {
-            epoch: self.record.epoch,
-            rendezvous: self.rendezvous().cloned(),
-            engine: match &self.engine {
-                None => decide::Engine::None,
-                Some(engine) if engine.stopping => decide::Engine::Stopping,
-                Some(_) => decide::Engine::Alive,
-            },
-            failed: self.failure.is_some(),
-        }
-    }
 }
 
 impl Supervisor {
@@ -145,7 +88,8 @@ impl Supervisor {
             if let Some(listed) = listed {
                 self.setup.copies.sync(&listed);
                 let slots = self.slots.values();
-                let in_use: BTreeSet<String> = slots.filter_map(|slot| slot.record.model_key.clone()).collect();
+                let in_use: BTreeSet<String> =
+                    slots.filter_map(|slot| slot.record.model_key.clone()).collect();
                 self.setup.copies.collect(in_use).await;
             }
             self.act();
@@ -161,7 +105,12 @@ impl Supervisor {
             let folder = adopt::folder(&self.setup.engines, &record.shard);
             match &record.process {
                 Some(process) if process.alive(&self.setup.boot_id) => {
-                    tracing::info!(shard = record.name, pid = process.pid, epoch = record.epoch, "engine re-adopted");
+                    tracing::info!(
+                        shard = record.name,
+                        pid = process.pid,
+                        epoch = record.epoch,
+                        "engine re-adopted"
+                    );
                     slot.engine = Some(self.running(&record, process.clone(), None));
                 }
                 Some(process) => {
@@ -304,7 +253,8 @@ impl Supervisor {
         // Unknown is none: a machine that cannot be measured is given nothing to carry.
         let available = hardware::available_memory().unwrap_or(0);
         let limits = self.setup.limits.limits();
-        let granted = self.grants.grant(uid, reserved, &limits, available).map_err(|refusal| refusal.to_string());
+        let granted =
+            self.grants.grant(uid, reserved, &limits, available).map_err(|refusal| refusal.to_string());
         let allocated = granted.and_then(|()| {
             self.addresses(&shard).map_err(|error| format!("no address could be allocated: {error}"))
         });
@@ -351,7 +301,8 @@ impl Supervisor {
         let Some(published) = self.setup.copies.published(&copy_name(&shard)) else { return };
         let Some(slot) = self.slots.get_mut(uid) else { return };
         let Some(addresses) = slot.addresses.take() else {
-            let message = format!("{} is no longer this rank's; the group must form anew", slot.record.rendezvous.rpc);
+            let message =
+                format!("{} is no longer this rank's; the group must form anew", slot.record.rendezvous.rpc);
             return self.fail(uid, Reason::EngineNotStarted, message);
         };
         let socket = adopt::socket(&self.setup.engines, uid);
@@ -442,20 +393,6 @@ impl Supervisor {
     }
 }
 
-/// Whether a status is worth sending: at once when it says something new, now and then when only
-/// its byte counts moved.
-fn due(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -> bool {
-    let Some((sent, at)) = sent else { return true };
-    let without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
-    let without_bytes = ShardStatus { loaded_bytes: sent.loaded_bytes, ..without_memory.clone() };
-    match (*sent == *status, *sent == without_memory, *sent == without_bytes) {
-        (true, ..) => false,
-        (_, true, _) => at.elapsed() >= GAUGES,
-        (.., true) => at.elapsed() >= PROGRESS,
-        _ => true,
-    }
-}
-
 fn copy_name(shard: &Shard) -> String {
     let namespace = shard.namespace().unwrap_or_default();
     names::model_copy(&namespace, &shard.spec.model_ref.name, &shard.spec.node_name)
@@ -465,29 +402,4 @@ fn copy_name(shard: &Shard) -> String {
 fn by_uid(shards: &[Arc<Shard>]) -> BTreeMap<String, Arc<Shard>> {
     let live = shards.iter().filter(|shard| shard.metadata.deletion_timestamp.is_none());
     live.filter_map(|shard| Some((shard.uid()?, shard.clone()))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn news_go_out_at_once_and_moving_numbers_now_and_then() {
-        let base = ShardStatus { engine_pid: Some(1), ..ShardStatus::default() };
-        let loaded = ShardStatus { loaded_bytes: 5, ..base.clone() };
-        let memory = ShardStatus { memory_bytes: 5, ..base.clone() };
-        let failed = ShardStatus { failure: Some("x".into()), ..base.clone() };
-        let ago = |seconds| Some((base.clone(), Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap()));
-        for (sent, status, sends) in [
-            (None, &base, true),
-            (ago(60), &base, false),
-            (ago(0), &failed, true),
-            (ago(0), &loaded, false),
-            (ago(3), &loaded, true),
-            (ago(3), &memory, false),
-            (ago(31), &memory, true),
-        ] {
-            assert_eq!(due(sent.as_ref(), status), sends, "{status:?}");
-        }
-    }
 }

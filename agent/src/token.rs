@@ -23,7 +23,9 @@ pub struct JoinToken {
 
 /// A text that is no join token.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("this is no join token ({problem}); copy the whole line that `russet token create` printed, it begins with `{PREFIX}`")]
+#[error(
+    "this is no join token ({problem}); copy the whole line that `russet token create` printed, it begins with `{PREFIX}`"
+)]
 pub struct TokenError {
     problem: &'static str,
 }
@@ -41,8 +43,7 @@ impl JoinToken {
         let wrong = |problem| TokenError { problem };
         let body = text.trim().strip_prefix(PREFIX).ok_or(wrong("the beginning is missing"))?;
         let json = URL_SAFE_NO_PAD.decode(body).map_err(|_| wrong("a part is missing or was changed"))?;
-        let token: Self =
-            serde_json::from_slice(&json).map_err(|_| wrong("its content cannot be read"))?;
+        let token: Self = serde_json::from_slice(&json).map_err(|_| wrong("its content cannot be read"))?;
         let plain = |text: &str, length| {
             text.len() == length
                 && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
@@ -94,7 +95,8 @@ mod tests {
         let good = token().encode();
         let short = JoinToken { secret: "short".into(), ..token() }.encode();
         let pin = JoinToken { ca_pin: "sha256:zz".into(), ..token() }.encode();
-        for text in ["", "abcdef.0123456789abcdef", "rst1.", "rst1.!!", &good[..good.len() - 3], &short, &pin] {
+        for text in ["", "abcdef.0123456789abcdef", "rst1.", "rst1.!!", &good[..good.len() - 3], &short, &pin]
+        {
             let error = JoinToken::decode(text).unwrap_err();
             assert!(error.to_string().contains("russet token create"), "{text}: {error}");
         }

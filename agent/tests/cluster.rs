@@ -1,6 +1,8 @@
 //! Agents in a whole cluster: the real API server and the real operator in this process, real
 //! engine processes that compute nothing (`examples/fake_engine.rs`).
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
+
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,8 +19,8 @@ use russet_agent::token::JoinToken;
 use russet_agent::{AgentConfig, JoinConfig, JoinError};
 use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{
-    InferenceNode, KvRoom, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec, ModelSource,
-    ModelSpec, NamespacedReference, Shard, ShardSpec, Sharding, ShardingMode, Want,
+    InferenceNode, KvRoom, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec,
+    ModelSource, ModelSpec, NamespacedReference, Shard, ShardSpec, Sharding, ShardingMode, Want,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -138,7 +140,8 @@ impl Plane {
             let serve = |shard: &Shard| {
                 shard.spec.epoch >= epoch
                     && shard.status.as_ref().is_some_and(|status| {
-                        status.observed_epoch == Some(shard.spec.epoch) && is_true(&status.conditions, Type::Ready)
+                        status.observed_epoch == Some(shard.spec.epoch)
+                            && is_true(&status.conditions, Type::Ready)
                     })
             };
             (shards.len() == 2 && shards.iter().all(serve)).then_some(shards)
@@ -226,7 +229,8 @@ fn model(folder: &Path) -> String {
     let mut offset = 0;
     let mut tensors = serde_json::Map::new();
     let mut tensor = |name: String| {
-        let entry = serde_json::json!({"dtype": "BF16", "shape": [64, 64], "data_offsets": [offset, offset + 8192]});
+        let entry =
+            serde_json::json!({"dtype": "BF16", "shape": [64, 64], "data_offsets": [offset, offset + 8192]});
         offset += 8192;
         tensors.insert(name, entry);
     };
@@ -253,11 +257,8 @@ fn deployment() -> ModelDeployment {
         layers_per_rank: None,
         kv: KvRoom { context_tokens: 64, max_sequences: 1, headroom_percent: 5 },
     };
-    let spec = ModelDeploymentSpec {
-        model_ref: russet_crds::LocalReference::new("tiny"),
-        sharding,
-        replicas: 1,
-    };
+    let spec =
+        ModelDeploymentSpec { model_ref: russet_crds::LocalReference::new("tiny"), sharding, replicas: 1 };
     ModelDeployment::new("chat", spec)
 }
 
@@ -298,7 +299,10 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
 
     let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
     let tiny = Model::new("tiny", ModelSpec { source, ..ModelSpec::default() });
-    Api::<Model>::namespaced(plane.client.clone(), "default").create(&PostParams::default(), &tiny).await.unwrap();
+    Api::<Model>::namespaced(plane.client.clone(), "default")
+        .create(&PostParams::default(), &tiny)
+        .await
+        .unwrap();
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
 
@@ -319,7 +323,13 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     }
 
     // Kill -9 of one rank: the whole group forms anew at a higher epoch.
-    assert!(std::process::Command::new("kill").args(["-9", &pid(&first[1]).to_string()]).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-9", &pid(&first[1]).to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
     let second = plane.serving(first[0].spec.epoch + 1).await;
     for (before, after) in first.iter().zip(&second) {
         assert_ne!(pid(before), pid(after));
@@ -362,13 +372,20 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     .await;
 
     // An adopted engine that dies is noticed by its process alone.
-    assert!(std::process::Command::new("kill").args(["-9", &pid(&back[0]).to_string()]).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-9", &pid(&back[0]).to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
     let third = plane.serving(back[0].spec.epoch + 1).await;
 
     // Deleting the deployment ends the engines and frees the memory.
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.delete("chat", &DeleteParams::default()).await.unwrap();
-    until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) }).await;
+    until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) })
+        .await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     until("memory that is free again", || async {
         let memory = nodes.get("two").await.ok()?.status?.memory?;
@@ -436,7 +453,11 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
     })
     .await;
     assert_eq!((claimed.status.as_str(), claimed.reason.as_str()), ("False", "MemoryRefused"));
-    assert!(claimed.message.contains("2147483648") && claimed.message.contains("servingLimit"), "{}", claimed.message);
+    assert!(
+        claimed.message.contains("2147483648") && claimed.message.contains("servingLimit"),
+        "{}",
+        claimed.message
+    );
     assert_eq!(shards.get("large").await.unwrap().name_any(), "large");
     agent.stop().await;
     plane.stop().await;

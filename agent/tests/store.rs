@@ -1,6 +1,8 @@
 //! The store against a hub that misbehaves: bytes that stop, bytes that lie, doors that are shut.
 //! The hub is served on loopback by the test itself.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,11 +85,7 @@ async fn revision(
         COMMIT | LATER => revision,
         _ => return plain(StatusCode::NOT_FOUND),
     };
-    let siblings: Vec<_> = hub
-        .files
-        .keys()
-        .map(|name| serde_json::json!({"rfilename": name}))
-        .collect();
+    let siblings: Vec<_> = hub.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
     Response::new(Body::from(serde_json::json!({"sha": sha, "siblings": siblings}).to_string()))
 }
 
@@ -219,8 +217,10 @@ fn progress() -> watch::Sender<Progress> {
 }
 
 fn names(path: &PathBuf) -> Vec<String> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(path)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -241,8 +241,14 @@ async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behin
 
     let progress = progress();
     let published = store.fetch(&wanted, &progress).await.unwrap();
-    assert_eq!(names(&published.path), ["MANIFEST.json", "config.json", "model.safetensors", "tokenizer.json"]);
-    assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), hub.files["model.safetensors"]);
+    assert_eq!(
+        names(&published.path),
+        ["MANIFEST.json", "config.json", "model.safetensors", "tokenizer.json"]
+    );
+    assert_eq!(
+        std::fs::read(published.path.join("model.safetensors")).unwrap(),
+        hub.files["model.safetensors"]
+    );
     let state = progress.borrow().clone();
     assert_eq!((state.done, state.total), (headers.bytes_total, headers.bytes_total));
     assert_eq!(state.stage, Stage::Verifying);
@@ -255,7 +261,10 @@ async fn a_download_that_breaks_is_resumed_where_it_stopped() {
     hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
     let folder = tempfile::tempdir().unwrap();
     let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
-    assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), hub.files["model.safetensors"]);
+    assert_eq!(
+        std::fs::read(published.path.join("model.safetensors")).unwrap(),
+        hub.files["model.safetensors"]
+    );
     let ranges: Vec<String> = hub
         .ranges
         .lock()
@@ -280,18 +289,23 @@ async fn a_copy_whose_agent_was_killed_goes_on_from_its_bytes() {
         async move { first.fetch(&wanted(), &progress).await.map(|_| ()) }
     });
     let stalled = state.wait_for(|state| state.trouble.is_some());
-    let trouble = tokio::time::timeout(Duration::from_secs(60), stalled).await.unwrap().unwrap().trouble.clone();
+    let trouble =
+        tokio::time::timeout(Duration::from_secs(60), stalled).await.unwrap().unwrap().trouble.clone();
     assert_eq!(trouble.unwrap().0, Reason::Truncated);
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
 
-    let part = std::fs::read_dir(folder.path().join("models/.partial")).unwrap().next().unwrap().unwrap().path();
+    let part =
+        std::fs::read_dir(folder.path().join("models/.partial")).unwrap().next().unwrap().unwrap().path();
     let kept = std::fs::metadata(part.join("model.safetensors.part")).unwrap().len();
     assert!(kept >= 150_000, "{kept}");
     hub.cut.lock().unwrap().clear();
     hub.served.store(0, Ordering::SeqCst);
     let published = store(&folder, &endpoint).fetch(&wanted(), &self::progress()).await.unwrap();
-    assert_eq!(std::fs::read(published.path.join("model.safetensors")).unwrap(), hub.files["model.safetensors"]);
+    assert_eq!(
+        std::fs::read(published.path.join("model.safetensors")).unwrap(),
+        hub.files["model.safetensors"]
+    );
     let all: usize = hub.files.values().map(Vec::len).sum();
     assert!(hub.served.load(Ordering::SeqCst) < all as u64 - kept + 5_000, "bytes were fetched twice");
 }
@@ -358,7 +372,8 @@ async fn a_source_that_is_away_says_where_and_why() {
     let error = store.headers(&wanted()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable);
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    let error = store.headers(&Wanted { uri: "s3://bucket/x".into(), ..Wanted::default() }).await.unwrap_err();
+    let error =
+        store.headers(&Wanted { uri: "s3://bucket/x".into(), ..Wanted::default() }).await.unwrap_err();
     assert!(error.to_string().contains("hf://"), "{error}");
 }
 

@@ -35,7 +35,9 @@ pub fn process_start(pid: u32) -> Option<String> {
 /// The processor's name; ARM kernels name none.
 pub fn chip(cpuinfo: &str) -> Option<String> {
     let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
-    lines.find(|(key, _)| matches!(key.trim(), "model name" | "Model")).map(|(_, name)| name.trim().to_owned())
+    lines
+        .find(|(key, _)| matches!(key.trim(), "model name" | "Model"))
+        .map(|(_, name)| name.trim().to_owned())
 }
 
 /// Bytes of a field of `/proc/meminfo`, which counts in kibibytes.

@@ -7,7 +7,8 @@ use super::Machine;
 
 /// Names asked of `sysctl` in one call. An unknown one costs a line on standard error, no more.
 #[cfg(target_os = "macos")]
-const NAMES: &[&str] = &["hw.memsize", "hw.logicalcpu", "machdep.cpu.brand_string", "hw.model", "kern.bootsessionuuid"];
+const NAMES: &[&str] =
+    &["hw.memsize", "hw.logicalcpu", "machdep.cpu.brand_string", "hw.model", "kern.bootsessionuuid"];
 
 #[cfg(target_os = "macos")]
 fn run(program: &str, arguments: &[&str]) -> io::Result<String> {
@@ -24,7 +25,8 @@ pub fn measure() -> io::Result<Machine> {
 /// Bytes that are free or can be freed without swapping.
 #[cfg(target_os = "macos")]
 pub fn available_memory() -> io::Result<u64> {
-    available(&run("/usr/bin/vm_stat", &[])?).ok_or_else(|| io::Error::other("vm_stat printed no page counts"))
+    available(&run("/usr/bin/vm_stat", &[])?)
+        .ok_or_else(|| io::Error::other("vm_stat printed no page counts"))
 }
 
 /// Start time of a process as `ps` prints it.
@@ -105,7 +107,11 @@ mod tests {
         ] {
             let Some(text) = recorded(file) else { return };
             let machine = machine(&text, "").unwrap();
-            assert_eq!((machine.chip.as_deref(), machine.cores, machine.memory), (Some(chip), cores, gib << 30), "{file}");
+            assert_eq!(
+                (machine.chip.as_deref(), machine.cores, machine.memory),
+                (Some(chip), cores, gib << 30),
+                "{file}"
+            );
         }
     }
 

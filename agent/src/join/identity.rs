@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use russet_rpc::tls::NODE_USER_PREFIX;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use russet_rpc::tls::NODE_USER_PREFIX;
 use thiserror::Error;
 use x509_parser::certificate::X509Certificate;
 
@@ -199,7 +199,8 @@ mod tests {
         let (certificate, key) = (params.self_signed(&key).unwrap().pem(), key.serialize_pem());
         assert_eq!(Identity::load(folder.path()).unwrap(), None);
         let stored =
-            Identity::store(folder.path(), "a", "https://127.0.0.1:6443", &certificate, &key, &certificate).unwrap();
+            Identity::store(folder.path(), "a", "https://127.0.0.1:6443", &certificate, &key, &certificate)
+                .unwrap();
         assert_eq!(Identity::load(folder.path()).unwrap(), Some(stored.clone()));
         let mode = std::fs::metadata(folder.path().join("tls.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

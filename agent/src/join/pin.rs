@@ -20,7 +20,9 @@ pub enum PinError {
     #[error("`{0}` is no address of an API server; write it like https://10.0.0.5:6443")]
     Url(String),
     /// Nobody listens there.
-    #[error("{server} cannot be reached ({problem}); check the address and the port, and that `russet token create` ran there (it opens the server to the network)")]
+    #[error(
+        "{server} cannot be reached ({problem}); check the address and the port, and that `russet token create` ran there (it opens the server to the network)"
+    )]
     Unreachable {
         /// The server.
         server: String,
@@ -28,7 +30,9 @@ pub enum PinError {
         problem: String,
     },
     /// Another CA.
-    #[error("{server} is not the server this token is for: none of its certificates has the CA pin {pin}; take a token from that very cluster, and if you did, somebody may be in between")]
+    #[error(
+        "{server} is not the server this token is for: none of its certificates has the CA pin {pin}; take a token from that very cluster, and if you did, somebody may be in between"
+    )]
     Mismatch {
         /// The server.
         server: String,
@@ -36,7 +40,9 @@ pub enum PinError {
         pin: String,
     },
     /// The pinned CA does not vouch for this server.
-    #[error("{server} has the right CA but a certificate that is not valid for this address ({problem}); use an address the certificate names, or restart `russet serve`")]
+    #[error(
+        "{server} has the right CA but a certificate that is not valid for this address ({problem}); use an address the certificate names, or restart `russet serve`"
+    )]
     Certificate {
         /// The server.
         server: String,
@@ -61,7 +67,8 @@ pub(super) fn of_pem(pem: &str) -> Option<String> {
 pub(super) fn to_pem(der: &[u8]) -> String {
     use base64::Engine as _;
     let body = base64::engine::general_purpose::STANDARD.encode(der);
-    let lines: Vec<&str> = body.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
+    let lines: Vec<&str> =
+        body.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
@@ -95,7 +102,8 @@ pub(super) async fn fetch(server: &str, pin: &str) -> Result<Vec<u8>, PinError> 
     };
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let ca = chain.iter().find(|certificate| of_der(certificate).as_deref() == Some(pin));
-    ca.map(|ca| ca.to_vec()).ok_or_else(|| PinError::Mismatch { server: server.to_owned(), pin: pin.to_owned() })
+    ca.map(|ca| ca.to_vec())
+        .ok_or_else(|| PinError::Mismatch { server: server.to_owned(), pin: pin.to_owned() })
 }
 
 fn explained(server: &str, pin: &str, error: &std::io::Error) -> PinError {

@@ -95,10 +95,8 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     if peers.len() > 1 {
         let ring: Vec<&str> = peers.iter().map(|peer| peer.ring.as_str()).collect();
         flag("ring-hosts", ring.join(","));
-        let peers: Vec<String> = peers
-            .iter()
-            .map(|peer| format!("{}={}@{}", peer.rank, peer.rpc, peer.node_name))
-            .collect();
+        let peers: Vec<String> =
+            peers.iter().map(|peer| format!("{}={}@{}", peer.rank, peer.rpc, peer.node_name)).collect();
         flag("peers", peers.join(","));
     }
     flag("tls-dir", tls_dir.display().to_string());

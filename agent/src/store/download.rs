@@ -108,11 +108,7 @@ async fn attempt(
     // Bytes of an interrupted transfer are kept by `write`; these are the last ones.
     sink.flush().await?;
     if sink.length != file.size {
-        return Err(StoreError::Truncated {
-            file: file.name.clone(),
-            got: sink.length,
-            want: file.size,
-        });
+        return Err(StoreError::Truncated { file: file.name.clone(), got: sink.length, want: file.size });
     }
     Ok(())
 }

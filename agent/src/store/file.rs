@@ -25,10 +25,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, StoreError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(StoreError::Io {
-            path: PathBuf::new(),
-            source: std::io::Error::other(error),
-        }),
+        Err(error) => Err(StoreError::Io { path: PathBuf::new(), source: std::io::Error::other(error) }),
     }
 }
 
@@ -74,10 +71,9 @@ fn allowed(path: &Path, roots: &[PathBuf]) -> Result<PathBuf, StoreError> {
         Err(error) => {
             let parts_up = path.components().any(|part| part == std::path::Component::ParentDir);
             match !parts_up && roots.iter().any(|root| path.starts_with(root)) {
-                true => Err(StoreError::NotFound {
-                    what: path.display().to_string(),
-                    detail: error.to_string(),
-                }),
+                true => {
+                    Err(StoreError::NotFound { what: path.display().to_string(), detail: error.to_string() })
+                }
                 false => Err(refused()),
             }
         }

@@ -28,7 +28,9 @@ pub enum HeaderError {
         file: String,
     },
     /// The header reaches beyond the file.
-    #[error("{file} says its header has {length} bytes, but the file has only {size}; it is cut or no safetensors file, fetch or export it again")]
+    #[error(
+        "{file} says its header has {length} bytes, but the file has only {size}; it is cut or no safetensors file, fetch or export it again"
+    )]
     BeyondFile {
         /// The file.
         file: String,
@@ -38,7 +40,9 @@ pub enum HeaderError {
         size: u64,
     },
     /// The header is longer than any real one.
-    #[error("{file} says its header has {length} bytes, more than the {limit} allowed; it is no safetensors file, export it again")]
+    #[error(
+        "{file} says its header has {length} bytes, more than the {limit} allowed; it is no safetensors file, export it again"
+    )]
     TooLong {
         /// The file.
         file: String,
@@ -66,7 +70,9 @@ pub enum HeaderError {
         problem: String,
     },
     /// The tensors do not fill the file.
-    #[error("{file} has {size} bytes, but its header accounts for {described}; it is cut or damaged, fetch or export it again")]
+    #[error(
+        "{file} has {size} bytes, but its header accounts for {described}; it is cut or damaged, fetch or export it again"
+    )]
     WrongSize {
         /// The file.
         file: String,
@@ -76,7 +82,9 @@ pub enum HeaderError {
         described: u64,
     },
     /// The configuration lacks a field or has a senseless one.
-    #[error("{CONFIG} has no usable `{field}` ({found}); the model cannot be planned without it, take the {CONFIG} that belongs to the weights")]
+    #[error(
+        "{CONFIG} has no usable `{field}` ({found}); the model cannot be planned without it, take the {CONFIG} that belongs to the weights"
+    )]
     Field {
         /// The field.
         field: &'static str,
@@ -221,14 +229,12 @@ pub fn tensors(file: &str, header: &[u8], size: u64) -> Result<Vec<Tensor>, Head
         if name == "__metadata__" {
             continue;
         }
-        let wrong = |problem: String| HeaderError::BadTensor {
-            file: file.to_owned(),
-            tensor: name.clone(),
-            problem,
-        };
+        let wrong =
+            |problem: String| HeaderError::BadTensor { file: file.to_owned(), tensor: name.clone(), problem };
         let text = entry.get("dtype").and_then(Value::as_str).unwrap_or("absent");
         let width = width(text).ok_or_else(|| wrong(format!("its dtype is {text}")))?;
-        let shape = numbers(entry.get("shape")).ok_or_else(|| wrong("its shape is no list of sizes".into()))?;
+        let shape =
+            numbers(entry.get("shape")).ok_or_else(|| wrong("its shape is no list of sizes".into()))?;
         let offsets = numbers(entry.get("data_offsets")).unwrap_or_default();
         let &[begin, end] = &offsets[..] else {
             return Err(wrong("its data_offsets are no pair of numbers".into()));
@@ -272,7 +278,10 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
     if by_name.len() < tensors.len() {
         let twice = tensors.iter().find(|tensor| !std::ptr::eq(by_name[&*tensor.name], *tensor));
         let problem = twice.map_or_else(String::new, |tensor| {
-            format!("tensor {} is in {} and again in {}", tensor.name, tensor.file, by_name[&*tensor.name].file)
+            format!(
+                "tensor {} is in {} and again in {}",
+                tensor.name, tensor.file, by_name[&*tensor.name].file
+            )
         });
         return Err(HeaderError::Disagree { problem });
     }
@@ -287,7 +296,10 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
             Role::Layer(index) => match layer_bytes.get_mut(index as usize) {
                 Some(bytes) => *bytes += tensor.bytes,
                 None => {
-                    let problem = format!("{} is of layer {index}, but num_hidden_layers is {}", tensor.name, config.layers);
+                    let problem = format!(
+                        "{} is of layer {index}, but num_hidden_layers is {}",
+                        tensor.name, config.layers
+                    );
                     return Err(HeaderError::Disagree { problem });
                 }
             },
@@ -343,10 +355,8 @@ fn parameters_of(config: &Config, tensor: &Tensor, all: &BTreeMap<&str, &Tensor>
 }
 
 fn object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, HeaderError> {
-    serde_json::from_slice(bytes).map_err(|error| HeaderError::BadJson {
-        file: file.to_owned(),
-        problem: error.to_string(),
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|error| HeaderError::BadJson { file: file.to_owned(), problem: error.to_string() })
 }
 
 fn numbers(value: Option<&Value>) -> Option<Vec<u64>> {
@@ -385,7 +395,13 @@ mod tests {
 
     fn tensor(name: &str, dtype: &str, shape: &[u64]) -> Tensor {
         let bytes = shape.iter().product::<u64>() * width(dtype).unwrap();
-        Tensor { file: "m.safetensors".into(), name: name.into(), dtype: dtype.into(), shape: shape.to_vec(), bytes }
+        Tensor {
+            file: "m.safetensors".into(),
+            name: name.into(),
+            dtype: dtype.into(),
+            shape: shape.to_vec(),
+            bytes,
+        }
     }
 
     #[test]
@@ -399,7 +415,10 @@ mod tests {
             tensor("vision.patch", "F32", &[100]),
         ];
         let shape = shape(&config(llama(2)), &tensors).unwrap();
-        assert_eq!((shape.embedding_bytes, shape.head_bytes, shape.layer_bytes.clone()), (256, 16, vec![64, 64]));
+        assert_eq!(
+            (shape.embedding_bytes, shape.head_bytes, shape.layer_bytes.clone()),
+            (256, 16, vec![64, 64])
+        );
         assert_eq!((shape.parameters, shape.tied, shape.head_dim), (128 + 32 + 32 + 8, true, 2));
         assert_eq!(shape.kv_bytes_per_token_per_layer, 2 * 2 * 2 * 2);
     }
@@ -407,7 +426,8 @@ mod tests {
     #[test]
     fn quantised_values_count_unpacked_and_f32_scales_widen_the_cache() {
         let mut json = llama(1);
-        json["quantization"] = json!({"bits": 4, "group_size": 32, "model.embed_tokens": {"group_size": 8, "bits": 8}});
+        json["quantization"] =
+            json!({"bits": 4, "group_size": 32, "model.embed_tokens": {"group_size": 8, "bits": 8}});
         let tensors = [
             tensor("model.embed_tokens.weight", "U32", &[16, 2]),
             tensor("model.embed_tokens.scales", "F32", &[16, 1]),
@@ -426,7 +446,8 @@ mod tests {
     fn weights_that_do_not_match_the_configuration_are_refused_with_the_numbers() {
         let embed = tensor("model.embed_tokens.weight", "BF16", &[16, 8]);
         let layer = |index: u32| tensor(&format!("model.layers.{index}.w.weight"), "BF16", &[8]);
-        let message = |layers, tensors: &[Tensor]| shape(&config(llama(layers)), tensors).unwrap_err().to_string();
+        let message =
+            |layers, tensors: &[Tensor]| shape(&config(llama(layers)), tensors).unwrap_err().to_string();
         assert!(message(1, &[embed.clone(), layer(0), layer(1)]).contains("layer 1"));
         assert!(message(3, &[embed.clone(), layer(0), layer(2)]).contains("layer 1 has no tensors"));
         assert!(message(1, &[layer(0)]).contains("embedding"));
@@ -456,7 +477,11 @@ mod tests {
         fn check(header: &str, data: u64) -> Result<Vec<Tensor>, HeaderError> {
             tensors("x.safetensors", header.as_bytes(), 8 + header.len() as u64 + data)
         }
-        let one = |offsets: &str| format!(r#"{{"__metadata__":{{"shape":"x"}},"t":{{"dtype":"F32","shape":[2],"data_offsets":{offsets}}}}}"#);
+        let one = |offsets: &str| {
+            format!(
+                r#"{{"__metadata__":{{"shape":"x"}},"t":{{"dtype":"F32","shape":[2],"data_offsets":{offsets}}}}}"#
+            )
+        };
         assert_eq!(check(&one("[0,8]"), 8).unwrap().len(), 1);
         for (header, data, part) in [
             (one("[0,8]"), 4, "outside"),
@@ -483,11 +508,18 @@ mod tests {
 
     #[test]
     fn the_index_chooses_the_files_and_all_of_them_must_be_there() {
-        let index = br#"{"weight_map": {"a": "m-2.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}}"#;
+        let index =
+            br#"{"weight_map": {"a": "m-2.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}}"#;
         let both = ["m-1.safetensors", "m-2.safetensors", "extra.safetensors"];
         assert_eq!(weight_files(Some(index), &both).unwrap(), ["m-1.safetensors", "m-2.safetensors"]);
-        assert_eq!(weight_files(Some(index), &both[..1]), Err(HeaderError::Missing { file: "m-2.safetensors".into() }));
-        assert_eq!(weight_files(None, &["model.safetensors", "other.safetensors"]).unwrap(), ["model.safetensors"]);
+        assert_eq!(
+            weight_files(Some(index), &both[..1]),
+            Err(HeaderError::Missing { file: "m-2.safetensors".into() })
+        );
+        assert_eq!(
+            weight_files(None, &["model.safetensors", "other.safetensors"]).unwrap(),
+            ["model.safetensors"]
+        );
         assert!(weight_files(None, &["tokenizer.json"]).is_err());
     }
 }

@@ -34,19 +34,20 @@ const OPTIONAL: &[&str] = &[
 
 fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
     async move {
-        let folder = Url::parse(&format!("{}/", wanted.uri.trim_end_matches('/'))).map_err(|error| {
-            StoreError::BadUri { uri: wanted.uri.clone(), problem: error.to_string() }
-        })?;
+        let folder = Url::parse(&format!("{}/", wanted.uri.trim_end_matches('/')))
+            .map_err(|error| StoreError::BadUri { uri: wanted.uri.clone(), problem: error.to_string() })?;
         list_folder(&Web::new(&context.client, wanted.token.as_deref(), &folder), &folder).await
     }
     .boxed()
 }
 
 pub(super) async fn list_folder(web: &Web, folder: &Url) -> Result<Source, StoreError> {
-    let url = |name: &str| folder.join(name).map_err(|error| StoreError::BadUri {
-        uri: format!("{folder}{name}"),
-        problem: error.to_string(),
-    });
+    let url = |name: &str| {
+        folder.join(name).map_err(|error| StoreError::BadUri {
+            uri: format!("{folder}{name}"),
+            problem: error.to_string(),
+        })
+    };
     let sums = match small(web, &url(SUMS)?).await? {
         Some(text) => sums(&text),
         None => BTreeMap::new(),
@@ -120,9 +121,65 @@ mod tests {
     #[test]
     fn sums_are_read_as_sha256sum_writes_them() {
         let sum = "AB".repeat(32);
-        let text = format!("{sum}  config.json\n{sum} *model.safetensors\n# note\nshort  x.json\n{sum}  ./a.json\n");
+        let text =
+            format!("{sum}  config.json\n{sum} *model.safetensors\n# note\nshort  x.json\n{sum}  ./a.json\n");
         let names: Vec<String> = sums(&text).into_keys().collect();
         assert_eq!(names, ["a.json", "config.json", "model.safetensors"]);
         assert_eq!(sums(&text)["config.json"], "ab".repeat(32));
+    }
+
+    /// Serves `files` as a plain folder and lists it.
+    async fn listed(files: &[(&'static str, String)]) -> Result<Vec<String>, StoreError> {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let mut router = axum::Router::new();
+        for (name, text) in files.iter().cloned() {
+            router = router.route(&format!("/m/{name}"), axum::routing::get(move || async move { text }));
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = Url::parse(&format!("http://{}/m/", listener.local_addr().unwrap())).unwrap();
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let web = Web::new(&crate::store::web::client().unwrap(), None, &folder);
+        let source = list_folder(&web, &folder).await;
+        server.abort();
+        let mut names: Vec<String> = source?
+            .files
+            .iter()
+            .map(|file| format!("{} {} {}", file.name, file.size, file.digest.is_some()))
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    #[tokio::test]
+    async fn a_folder_without_a_listing_is_tried_by_the_names_models_have() {
+        let index = r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#.to_owned();
+        let files = [
+            (CONFIG, "{}".to_owned()),
+            (INDEX, index),
+            ("m-1.safetensors", "1".into()),
+            ("m-2.safetensors", "22".into()),
+            ("tokenizer.json", "333".into()),
+        ];
+        let names = listed(&files).await.unwrap();
+        assert_eq!(names[..3], ["config.json 2 false", "m-1.safetensors 1 false", "m-2.safetensors 2 false"]);
+        assert_eq!((names.len(), names[4].as_str()), (5, "tokenizer.json 3 false"));
+    }
+
+    #[tokio::test]
+    async fn a_listing_names_every_file_and_its_digest_and_all_must_be_there() {
+        let sum = "ab".repeat(32);
+        let sums = format!("{sum}  config.json\n{sum}  run.py\n{sum}  model.safetensors\n");
+        let all = [
+            (SUMS, sums.clone()),
+            (CONFIG, "{}".into()),
+            ("model.safetensors", "1".into()),
+            ("run.py", "x".into()),
+        ];
+        assert_eq!(listed(&all).await.unwrap(), ["config.json 2 true", "model.safetensors 1 true"]);
+        let missing = listed(&all[..2]).await.unwrap_err();
+        assert!(
+            matches!(&missing, StoreError::NotFound { what, .. } if what.ends_with("model.safetensors")),
+            "{missing}"
+        );
     }
 }

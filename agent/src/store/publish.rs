@@ -92,9 +92,10 @@ impl Shelf {
     pub fn published(&self, key: &str) -> Option<Published> {
         let path = self.root.join(key);
         let manifest: Manifest = serde_json::from_slice(&std::fs::read(path.join(MANIFEST)).ok()?).ok()?;
-        let whole = manifest.files.iter().all(|file| {
-            std::fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.size)
-        });
+        let whole = manifest
+            .files
+            .iter()
+            .all(|file| std::fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.size));
         whole.then(|| Published { key: key.to_owned(), path, manifest })
     }
 
@@ -130,10 +131,8 @@ impl Shelf {
         for name in names {
             sync(&partial.join(name))?;
         }
-        let text = serde_json::to_vec_pretty(manifest).map_err(|error| StoreError::Io {
-            path: partial.join(MANIFEST),
-            source: error.into(),
-        })?;
+        let text = serde_json::to_vec_pretty(manifest)
+            .map_err(|error| StoreError::Io { path: partial.join(MANIFEST), source: error.into() })?;
         let mut file = std::fs::File::create(partial.join(MANIFEST)).map_err(io())?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(io())?;
         sync(&partial)?;

@@ -54,10 +54,8 @@ struct Hashed {
 pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<VerifiedFile>, StoreError> {
     // Two at once: hashing is the CPU's work, and an engine may be running beside it.
     let hashes: Vec<_> = files.iter().map(|file| one(folder.to_owned(), file.clone())).collect();
-    let mut verified: Vec<VerifiedFile> = futures::stream::iter(hashes)
-        .buffer_unordered(2)
-        .try_collect()
-        .await?;
+    let mut verified: Vec<VerifiedFile> =
+        futures::stream::iter(hashes).buffer_unordered(2).try_collect().await?;
     verified.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(verified)
 }
@@ -112,11 +110,7 @@ fn hash(path: &Path) -> Result<Hashed, StoreError> {
             git.update(&buffer[..count]);
         }
     }
-    Ok(Hashed {
-        size: read,
-        sha256: hex::encode(sha256.finalize()),
-        git_blob: hex::encode(git.finish()),
-    })
+    Ok(Hashed { size: read, sha256: hex::encode(sha256.finalize()), git_blob: hex::encode(git.finish()) })
 }
 
 #[cfg(test)]

@@ -114,11 +114,9 @@ impl Web {
     /// Size and digest of a file whose listing did not tell.
     pub async fn probe(&self, url: &Url) -> Result<Linked, StoreError> {
         let answer = self.get(url, Some((0, Some(0))), None).await?;
-        let size = total(&answer.response).or(answer.linked.size).ok_or_else(|| {
-            StoreError::Unreachable {
-                what: url.to_string(),
-                detail: "the server does not tell the size of the file".into(),
-            }
+        let size = total(&answer.response).or(answer.linked.size).ok_or_else(|| StoreError::Unreachable {
+            what: url.to_string(),
+            detail: "the server does not tell the size of the file".into(),
         })?;
         Ok(Linked { size: Some(size), digest: answer.linked.digest })
     }

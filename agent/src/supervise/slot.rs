@@ -1,0 +1,117 @@
+//! What this node has for one Shard, and when it is worth telling. Bookkeeping: nothing here acts.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use russet_crds::conditions::Reason;
+use russet_crds::{Rendezvous, ShardStatus};
+use russet_rpc::engine as pb;
+
+use crate::decide::{self, Held};
+use crate::process::State;
+use crate::process::adopt::{Process, Record};
+use crate::process::spawn::Addresses;
+use crate::process::watch::Watching;
+
+/// Between two reports that differ only in bytes read.
+const PROGRESS: Duration = Duration::from_secs(2);
+/// Between two reports that differ only in bytes held: statuses are no telemetry.
+const GAUGES: Duration = Duration::from_secs(30);
+
+/// What this node has for one Shard.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub record: Record,
+    pub claimed: bool,
+    pub refusal: Option<String>,
+    pub addresses: Option<Addresses>,
+    pub engine: Option<Running>,
+    pub report: Option<pb::EngineState>,
+    pub failure: Option<(Reason, String)>,
+    pub conditions: Vec<Condition>,
+    pub sent: Option<(ShardStatus, Instant)>,
+}
+
+/// A process of this node, ours or adopted.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub process: Process,
+    pub state: State,
+    pub stopping: bool,
+    /// Ends the watching with the slot.
+    pub _watching: Watching,
+}
+
+impl Slot {
+    pub fn new(record: Record) -> Self {
+        Self {
+            record,
+            claimed: false,
+            refusal: None,
+            addresses: None,
+            engine: None,
+            report: None,
+            failure: None,
+            conditions: Vec::new(),
+            sent: None,
+        }
+    }
+
+    fn rendezvous(&self) -> Option<&Rendezvous> {
+        self.claimed.then_some(&self.record.rendezvous)
+    }
+
+    /// As decisions see it.
+    pub fn held(&self) -> Held {
+        Held {
+            epoch: self.record.epoch,
+            rendezvous: self.rendezvous().cloned(),
+            engine: match &self.engine {
+                None => decide::Engine::None,
+                Some(engine) if engine.stopping => decide::Engine::Stopping,
+                Some(_) => decide::Engine::Alive,
+            },
+            failed: self.failure.is_some(),
+        }
+    }
+}
+
+/// Whether a status is worth sending: at once when it says something new, now and then when only
+/// its byte counts moved.
+pub(super) fn due(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -> bool {
+    let Some((sent, at)) = sent else { return true };
+    let without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
+    let without_bytes = ShardStatus { loaded_bytes: sent.loaded_bytes, ..without_memory.clone() };
+    match (*sent == *status, *sent == without_memory, *sent == without_bytes) {
+        (true, ..) => false,
+        (_, true, _) => at.elapsed() >= GAUGES,
+        (.., true) => at.elapsed() >= PROGRESS,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_go_out_at_once_and_moving_numbers_now_and_then() {
+        let base = ShardStatus { engine_pid: Some(1), ..ShardStatus::default() };
+        let loaded = ShardStatus { loaded_bytes: 5, ..base.clone() };
+        let memory = ShardStatus { memory_bytes: 5, ..base.clone() };
+        let failed = ShardStatus { failure: Some("x".into()), ..base.clone() };
+        let ago =
+            |seconds| Some((base.clone(), Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap()));
+        for (sent, status, sends) in [
+            (None, &base, true),
+            (ago(60), &base, false),
+            (ago(0), &failed, true),
+            (ago(0), &loaded, false),
+            (ago(3), &loaded, true),
+            (ago(3), &memory, false),
+            (ago(31), &memory, true),
+        ] {
+            assert_eq!(due(sent.as_ref(), status), sends, "{status:?}");
+        }
+    }
+}
