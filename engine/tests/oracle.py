@@ -1,4 +1,4 @@
-"""Writes what mlx-lm answers, for `exactness.rs` to hold the engine to.
+"""Writes what mlx-lm answers, for the test `exactness` to hold the engine to.
 
     oracle.py OUT
 

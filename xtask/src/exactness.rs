@@ -17,7 +17,8 @@ const MARK: &str = "complete";
 /// Asks mlx-lm unless its answers are there, and returns the variables by which the engine's test
 /// `exactness` finds them.
 pub fn oracle(python: &Python) -> Result<Vec<(String, OsString)>> {
-    let script = fs::read(ORACLE).with_context(|| format!("read {ORACLE}; run this in the workspace's root"))?;
+    let script =
+        fs::read(ORACLE).with_context(|| format!("read {ORACLE}; run this in the workspace's root"))?;
     let folder = cache_dir()?.join(format!("oracle-{MLX_VERSION}-{:016x}", fingerprint(&script)));
     if !folder.join(MARK).exists() {
         println!("exactness: asking mlx-lm (once for each version of {ORACLE}, about a minute)");
@@ -36,11 +37,13 @@ fn same_library(prepared: &Prepared, interpreter: &Path) -> Result<()> {
     let Some(ours) = prepared.libmlx_dir().map(|dir| dir.join("libmlx.so")) else {
         return Ok(());
     };
-    let probe = "import mlx.core, pathlib; print(pathlib.Path(mlx.core.__file__).parent / 'lib' / 'libmlx.so')";
+    let probe =
+        "import mlx.core, pathlib; print(pathlib.Path(mlx.core.__file__).parent / 'lib' / 'libmlx.so')";
     let output = Command::new(interpreter).args(["-c", probe]).output()?;
     let theirs = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(
-        fs::read(&ours)? == fs::read(&theirs).with_context(|| format!("read the oracle's library {theirs:?}"))?,
+        fs::read(&ours)?
+            == fs::read(&theirs).with_context(|| format!("read the oracle's library {theirs:?}"))?,
         "{} and {theirs} differ, so the comparison would mean nothing; delete both folders and prepare again",
         ours.display()
     );
@@ -49,5 +52,7 @@ fn same_library(prepared: &Prepared, interpreter: &Path) -> Result<()> {
 
 /// FNV-1a: names a folder, guards nothing.
 fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

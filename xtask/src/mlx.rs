@@ -123,7 +123,8 @@ impl Prepared {
 pub fn cache_dir() -> Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
         Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+        None => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?)
+            .join(".cache"),
     };
     Ok(base.join("russet"))
 }
@@ -137,7 +138,12 @@ pub fn prepare() -> Result<Prepared> {
     let platform = PLATFORMS
         .iter()
         .find(|platform| platform.arch == arch && cfg!(target_os = "linux"))
-        .with_context(|| format!("no MLX wheels for {} on {arch}; Linux on x86_64 or aarch64, or macOS, is needed", std::env::consts::OS))?;
+        .with_context(|| {
+            format!(
+                "no MLX wheels for {} on {arch}; Linux on x86_64 or aarch64, or macOS, is needed",
+                std::env::consts::OS
+            )
+        })?;
 
     let cache = cache_dir()?;
     fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
@@ -182,7 +188,8 @@ fn mlx_c_source() -> Result<PathBuf> {
         .output()
         .context("run cargo metadata")?;
     ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).context("read cargo metadata")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("read cargo metadata")?;
     let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
     let package = packages
         .iter()
@@ -220,7 +227,15 @@ fn fetch_wheels(platform: &Platform, aside: &Path) -> Result<()> {
     // and the headers are used.
     run(
         Command::new(&python)
-            .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"])
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--require-hashes",
+            ])
             .args(["--only-binary=:all:", "--implementation", "cp", "--python-version", "3.11"])
             .args(["--abi", "cp311", "--abi", "none", "--platform", platform.wheel_tag])
             .arg("--dest")
@@ -246,7 +261,13 @@ fn build_mlx_c(source: &Path, aside: &Path) -> Result<()> {
     let work = aside.join("build");
     run(
         Command::new("cmake")
-            .args(["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DMLX_C_USE_SYSTEM_MLX=ON", "-DMLX_C_BUILD_EXAMPLES=OFF"])
+            .args([
+                "-G",
+                "Ninja",
+                "-DCMAKE_BUILD_TYPE=Release",
+                "-DMLX_C_USE_SYSTEM_MLX=ON",
+                "-DMLX_C_BUILD_EXAMPLES=OFF",
+            ])
             .arg(format!("-DMLX_DIR={}", aside.join("wheel/mlx/share/cmake/MLX").display()))
             .arg(format!("-DCMAKE_CXX_FLAGS=-include {}", shim.display()))
             .arg("-S")
@@ -255,7 +276,10 @@ fn build_mlx_c(source: &Path, aside: &Path) -> Result<()> {
             .arg(&work),
         "configure mlx-c (needs: apt-get install cmake ninja-build g++ libfmt-dev)",
     )?;
-    run(Command::new("cmake").arg("--build").arg(&work), "build mlx-c (needs: apt-get install g++ libfmt-dev)")?;
+    run(
+        Command::new("cmake").arg("--build").arg(&work),
+        "build mlx-c (needs: apt-get install g++ libfmt-dev)",
+    )?;
     fs::create_dir_all(aside.join("lib"))?;
     fs::rename(work.join("libmlxc.a"), aside.join("lib/libmlxc.a")).context("mlx-c built no libmlxc.a")?;
     fs::remove_dir_all(&work)?;
@@ -267,7 +291,16 @@ fn generate_bindings(source: &Path, aside: &Path) -> Result<()> {
     let tool = aside.join("bindgen");
     run(
         Command::new(cargo())
-            .args(["install", "--quiet", "--debug", "--locked", "--no-track", "bindgen-cli", "--version", BINDGEN_VERSION])
+            .args([
+                "install",
+                "--quiet",
+                "--debug",
+                "--locked",
+                "--no-track",
+                "bindgen-cli",
+                "--version",
+                BINDGEN_VERSION,
+            ])
             .arg("--root")
             .arg(&tool)
             .arg("--target-dir")

@@ -1,0 +1,243 @@
+//! What one process of a group does: the comparison on rank 0, obedience on the others.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use russet_engine::{
+    compute::{Choice, Compute, Step},
+    runtime::{Runtime, RuntimeConfig, Stepped},
+    weights::LoadDtype,
+};
+use russet_wire::request::Sampling;
+use serde::{Deserialize, Serialize};
+
+use crate::{Oracle, Report};
+
+/// Sequences that run at once, step by step in turn, as a busy engine's do.
+const SLOTS: usize = 4;
+/// Most tokens that may be excused.
+const EXCUSED_SHARE: f64 = 0.01;
+
+/// How far log-probabilities may be apart. Where both sides run the same kernels they are equal bit by bit;
+/// with other BLAS kernels on one side, float32 was 5e-6 apart.
+fn tolerance(dtype: &str) -> f32 {
+    if dtype == "float32" { 5e-5 } else { 1e-3 }
+}
+
+/// What rank 0 tells the others, through the parent.
+#[derive(Serialize, Deserialize)]
+enum Order {
+    Step { slot: u32, offset: u32, tokens: Vec<u32> },
+    Reset { slot: u32 },
+}
+
+/// `rank PURPOSE VARIANT RANK SPLIT HOSTS`: one process of a group.
+pub fn run(arguments: &[String]) -> Result<()> {
+    let [purpose, variant, rank, split, hosts] = arguments else {
+        bail!("rank PURPOSE VARIANT RANK SPLIT HOSTS")
+    };
+    let variant = PathBuf::from(variant);
+    let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
+    let split: Vec<u32> = serde_json::from_str(split)?;
+    let rank: u32 = rank.parse()?;
+    let runtime = Runtime::start(RuntimeConfig {
+        model_dir: variant.clone(),
+        layers_per_rank: Some(split),
+        rank,
+        hosts: hosts.split(',').map(str::to_owned).collect(),
+        dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
+        blas_threads: 1,
+    })?;
+    runtime.load().blocking_recv()??;
+    let progress = runtime.progress();
+    ensure!(
+        progress.loaded_bytes == progress.total_bytes && progress.total_bytes > 0,
+        "rank {rank} read {} of {} bytes",
+        progress.loaded_bytes,
+        progress.total_bytes
+    );
+    runtime.join().blocking_recv()??;
+    match (rank, purpose.as_str()) {
+        (0, "lose") => lose(runtime, &oracle),
+        (0, _) => lead(&runtime, &variant, &oracle),
+        _ => follow(&runtime),
+    }
+}
+
+/// Does what rank 0 says until it says no more.
+fn follow(runtime: &Runtime) -> Result<()> {
+    for line in std::io::stdin().lines() {
+        match serde_json::from_str(&line?)? {
+            Order::Step { slot, offset, tokens } => {
+                let answer = runtime.step(Step { slot, offset, tokens, choice: None }).blocking_recv()??;
+                ensure!(answer.is_none(), "a follower chose a token");
+            }
+            Order::Reset { slot } => runtime.reset(slot),
+        }
+    }
+    Ok(())
+}
+
+/// One good step, then steps until the neighbour, which is being killed, is missed.
+fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
+    let prompt =
+        oracle.prompts.iter().find(|prompt| prompt.len() > 10).context("no prompt is long enough")?;
+    let mut said = false;
+    for (offset, &token) in prompt.iter().enumerate() {
+        let (slot, offset, tokens) = (0, offset as u32, vec![token]);
+        say("order", &Order::Step { slot, offset, tokens: tokens.clone() })?;
+        if let Err(error) = runtime.step(Step { slot, offset, tokens, choice: None }).blocking_recv()? {
+            return say("failed", &error.to_string());
+        }
+        if !said {
+            say("stepped", &0)?;
+            said = true;
+            // The parent kills the neighbour now. Whether the next step meets it dying or dead does not matter.
+        }
+    }
+    bail!("{} steps went well without a neighbour", prompt.len())
+}
+
+/// One sequence under comparison.
+struct Sequence<'a> {
+    prompt: &'a [u32],
+    tokens: &'a [u32],
+    gaps: &'a [f32],
+    logprobs: &'a [f32],
+    /// Tokens asked for so far, so in the caches.
+    length: usize,
+    /// Tokens compared.
+    compared: usize,
+}
+
+/// Runs every prompt, a few at a time, and compares.
+fn lead(runtime: &Runtime, variant: &Path, oracle: &Oracle) -> Result<()> {
+    let bytes = std::fs::read(variant.join("oracle.f32"))?;
+    let logprobs: Vec<f32> =
+        bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
+    let per_prompt = oracle.tokens.first().map_or(0, Vec::len) * oracle.vocabulary;
+    ensure!(logprobs.len() == per_prompt * oracle.prompts.len(), "oracle.f32 does not belong to oracle.json");
+    ensure!(
+        oracle.prompts.len() >= 20 && per_prompt / oracle.vocabulary >= 64,
+        "the oracle answered too little"
+    );
+
+    let mut sequences: Vec<Sequence<'_>> = oracle
+        .prompts
+        .iter()
+        .zip(&oracle.tokens)
+        .zip(&oracle.gaps)
+        .zip(logprobs.chunks_exact(per_prompt))
+        .map(|(((prompt, tokens), gaps), logprobs)| Sequence {
+            prompt,
+            tokens,
+            gaps,
+            logprobs,
+            length: 0,
+            compared: 0,
+        })
+        .collect();
+    let mut report = Report::default();
+    for some in sequences.chunks_mut(SLOTS) {
+        run_together(runtime, some, oracle, &mut report)?;
+    }
+    let share = report.excused as f64 / report.tokens as f64;
+    ensure!(
+        share <= EXCUSED_SHARE,
+        "{} of {} tokens were excused, more than 1 %",
+        report.excused,
+        report.tokens
+    );
+    say("report", &report)
+}
+
+fn run_together(
+    runtime: &Runtime,
+    sequences: &mut [Sequence<'_>],
+    oracle: &Oracle,
+    report: &mut Report,
+) -> Result<()> {
+    while sequences.iter().any(|sequence| sequence.compared < sequence.tokens.len()) {
+        // All are asked before any is waited for, so that ranks work on different sequences at once.
+        let mut answers = Vec::new();
+        for (slot, sequence) in sequences.iter_mut().enumerate() {
+            if sequence.compared < sequence.tokens.len() {
+                let step = sequence.next_step(slot as u32);
+                let Step { slot, offset, tokens, .. } = step.clone();
+                say("order", &Order::Step { slot, offset, tokens })?;
+                answers.push((slot as usize, runtime.step_in_detail(step)));
+            }
+        }
+        for (slot, answer) in answers {
+            if let Some(stepped) = answer.blocking_recv()?? {
+                sequences[slot].compare(&stepped, oracle, report)?;
+            }
+        }
+    }
+    for slot in 0..sequences.len() as u32 {
+        say("order", &Order::Reset { slot })?;
+        runtime.reset(slot);
+    }
+    Ok(())
+}
+
+impl Sequence<'_> {
+    /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does.
+    fn next_step(&mut self, slot: u32) -> Step {
+        let offset = self.length as u32;
+        let before_last = self.prompt.len() - 1;
+        let (tokens, chosen) = if self.length < before_last {
+            (self.prompt[self.length..before_last.min(self.length + 2048)].to_vec(), false)
+        } else if self.length == before_last {
+            (vec![self.prompt[before_last]], true)
+        } else {
+            (vec![self.tokens[self.compared - 1]], true)
+        };
+        self.length += tokens.len();
+        let index = self.compared as u32;
+        let choice =
+            chosen.then(|| Choice { sampling: Sampling::default(), seed: 0, index, banned: Arc::from([]) });
+        Step { slot, offset, tokens, choice }
+    }
+
+    fn compare(&mut self, stepped: &Stepped, oracle: &Oracle, report: &mut Report) -> Result<()> {
+        let at = self.compared;
+        let expected = &self.logprobs[at * oracle.vocabulary..][..oracle.vocabulary];
+        ensure!(stepped.logprobs.len() == expected.len(), "the engine has {} tokens", stepped.logprobs.len());
+        let difference = expected
+            .iter()
+            .zip(&stepped.logprobs)
+            .map(|(one, other)| (one - other).abs())
+            .fold(0.0, |most: f32, one| if one.is_nan() { f32::INFINITY } else { most.max(one) });
+        let place = || format!("token {at} after a prompt of {}", self.prompt.len());
+        let tolerance = tolerance(&oracle.dtype);
+        ensure!(
+            difference <= tolerance,
+            "{}: log-probabilities differ by {difference}, more than {tolerance}",
+            place()
+        );
+
+        let close = self.gaps[at] <= 10.0 * tolerance;
+        let (ours, theirs) = (stepped.sampled.token, self.tokens[at]);
+        if ours != theirs {
+            ensure!(close, "{}: {ours} instead of {theirs}, with a gap of {}", place(), self.gaps[at]);
+            report.excused += 1;
+        }
+        report.close_calls += usize::from(close);
+        report.tokens += 1;
+        report.largest_difference = report.largest_difference.max(difference);
+        self.compared += 1;
+        Ok(())
+    }
+}
+
+fn say(word: &str, value: &impl Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{word} {}", serde_json::to_string(value)?)?;
+    out.flush()?;
+    Ok(())
+}
