@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::auth::defaults;
+use crate::gc;
 use crate::kinds::builtin;
 use crate::object;
 use crate::pki::Authority;
@@ -38,6 +39,14 @@ pub async fn run(api: &Arc<Api>, authority: &Authority) -> Result<()> {
             "tls.key": STANDARD.encode(authority.key_pem()),
         },
     });
+    // An authority made anew, its files having been lost, replaces the one that nobody can sign with any more.
+    let key = format!("{}russet-system/russet-ca", builtin::prefix("", "secrets"));
+    gc::edit(api, &key, |stored| {
+        let differs = stored["data"] != secret["data"];
+        object::copy_field(stored, &secret, "data");
+        differs
+    })
+    .await?;
     ensure(api, "russet-system", secret).await?;
     seed_service(api).await
 }

@@ -6,6 +6,7 @@ pub mod definitions;
 pub mod events;
 pub mod namespaces;
 pub mod owners;
+pub mod roles;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
         until_stopped(api, namespaces::run(api.clone())),
         until_stopped(api, definitions::run(api.clone())),
         until_stopped(api, events::run(api.clone())),
+        until_stopped(api, roles::run(api.clone())),
     ]
 }
 
@@ -42,7 +44,7 @@ fn until_stopped(api: &Arc<Api>, controller: impl Future<Output = ()> + Send + '
 
 /// Changes a stored object past admission: what is taken away here is bookkeeping that no rule of the kind concerns. An
 /// object that nothing holds any more is removed. `change` returns false to leave the object as it is.
-async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> Result<()> {
+pub async fn edit(api: &Api, key: &str, change: impl Fn(&mut Value) -> bool) -> Result<()> {
     loop {
         let Some(record) = api.store.get(key) else { return Ok(()) };
         let mut edited = Value::clone(record.object());

@@ -55,6 +55,8 @@ pub struct Custom {
     pub selectable: Vec<String>,
     /// Whether the definition is being deleted, which refuses creates.
     pub terminating: bool,
+    /// The revision of the definition: objects written before it may lack what its schema now defaults.
+    pub revision: u64,
 }
 
 /// One served resource in one version.
@@ -98,13 +100,14 @@ impl Resource {
         if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
     }
 
-    /// Whether an object is written in this version already.
-    pub fn shows(&self, object: &Value) -> bool {
-        let written = object["apiVersion"].as_str().unwrap_or_default();
-        match written.split_once('/') {
+    /// Whether a stored object can be shown as it is: written in this version, and under the current schema.
+    pub fn shows(&self, record: &Record) -> bool {
+        let written = record.object()["apiVersion"].as_str().unwrap_or_default();
+        let same = match written.split_once('/') {
             Some((group, version)) => group == self.group && version == self.version,
             None => self.group.is_empty() && written == self.version,
-        }
+        };
+        same && self.custom.as_ref().is_none_or(|custom| record.revision > custom.revision)
     }
 
     /// The storage key of one object.
@@ -143,7 +146,7 @@ impl Resource {
     /// A stored object as this version shows it.
     pub fn view(&self, record: &Record) -> Arc<Value> {
         let object = record.object();
-        if self.shows(object) {
+        if self.shows(record) {
             return object.clone();
         }
         Arc::new(self.convert(Value::clone(object)))
@@ -256,7 +259,9 @@ impl Kinds {
         match store.range(DEFINITIONS, None, None) {
             Ok(snapshot) => {
                 for record in snapshot.records {
-                    resources.extend(definition::resources(record.object()).into_iter().map(Arc::new));
+                    resources.extend(
+                        definition::resources(record.object(), record.revision).into_iter().map(Arc::new),
+                    );
                 }
             }
             Err(error) => {

@@ -70,6 +70,22 @@ impl Rule {
         Self { verbs: all.clone(), groups: all.clone(), resources: all, names: Vec::new(), urls: Vec::new() }
     }
 
+    /// The rule as roles write it.
+    pub fn to_value(&self) -> Value {
+        let mut value = serde_json::json!({"verbs": self.verbs});
+        for (field, list) in [
+            ("apiGroups", &self.groups),
+            ("resources", &self.resources),
+            ("resourceNames", &self.names),
+            ("nonResourceURLs", &self.urls),
+        ] {
+            if !list.is_empty() {
+                value[field] = serde_json::json!(list);
+            }
+        }
+        value
+    }
+
     fn has_resource(&self, resource: &str, subresource: &str) -> bool {
         if subresource.is_empty() {
             return listed(&self.resources, resource);
@@ -149,6 +165,8 @@ pub struct Policy {
     roles: HashMap<(String, String), Vec<Rule>>,
     cluster_bindings: Vec<Binding>,
     bindings: HashMap<String, Vec<Binding>>,
+    /// Names of the cluster roles whose rules come from others.
+    aggregated: Vec<String>,
 }
 
 impl Policy {
@@ -182,6 +200,9 @@ impl Policy {
         }
         for role in &cluster_roles {
             let mut seen = Vec::new();
+            if !role["aggregationRule"].is_null() {
+                policy.aggregated.push(object::name(role).into());
+            }
             policy
                 .cluster_roles
                 .insert(object::name(role).into(), aggregated(role, &cluster_roles, &mut seen));
@@ -212,6 +233,14 @@ impl Policy {
             })
             .flatten()
             .collect()
+    }
+
+    /// The rules of aggregated cluster roles, by name, in the shape roles are written in.
+    pub fn aggregated(&self) -> impl Iterator<Item = (&str, Value)> {
+        self.aggregated.iter().map(|name| {
+            let rules = self.cluster_roles.get(name).into_iter().flatten().map(Rule::to_value).collect();
+            (name.as_str(), Value::Array(rules))
+        })
     }
 
     /// Whether a user may.
@@ -246,10 +275,11 @@ impl Policy {
 }
 
 fn aggregated(role: &Value, all: &[Value], seen: &mut Vec<String>) -> Vec<Rule> {
-    let mut collected = rules(&role["rules"]);
     let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
-        return collected;
+        return rules(&role["rules"]);
     };
+    // What such a role says by itself is what was collected before.
+    let mut collected = Vec::new();
     seen.push(object::name(role).to_string());
     for other in all {
         let chosen =

@@ -29,8 +29,8 @@ fn condition(definition: &Value, kind: &str) -> bool {
         .any(|condition| condition["type"] == kind && condition["status"] == "True")
 }
 
-/// The resources a stored definition serves: one for each served version, preferred first.
-pub fn resources(definition: &Value) -> Vec<Resource> {
+/// The resources a definition stored at `revision` serves: one for each served version, preferred first.
+pub fn resources(definition: &Value, revision: u64) -> Vec<Resource> {
     if !condition(definition, "Established") {
         return Vec::new();
     }
@@ -85,6 +85,7 @@ pub fn resources(definition: &Value) -> Vec<Resource> {
                     scale,
                     selectable: selectable.map(|field| text(&field["jsonPath"])).collect(),
                     terminating: object::is_terminating(definition),
+                    revision,
                 }),
             }
         })
@@ -317,9 +318,9 @@ mod tests {
         });
         default(&mut definition);
         assert!(validate(&definition, None).is_empty(), "{:?}", validate(&definition, None));
-        assert!(resources(&definition).is_empty());
+        assert!(resources(&definition, 1).is_empty());
         establish(&mut definition, &Table::default(), "2026-01-01T00:00:00Z");
-        let resources = resources(&definition);
+        let resources = resources(&definition, 1);
         assert_eq!(resources.len(), 1);
         assert_eq!(resources[0].list_kind, "ThingList");
         assert_eq!(resources[0].subresources, ["status"]);

@@ -10,7 +10,7 @@ use crate::status::Result;
 /// Answers a get.
 pub fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
-    if call.resource.shows(record.object()) && call.shape()? == Shape::Object {
+    if call.resource.shows(&record) && call.shape()? == Shape::Object {
         return Ok(output::bytes(StatusCode::OK, record.json().clone()));
     }
     respond(call, StatusCode::OK, &call.resource.view(&record), &[])

@@ -52,7 +52,7 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
                 .records
                 .iter()
                 .map(|record| {
-                    if resource.shows(record.object()) {
+                    if resource.shows(record) {
                         record.json().clone()
                     } else {
                         Bytes::from(resource.view(record).to_string())

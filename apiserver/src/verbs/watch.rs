@@ -202,7 +202,7 @@ impl Feed {
 
     fn append(&mut self, chunk: &mut BytesMut, kind: &str, record: &Arc<Record>) {
         let resource = &self.call.resource;
-        let plain = self.shape == Shape::Object && resource.shows(record.object());
+        let plain = self.shape == Shape::Object && resource.shows(record);
         if kind == "ADDED" && !self.selector.is_empty() && !self.selector.matches(&resource.view(record)) {
             return;
         }

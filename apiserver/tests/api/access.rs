@@ -156,3 +156,23 @@ async fn strangers_learn_health_and_version_only() {
     assert_eq!(code(maps.list(&ListParams::default()).await), 401);
     cluster.stop().await;
 }
+
+#[tokio::test]
+async fn an_aggregated_role_shows_the_rules_it_collects() {
+    let cluster = Cluster::start().await;
+    let roles: Api<ClusterRole> = Api::all(cluster.client());
+    let part = json!({
+        "metadata": {"name": "things", "labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+        "rules": [{"apiGroups": ["example.com"], "resources": ["things"], "verbs": ["get"]}],
+    });
+    roles.create(&PostParams::default(), &read(part)).await.unwrap();
+    for name in ["view", "edit", "admin"] {
+        cluster
+            .eventually("the rule arrives", || async {
+                let rules = roles.get(name).await.unwrap().rules.unwrap_or_default();
+                rules.iter().any(|rule| rule.resources == Some(vec!["things".to_string()]))
+            })
+            .await;
+    }
+    cluster.stop().await;
+}

@@ -271,3 +271,48 @@ async fn dependents_go_with_their_owner_and_namespaces_with_their_objects() {
     assert_eq!(code(inside.get("a").await), 404);
     cluster.stop().await;
 }
+
+#[tokio::test]
+async fn objects_follow_their_definition_as_it_changes() {
+    let cluster = Cluster::start().await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    definitions.create(&PostParams::default(), &things()).await.unwrap();
+    let api = thing_api(&cluster);
+    api.create(&PostParams::default(), &thing("old", json!({"size": 1}))).await.unwrap();
+    let mut changed = serde_json::to_value(things()).unwrap();
+    let spec = &mut changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    spec["properties"]["color"] = json!({"type": "string", "default": "red"});
+    let mut second = changed["spec"]["versions"][0].clone();
+    second["name"] = json!("v2");
+    second["storage"] = json!(false);
+    changed["spec"]["versions"].as_array_mut().unwrap().push(second);
+    let patch = Patch::Merge(json!({"spec": changed["spec"]}));
+    definitions.patch("things.example.com", &PatchParams::default(), &patch).await.unwrap();
+
+    assert_eq!(
+        api.get("old").await.unwrap().data["spec"]["color"],
+        "red",
+        "new defaults show in old objects"
+    );
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v2", "Thing"));
+    let second: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &kind);
+    let shown = second.list(&ListParams::default()).await.unwrap();
+    assert_eq!(shown.items[0].types.as_ref().unwrap().api_version, "example.com/v2");
+    let patch = Patch::Merge(json!({"spec": {"size": 5}}));
+    second.patch("old", &PatchParams::default(), &patch).await.unwrap();
+    let first = api.get("old").await.unwrap();
+    assert_eq!(
+        (&first.data["spec"]["size"], &first.types.unwrap().api_version[..]),
+        (&json!(5), "example.com/v1")
+    );
+    let mut blind = first_without_revision(&api).await;
+    blind.data["spec"]["size"] = json!(6);
+    assert_eq!(code(api.replace("old", &PostParams::default(), &blind).await), 422);
+    cluster.stop().await;
+}
+
+async fn first_without_revision(api: &Api<DynamicObject>) -> DynamicObject {
+    let mut object = api.get("old").await.unwrap();
+    object.metadata.resource_version = None;
+    object
+}

@@ -111,7 +111,6 @@ async fn what_makes_no_sense_is_refused_with_the_right_status() {
         (Method::POST, "/api/v1/nodes", json, "{}", 405, "MethodNotAllowed"),
         (Method::GET, "/api/v1/configmaps?labelSelector=a+in+(", json, "", 400, "BadRequest"),
         (Method::GET, "/api/v1/configmaps?fieldSelector=data.x%3D1", json, "", 400, "BadRequest"),
-        (Method::GET, "/openapi/v2", json, "", 406, "NotAcceptable"),
         (
             Method::POST,
             "/api/v1/namespaces/default/configmaps?fieldValidation=Strict",

@@ -1,0 +1,37 @@
+//! Aggregated cluster roles: their rules, which the policy collects, are also written into them, where people look.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::edit;
+use crate::api::Api;
+use crate::auth::rbac;
+use crate::kinds::builtin;
+
+/// Runs the controller.
+pub async fn run(api: Arc<Api>) {
+    loop {
+        if let Err(error) = follow(&api).await {
+            tracing::debug!(error, "the roles are read again");
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn follow(api: &Arc<Api>) -> Result<(), String> {
+    let mut watch = api.store.watch(rbac::PREFIX, api.store.revision()).map_err(|error| error.to_string())?;
+    loop {
+        // The policy is refreshed before a write is acknowledged, though perhaps after this watch heard of it: read anew.
+        api.policies.refresh(&*api.store);
+        for (name, rules) in api.policies.policy().aggregated() {
+            let key = format!("{}{name}", builtin::prefix(rbac::GROUP, "clusterroles"));
+            let written = edit(api, &key, |role| {
+                let differs = role["rules"] != rules;
+                role["rules"] = rules.clone();
+                differs
+            });
+            written.await.map_err(|error| error.to_string())?;
+        }
+        watch.next().await.map_err(|error| error.to_string())?;
+    }
+}
