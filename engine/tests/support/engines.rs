@@ -1,0 +1,191 @@
+//! Real engine processes for tests, one group at a time, and a client that asks as a gateway does.
+
+#![allow(dead_code, reason = "each of its users needs another part")]
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_client::ControlClient;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::tls;
+use russet_wire::event::Event;
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use crate::identities::Identities;
+
+/// A ring alone may take half a minute to form on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+}
+
+/// One engine process; killed with the test.
+pub struct Engine {
+    child: Child,
+    address: SocketAddr,
+    pub node: String,
+    socket: PathBuf,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Engine {
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub async fn exit(&mut self) -> ExitStatus {
+        within("the exit of an engine", async {
+            loop {
+                if let Some(status) = self.child.try_wait().unwrap() {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
+    }
+
+    /// Watches as an agent does until a state fits; the last state seen if the watch ends before.
+    pub async fn until(&self, fits: impl Fn(&pb::EngineState) -> bool) -> pb::EngineState {
+        within("a state of an engine", async {
+            let mut states = loop {
+                let mut client = ControlClient::new(tls::unix_channel(self.socket.clone()));
+                match client.watch(pb::WatchRequest {}).await {
+                    Ok(states) => break states.into_inner(),
+                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            };
+            let mut last = pb::EngineState::default();
+            while let Ok(Some(state)) = states.message().await {
+                last = state;
+                if fits(&last) {
+                    break;
+                }
+            }
+            last
+        })
+        .await
+    }
+
+    pub async fn serving(&self) {
+        let state = self.until(|state| state.phase() >= pb::Phase::Serving).await;
+        assert_eq!(state.phase(), pb::Phase::Serving, "{}", state.message);
+    }
+}
+
+/// What all engines of a test share.
+pub struct Lab {
+    identities: Identities,
+    sockets: TempDir,
+}
+
+/// Ports nobody uses now; a test that loses one of them in between fails with the port's name.
+fn free_addresses(count: usize) -> Vec<SocketAddr> {
+    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    held.iter().map(|listener| listener.local_addr().unwrap()).collect()
+}
+
+fn join(addresses: &[SocketAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+impl Lab {
+    pub fn new() -> Self {
+        Self { identities: Identities::new(), sockets: tempfile::tempdir().unwrap() }
+    }
+
+    /// A group with this split; index = rank.
+    pub fn start(&self, model: &Path, layers: &[usize]) -> Vec<Engine> {
+        let addresses = free_addresses(2 * layers.len());
+        let (listen, ring) = addresses.split_at(layers.len());
+        let peers: Vec<String> =
+            listen.iter().enumerate().map(|(rank, address)| format!("{rank}={address}@n{rank}")).collect();
+        let split = layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        (0..layers.len())
+            .map(|rank| {
+                let node = format!("n{rank}");
+                // Ports differ between groups, so sockets do too.
+                let socket = self.sockets.path().join(format!("{}-{rank}", listen[0].port()));
+                let mut command = Command::new(env!("CARGO_BIN_EXE_russet-engine"));
+                command
+                    .arg("--model-dir")
+                    .arg(model)
+                    .args(["--served-model-name", "small", "--dtype", "f32", "--context-tokens", "4096"])
+                    .args(["--group-uid", "g", "--epoch", "1", "--rank", &rank.to_string()])
+                    .args(["--listen", &listen[rank].to_string(), "--tls-dir"])
+                    .arg(self.identities.node(&node))
+                    .arg("--control-socket")
+                    .arg(&socket);
+                if layers.len() > 1 {
+                    command.args(["--layers-per-rank", &split, "--ring-hosts", &join(ring)]);
+                    command.args(["--peers", &peers.join(",")]);
+                }
+                let child = command.spawn().unwrap();
+                Engine { child, address: listen[rank], node, socket }
+            })
+            .collect()
+    }
+
+    pub async fn client(&self, engine: &Engine) -> EngineClient<Channel> {
+        engine.serving().await;
+        let files = self.identities.user(tls::GATEWAY_USER);
+        EngineClient::new(files.channel(&engine.address.to_string(), &engine.node).unwrap())
+    }
+}
+
+pub fn say(content: &str) -> GenerationRequest {
+    GenerationRequest {
+        id: "test".into(),
+        messages: vec![Message { role: "user".into(), content: content.into() }],
+        max_tokens: Some(32),
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        ignore_eos: false,
+    }
+}
+
+pub async fn ask(
+    client: &mut EngineClient<Channel>,
+    request: GenerationRequest,
+) -> Streaming<pb::GenerateEvent> {
+    within("the answer's headers", client.generate(pb::GenerateRequest::from(request)))
+        .await
+        .unwrap()
+        .into_inner()
+}
+
+pub async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
+    within("an event", events.message()).await.unwrap().map(Event::from)
+}
+
+/// Ids, text and end of an answer.
+pub async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, String, Event) {
+    let (mut ids, mut text, mut end) = (Vec::new(), String::new(), None);
+    while let Some(event) = next(events).await {
+        assert!(end.is_none(), "{event:?} after {end:?}");
+        match event {
+            Event::Started { .. } => assert!(ids.is_empty()),
+            Event::Token { id, text: piece } => {
+                ids.push(id);
+                text.push_str(&piece);
+            }
+            event => end = Some(event),
+        }
+    }
+    (ids, text, end.expect("a stream never just ends"))
+}
