@@ -1,9 +1,10 @@
 //! OpenAPI v3: one document per group and version, and the schemas of the built-in kinds.
 //!
-//! Not here: the index at `/openapi/v3` with its hashes, and OpenAPI v2, which clients only ask for when this is missing.
+//! Not here: the index at `/openapi/v3` with its hashes. OpenAPI v2 is an empty document ([`v2`]).
 
 mod builtin;
 mod paths;
+pub mod v2;
 
 use std::collections::BTreeSet;
 

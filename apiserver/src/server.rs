@@ -18,6 +18,7 @@ use crate::auth::rbac::Attributes;
 use crate::auth::{self, User};
 use crate::discovery;
 use crate::object;
+use crate::openapi;
 use crate::output::{self, Body};
 use crate::request::{self, Query, Target};
 use crate::status::{ApiError, Result};
@@ -129,12 +130,15 @@ fn information(api: &Api, path: &str, query: &str, headers: &http::HeaderMap) ->
         ["version"] => Ok(output::value(StatusCode::OK, &discovery::version())),
         ["metrics"] => Ok(output::text(StatusCode::OK, api.metrics.render(&api.store))),
         ["openapi", "v3", ..] => api.documents.answer(&table, path, headers),
-        // Clients that only know version 2 are told that this representation does not exist, and go on without.
-        ["openapi", "v2"] => Err(ApiError::new(
-            StatusCode::NOT_ACCEPTABLE,
-            "NotAcceptable",
-            "this server publishes OpenAPI v3 only, at /openapi/v3",
-        )),
+        ["openapi", "v2"] => {
+            let version = discovery::version();
+            let version = version["gitVersion"].as_str().unwrap_or_default();
+            let mut response = output::bytes(StatusCode::OK, openapi::v2::document(version).into());
+            response
+                .headers_mut()
+                .insert(http::header::CONTENT_TYPE, HeaderValue::from_static(openapi::v2::PROTOBUF));
+            Ok(response)
+        }
         ["api"] | ["apis"] => {
             let host = headers.get("host").and_then(|value| value.to_str().ok()).unwrap_or_default();
             Ok(discovery::roots(&table, path, headers, host))

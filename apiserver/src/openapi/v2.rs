@@ -1,0 +1,31 @@
+//! OpenAPI v2, as far as kubectl still needs it: a document without definitions.
+//!
+//! kubectl looks a kind up in v3 first. Only for a kind that is nowhere does it ask for v2, in protobuf, and a
+//! refusal there hides its real message (`no matches for kind …`). Schemas are in v3 alone.
+
+/// The media type kubectl and client-go ask for.
+pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+
+/// An empty document in protobuf. Field numbers are those of gnostic's `openapi.v2` Document (swagger 1, info 2,
+/// paths 8) and Info (title 1, version 2).
+pub fn document(version: &str) -> Vec<u8> {
+    let info = [field(1, b"Kubernetes"), field(2, version.as_bytes())].concat();
+    [field(1, b"2.0"), field(2, &info), field(8, b"")].concat()
+}
+
+/// A length-delimited field; every number and length here fits one byte.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2, bytes.len().min(127) as u8];
+    out.extend_from_slice(&bytes[..bytes.len().min(127)]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_is_protobuf_with_the_fields_a_parser_demands() {
+        assert_eq!(document("v1"), b"\x0a\x032.0\x12\x10\x0a\x0aKubernetes\x12\x02v1\x42\x00");
+    }
+}
