@@ -3,8 +3,8 @@
 //! kubectl looks a kind up in v3 first. Only for a kind that is nowhere does it ask for v2, in protobuf, and a
 //! refusal there hides its real message (`no matches for kind …`). Schemas are in v3 alone.
 
-/// The media type kubectl and client-go ask for.
-pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+/// The media type of the answer. Clients ask with an `@` where this has a dot, because an `@` is no part of a media type.
+pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// An empty document in protobuf. Field numbers are those of gnostic's `openapi.v2` Document (swagger 1, info 2,
 /// paths 8) and Info (title 1, version 2).
