@@ -12,7 +12,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -184,7 +186,15 @@ pub(crate) async fn request(
 
     let deadline = tokio::time::Instant::now() + SIGNATURE_TIMEOUT;
     while tokio::time::Instant::now() < deadline {
-        let status = requests.get(&name).await.map_err(failed)?.status.unwrap_or_default();
+        let status = match requests.get(&name).await {
+            Ok(found) => found.status.unwrap_or_default(),
+            Err(error @ kube::Error::Api(_)) => return Err(failed(error)),
+            // A control plane that restarts in this very minute keeps the request.
+            Err(error) => {
+                tracing::debug!(request = name, %error, "the request could not be looked at; tried again");
+                CertificateSigningRequestStatus::default()
+            }
+        };
         if let Some(ByteString(certificate)) = status.certificate {
             return Ok((key, String::from_utf8_lossy(&certificate).into_owned()));
         }

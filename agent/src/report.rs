@@ -61,7 +61,7 @@ async fn send(client: Client, mut inbox: mpsc::UnboundedReceiver<(Object, Value)
         for (object, status) in std::mem::take(&mut waiting) {
             match apply(&client, &object, &status).await {
                 Ok(()) => {}
-                Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409 | 410) => {
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 410) => {
                     tracing::debug!(?object, message = answer.message, "nothing to report on any more");
                 }
                 Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 422) => {

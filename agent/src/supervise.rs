@@ -30,7 +30,7 @@ use crate::report::Outbox;
 use crate::status;
 use crate::watcher::Listed;
 
-use self::slot::{Running, Slot, due};
+use self::slot::{Running, Slot, due, wording};
 
 /// A refused claim is tried again this often: memory comes free without telling anybody.
 const TICK: Duration = Duration::from_secs(1);
@@ -267,14 +267,13 @@ impl Supervisor {
             }
             Err(refusal) => {
                 self.grants.release(uid);
-                if known.is_none() {
+                // Numbers move all the time; the first ones stay, so that nothing is written anew.
+                let same = known.filter(|known| wording(known) == wording(&refusal));
+                if same.is_none() {
                     tracing::warn!(shard = slot.record.name, refusal, "claim refused");
                     self.setup.metrics.refused(&slot.record.name);
-                    slot.refusal = Some(refusal);
-                } else {
-                    // Numbers move all the time; the first ones stay, so that nothing is written anew.
-                    slot.refusal = known;
                 }
+                slot.refusal = same.or(Some(refusal));
             }
         }
         let claimed = slot.claimed;

@@ -90,6 +90,11 @@ pub(super) fn due(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -
     }
 }
 
+/// A message without its numbers.
+pub(super) fn wording(message: &str) -> String {
+    message.chars().filter(|letter| letter.is_alphabetic()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
