@@ -32,6 +32,9 @@ use crate::tokens::Tokens;
 
 /// A peer that froze or lost its power is given up after this long without an answer to a ping.
 const PING: Duration = Duration::from_secs(5);
+/// Bytes of a request: more text than the longest context of any model holds. What is too long for
+/// this engine's context gets a typed failure that says so.
+const LONGEST_REQUEST: usize = 32 << 20;
 /// Time for the last events to reach those who wait for them, once everything has ended.
 const FLUSH: Duration = Duration::from_secs(3);
 /// A young engine that failed waits until this age for its agent to ask why.
@@ -225,7 +228,7 @@ fn serve_engine(
         .http2_keepalive_timeout(Some(PING))
         .tls_config(tls.server()?)
         .map_err(|source| ServeError::Transport { dir: args.tls_dir.display().to_string(), source })?
-        .add_service(EngineServer::new(service))
+        .add_service(EngineServer::new(service).max_decoding_message_size(LONGEST_REQUEST))
         .serve_with_incoming_shutdown(incoming, ended(life));
     Ok(tokio::spawn(report("engine", life.clone(), server)))
 }
