@@ -14,7 +14,9 @@ use kube::runtime::reflector::Store;
 use kube::{Client, Resource};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
-use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
+use russet_crds::{
+    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Peer, Shard, ShardGroup, names,
+};
 
 use crate::metrics::Metrics;
 
@@ -72,12 +74,15 @@ pub struct SeenLease {
 }
 
 /// Epochs of a group.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EpochHistory {
     /// When recent epochs were begun.
     pub begun: Vec<Timestamp>,
     /// The epoch being formed, and since when.
     pub forming: Option<(i64, Instant)>,
+    /// The peers that were told at an epoch. The caches may not show it yet, and nobody may be told
+    /// anything else at the same epoch.
+    pub told: Option<(i64, Vec<Peer>)>,
 }
 
 impl Context {

@@ -208,7 +208,7 @@ impl fmt::Display for Note {
             Note::KeptOutdated { group } => {
                 write!(
                     out,
-                    "ShardGroup {group} keeps running as it was, because what the spec now asks for fits nowhere"
+                    "ShardGroup {group} keeps running as it was, because its successor fits nowhere"
                 )
             }
             Note::DrainFirst { group } => {

@@ -12,7 +12,7 @@ use russet_crds::{Shard, ShardGroup, ShardGroupSpec, ShardSpec, names};
 use super::Error;
 use super::decide::{Planned, WINDOW};
 use super::observe::Observed;
-use crate::context::{Context, EpochHistory};
+use crate::context::Context;
 use crate::ssa;
 
 /// Writes everything that was planned.
@@ -44,6 +44,12 @@ pub async fn apply(
     for shard in observed.strangers.iter().filter(|shard| planned.delete.contains(&shard.name_any())) {
         ssa::delete(&api, shard.as_ref()).await.map_err(failed(shard.name_any()))?;
     }
+    if let Some(told) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
+        // Before the write: should it fail, some may have been told all the same.
+        let mut epochs = context.epochs.lock();
+        epochs.entry(group.uid().unwrap_or_default()).or_default().told =
+            Some((planned.epoch, told.peers.clone()));
+    }
     let writes = planned.shards.iter().map(|spec| {
         let shard = shard_object(group, spec.clone());
         let api = api.clone();
@@ -67,9 +73,7 @@ fn remember(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Ti
     let alive: std::collections::BTreeSet<String> =
         context.stores.groups.state().iter().filter_map(|it| it.uid()).collect();
     epochs.retain(|uid, _| alive.contains(uid));
-    let history = epochs
-        .entry(group.uid().unwrap_or_default())
-        .or_insert_with(|| EpochHistory { begun: Vec::new(), forming: None });
+    let history = epochs.entry(group.uid().unwrap_or_default()).or_default();
     if history.forming.is_none_or(|(forming, _)| forming != epoch) {
         history.forming = Some((epoch, Instant::now()));
     }

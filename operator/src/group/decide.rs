@@ -98,6 +98,7 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
         .filter_map(|state| state.shard)
         .find(|shard| shard.spec.epoch == epoch && !shard.spec.peers.is_empty())
         .map(|shard| shard.spec.peers.clone());
+    let written = observed.told.clone().or(written);
     let loss = loss(&states, written.as_deref());
     let pause = loss.as_ref().and_then(|_| pause(&observed.begun, now));
     let bump = if pause.is_some() { None } else { loss.clone() };
@@ -217,5 +218,7 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, peers: &[Peer]) -> Sha
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

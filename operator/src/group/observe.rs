@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::conditions::{self, Type, is_true};
-use russet_crds::{Shard, ShardGroup, names};
+use russet_crds::{Peer, Shard, ShardGroup, names};
 use russet_plan::snapshot::Availability;
 
 use crate::context::Context;
@@ -33,6 +33,8 @@ pub struct Observed {
     pub until_lost: Option<Duration>,
     /// When recent epochs were begun.
     pub begun: Vec<Timestamp>,
+    /// The peers this process has told at the group's epoch, whatever the caches show.
+    pub told: Option<Vec<Peer>>,
 }
 
 impl Observed {
@@ -59,6 +61,7 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
             strangers.push(shard);
         }
     }
+    let history = context.epochs.lock().get(&uid).cloned().unwrap_or_default();
     let mut observed = Observed {
         group: group.clone(),
         shards,
@@ -67,7 +70,8 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
         until_lost: None,
-        begun: context.epochs.lock().get(&uid).map(|history| history.begun.clone()).unwrap_or_default(),
+        begun: history.begun,
+        told: history.told.filter(|(epoch, _)| *epoch == group.spec.epoch).map(|(_, peers)| peers),
     };
     for member in &group.spec.plan.members {
         let node = &member.node_name;

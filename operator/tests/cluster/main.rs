@@ -173,8 +173,7 @@ async fn deployments_scale_share_memory_fairly_and_say_what_does_not_fit() {
     // Room is made, and it goes where the room is, without being asked again.
     replicas(&cluster, "chat", 0).await;
     let stopped =
-        until("chat is stopped", || async { deployments.get("chat").await.ok().filter(ready) })
-            .await;
+        until("chat is stopped", || async { deployments.get("chat").await.ok().filter(ready) }).await;
     assert!(says(&stopped, Type::Ready, "Stopped"));
     until("more is ready", || async { deployments.get("more").await.ok().filter(ready) }).await;
 

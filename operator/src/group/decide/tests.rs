@@ -9,11 +9,13 @@ use russet_crds::{GroupMember, GroupPlan, Rendezvous, ShardGroup, ShardGroupSpec
 
 use super::*;
 
-fn at(second: i64) -> Timestamp {
+/// A moment.
+pub fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
 }
 
-fn observed(epoch: i64) -> Observed {
+/// A group of two ranks on a and b, nothing created yet.
+pub fn observed(epoch: i64) -> Observed {
     let member = |rank: u32, node: &str| GroupMember {
         rank,
         node_name: node.to_owned(),
@@ -38,6 +40,7 @@ fn observed(epoch: i64) -> Observed {
         lost: BTreeSet::new(),
         until_lost: None,
         begun: Vec::new(),
+        told: None,
     }
 }
 

@@ -1,0 +1,196 @@
+//! Thousands of short lives of a group: agents that claim, start, fail, move and restart in any
+//! order, an operator that dies half-way through its writes and looks through caches that lag. What
+//! must hold at every moment is checked at every moment; when the trouble ends, the group serves.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use russet_crds::conditions;
+use russet_crds::{Rendezvous, ShardGroup};
+
+use super::tests::{at, observed};
+use super::*;
+
+const RANKS: u32 = 2;
+
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+/// What the API server holds, and older versions of it for caches that lag.
+struct World {
+    groups: Vec<Arc<ShardGroup>>,
+    shards: Vec<BTreeMap<u32, Arc<Shard>>>,
+    ports: u32,
+    bumps: usize,
+    /// What the operator remembers; lost when it dies.
+    told: Option<(i64, Vec<Peer>)>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            groups: vec![observed(1).group],
+            shards: vec![BTreeMap::new()],
+            ports: 0,
+            bumps: 0,
+            told: None,
+        }
+    }
+
+    fn group(&self) -> &ShardGroup {
+        self.groups.last().unwrap()
+    }
+
+    fn now(&self) -> BTreeMap<u32, Arc<Shard>> {
+        self.shards.last().unwrap().clone()
+    }
+
+    /// The operator looks, at the latest or at older versions, and writes some or all of its plan.
+    fn operate(&mut self, seen: &mut (usize, usize), writes: usize) {
+        let mut view = observed(1);
+        view.group = self.groups[seen.0].clone();
+        view.shards = self.shards[seen.1].clone();
+        if view.is_stale() {
+            return;
+        }
+        let epoch = view.group.spec.epoch;
+        view.told = self.told.clone().filter(|told| told.0 == epoch).map(|told| told.1);
+        let planned = decide(&view, at(0));
+        if let Some(shard) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
+            self.told = Some((planned.epoch, shard.peers.clone()));
+        }
+        let mut left = writes;
+        if planned.bump.is_some() {
+            self.bumps += 1;
+            // The server lets an epoch only grow.
+            if planned.epoch >= self.group().spec.epoch {
+                let mut group = self.group().clone();
+                group.spec.epoch = planned.epoch;
+                self.groups.push(Arc::new(group));
+                seen.0 = self.groups.len() - 1;
+            }
+            left -= 1;
+        }
+        let mut shards = self.now();
+        for spec in planned.shards.into_iter().take(left) {
+            let rank = spec.rank;
+            let name = russet_crds::names::shard("g", rank);
+            let shard = match shards.get(&rank) {
+                Some(there) if there.spec.epoch > spec.epoch => continue,
+                Some(there) => Shard { spec, ..there.as_ref().clone() },
+                None => Shard::new(&name, spec),
+            };
+            shards.insert(rank, Arc::new(shard));
+        }
+        self.check(&shards);
+        self.shards.push(shards);
+    }
+
+    /// An agent does its next step, or something happens to it.
+    fn agent(&mut self, rank: u32, trouble: u64) {
+        let mut shards = self.now();
+        let Some(shard) = shards.get_mut(&rank) else { return };
+        let shard = Arc::make_mut(shard);
+        let epoch = shard.spec.epoch;
+        let mut status =
+            shard.status.clone().filter(|it| it.observed_epoch == Some(epoch)).unwrap_or_default();
+        status.observed_epoch = Some(epoch);
+        let mut set = |kind, value| {
+            conditions::set(&mut status.conditions, kind, value, Reason::EngineExited, "", None, at(0));
+        };
+        match trouble {
+            0 => {
+                set(Type::Serving, false);
+                status.failure = Some("killed".to_owned());
+            }
+            1 => {
+                shards.remove(&rank);
+                self.shards.push(shards);
+                return;
+            }
+            // The agent restarted and allocates anew.
+            2 => status.rendezvous = None,
+            _ if status.rendezvous.is_none() => {
+                set(Type::Claimed, true);
+                self.ports += 2;
+                let address = |port: u32| format!("{rank}:{port}");
+                status.rendezvous =
+                    Some(Rendezvous { rpc: address(self.ports), ring: address(self.ports + 1) });
+            }
+            _ if status.failure.is_none() && shard.spec.peers.len() == RANKS as usize => {
+                for kind in [Type::Loaded, Type::Joined, Type::Serving] {
+                    set(kind, true);
+                }
+            }
+            _ => {}
+        }
+        shard.status = Some(status);
+        self.shards.push(shards);
+    }
+
+    fn check(&self, shards: &BTreeMap<u32, Arc<Shard>>) {
+        let before = self.now();
+        for (rank, shard) in shards {
+            let was = before.get(rank).map_or(0, |shard| shard.spec.epoch);
+            assert!(shard.spec.epoch >= was, "an epoch went back");
+            assert!(shard.spec.epoch <= self.group().spec.epoch, "a Shard is ahead of its group");
+        }
+        let told: Vec<_> = shards.values().filter(|shard| !shard.spec.peers.is_empty()).collect();
+        for (one, other) in told.iter().zip(told.iter().skip(1)) {
+            let agree = one.spec.epoch != other.spec.epoch || one.spec.peers == other.spec.peers;
+            assert!(agree, "ranks of one epoch were told different peers");
+        }
+    }
+}
+
+#[test]
+fn a_group_serves_again_whatever_happened_to_it() {
+    let mut bumps = 0;
+    for seed in 0..3000 {
+        let mut seeded = Seeded(seed);
+        let mut world = World::new();
+        // What the operator's caches show; they lag, each for itself, but never go back.
+        let mut seen = (0, 0);
+        for _ in 0..40 {
+            match seeded.below(3) {
+                0 if seeded.below(8) == 0 => {
+                    // Another operator starts; it lists everything before it decides.
+                    world.told = None;
+                    seen = (world.groups.len() - 1, world.shards.len() - 1);
+                }
+                0 => {
+                    let lag =
+                        |latest: usize, seen: usize, by: u64| latest.saturating_sub(by as usize).max(seen);
+                    seen.0 = lag(world.groups.len() - 1, seen.0, seeded.below(3));
+                    seen.1 = lag(world.shards.len() - 1, seen.1, seeded.below(4));
+                    let writes = 1 + seeded.below(4) as usize;
+                    world.operate(&mut seen, writes);
+                }
+                _ => world.agent(seeded.below(u64::from(RANKS)) as u32, seeded.below(16)),
+            }
+        }
+        for _ in 0..12 {
+            let mut latest = (world.groups.len() - 1, world.shards.len() - 1);
+            world.operate(&mut latest, usize::MAX);
+            (0..RANKS).for_each(|rank| world.agent(rank, u64::MAX));
+        }
+        let mut view = observed(1);
+        view.group = world.groups.last().unwrap().clone();
+        view.shards = world.now();
+        let planned = decide(&view, at(0));
+        let first = view.shards[&0].status.as_ref().and_then(|status| status.rendezvous.clone()).unwrap();
+        assert_eq!(planned.status.endpoint.map(|endpoint| endpoint.address), Some(first.rpc), "seed {seed}");
+        assert!(planned.bump.is_none() && planned.shards.is_empty(), "seed {seed}: no rest");
+        bumps += world.bumps;
+    }
+    assert!(bumps > 3000, "only {bumps} epochs were begun: the simulation has no trouble in it");
+}
