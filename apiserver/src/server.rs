@@ -6,7 +6,7 @@ pub mod tls;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
@@ -26,6 +26,9 @@ use crate::verbs::{self, Call};
 
 /// The largest body read, as on the real server.
 pub const BODY_LIMIT: usize = 3 * 1024 * 1024;
+
+/// How long a body may take to arrive: 3 MiB over a poor link, and no more for those who only hold connections open.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Answers one request; never fails, because an error is an answer.
 pub async fn answer(
@@ -96,10 +99,15 @@ async fn route(
     // Counted only once it is known to exist: what clients make up must not become a label.
     counted_resource.clone_from(&resource.plural);
     check_scope(&target, &resource)?;
-    let body = match Limited::new(body, BODY_LIMIT).collect().await {
-        Ok(collected) => collected.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(BODY_LIMIT)),
-        Err(error) => return Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+    let reading = Limited::new(body, BODY_LIMIT).collect();
+    let body = match tokio::time::timeout(BODY_PATIENCE, reading).await {
+        Err(_) => {
+            let told = format!("the body did not arrive within {} s; send it again", BODY_PATIENCE.as_secs());
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", told));
+        }
+        Ok(Ok(collected)) => collected.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(BODY_LIMIT)),
+        Ok(Err(error)) => return Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
     };
     let Target { namespace, name, subresource, .. } = target;
     let call = Call { user, resource, namespace, name, subresource, query, headers: parts.headers, body };

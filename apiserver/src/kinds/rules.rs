@@ -50,14 +50,22 @@ fn namespace(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-fn secret(new: &mut Value) {
-    if let Some(Value::Object(plain)) = new.as_object_mut().and_then(|fields| fields.remove("stringData")) {
-        for (key, value) in plain {
-            if let Some(text) = value.as_str() {
-                new["data"][key] = json!(STANDARD.encode(text));
-            }
+/// Moves what a Secret says in plain text to where it is stored. Applied configurations are folded before they are
+/// compared, so that their fields are owned under the name they keep.
+pub fn fold_string_data(secret: &mut Value) {
+    if !matches!(secret["data"], Value::Null | Value::Object(_)) {
+        return;
+    }
+    let plain = secret.as_object_mut().and_then(|fields| fields.remove("stringData"));
+    for (key, value) in plain.iter().filter_map(Value::as_object).flatten() {
+        if let Some(text) = value.as_str() {
+            secret["data"][key] = json!(STANDARD.encode(text));
         }
     }
+}
+
+fn secret(new: &mut Value) {
+    fold_string_data(new);
     if new["type"].as_str().is_none_or(str::is_empty) {
         new["type"] = json!("Opaque");
     }

@@ -10,6 +10,7 @@ use super::create;
 use super::write::{self, Origin};
 use super::{Call, respond};
 use crate::api::Api;
+use crate::kinds::rules;
 use crate::object;
 use crate::output::Body;
 use crate::patch::apply::{self, ApplyError, ApplyRequest};
@@ -127,6 +128,9 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     let unknown = call.resource.schema().prune(&mut config);
     warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));
     reset_fields(call, &mut config);
+    if call.resource.custom.is_none() && call.resource.kind == "Secret" {
+        rules::fold_string_data(&mut config);
+    }
     let uid = object::uid(&config).to_string();
     if call.subresource.is_empty() && api.store.get(&call.key()).is_none() {
         if !uid.is_empty() {
