@@ -3,6 +3,7 @@
 mod access;
 mod apply;
 mod durable;
+mod hostile;
 mod protocol;
 mod support;
 
