@@ -8,6 +8,7 @@ use futures::StreamExt;
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, PostParams, WatchEvent, WatchParams};
+use kube::runtime::{WatchStreamExt, reflector, watcher};
 use russet_apiserver::store::embedded::Embedded;
 use russet_apiserver::store::{Change, Expect, Outcome, Store, Txn};
 use russet_apiserver::{Config, Error};
@@ -35,6 +36,32 @@ async fn a_restarted_server_has_its_objects_and_tells_old_watchers_to_list_again
         other => panic!("{other:?}"),
     }
     cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_controller_follows_a_server_through_its_restart() {
+    for streaming in [false, true] {
+        let cluster = Cluster::start().await;
+        let address = cluster.running().addr();
+        let client = cluster.client();
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+        let config = watcher::Config::default().labels("test=yes");
+        let config = if streaming { config.streaming_lists() } else { config };
+        let (reader, writer) = reflector::store();
+        let stream = reflector::reflector(writer, watcher::watcher(maps.clone(), config).default_backoff());
+        let following = tokio::spawn(stream.for_each(|_| std::future::ready(())));
+        let labelled = |name: &str| -> ConfigMap {
+            serde_json::from_value(json!({"metadata": {"name": name, "labels": {"test": "yes"}}})).unwrap()
+        };
+        maps.create(&PostParams::default(), &labelled("before")).await.unwrap();
+        cluster.eventually("the first is seen", || async { reader.len() == 1 }).await;
+        let folder = cluster.stop().await;
+        let cluster = Cluster::start_at(folder, address).await;
+        maps.create(&PostParams::default(), &labelled("after")).await.unwrap();
+        cluster.eventually("the second is seen", || async { reader.len() == 2 }).await;
+        following.abort();
+        cluster.stop().await;
+    }
 }
 
 #[tokio::test]

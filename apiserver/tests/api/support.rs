@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,7 +29,12 @@ impl Cluster {
 
     /// Starts a server on what an earlier one left.
     pub async fn start_in(folder: tempfile::TempDir) -> Self {
-        let config = Config::new(folder.path()).listen(([127, 0, 0, 1], 0).into());
+        Self::start_at(folder, ([127, 0, 0, 1], 0).into()).await
+    }
+
+    /// Starts a server on what an earlier one left, where that one listened.
+    pub async fn start_at(folder: tempfile::TempDir, listen: SocketAddr) -> Self {
+        let config = Config::new(folder.path()).listen(listen);
         let running = russet_apiserver::start(config).await.unwrap();
         let client = client_of(running.kubeconfig().to_path_buf()).await;
         Self { running: Some(running), client, folder }
