@@ -60,6 +60,8 @@ impl Walk {
             return;
         }
         if value.is_null() && (schema.nullable || schema.kind == Kind::Any) {
+            // An enum holds for null, too: it has to list it.
+            self.allowed(schema, value, path);
             return;
         }
         if let Some(expected) = wrong_type(schema.kind, value) {
@@ -69,6 +71,7 @@ impl Walk {
                 path,
                 format!("Invalid value: {found:?}: {path} in body must be of type {expected}: {found:?}"),
             );
+            self.allowed(schema, value, path);
             return;
         }
         self.restrictions(schema, value, path);
@@ -99,10 +102,9 @@ impl Walk {
         }
     }
 
-    fn restrictions(&mut self, schema: &Schema, value: &Value, path: &str) {
-        let checks = &schema.checks;
-        if let Some(allowed) = &checks.one_value_of
-            && !allowed.contains(value)
+    fn allowed(&mut self, schema: &Schema, value: &Value, path: &str) {
+        if let Some(allowed) = &schema.checks.one_value_of
+            && !allowed.iter().any(|allowed| equal(allowed, value))
         {
             let listed: Vec<String> = allowed
                 .iter()
@@ -114,6 +116,11 @@ impl Walk {
                 format!("Unsupported value: {}: supported values: {}", shown(value), listed.join(", ")),
             );
         }
+    }
+
+    fn restrictions(&mut self, schema: &Schema, value: &Value, path: &str) {
+        self.allowed(schema, value, path);
+        let checks = &schema.checks;
         match value {
             Value::String(text) => self.string(schema, value, text, path),
             Value::Number(_) => self.number(schema, value, path),
@@ -135,17 +142,14 @@ impl Walk {
     fn string(&mut self, schema: &Schema, value: &Value, text: &str, path: &str) {
         let checks = &schema.checks;
         let Bounds { least, most } = checks.length;
-        if least.is_some() || most.is_some() {
-            let size = text.chars().count() as u64;
-            if let Some(most) = most.filter(|most| size > *most) {
-                let bytes = if most == 1 { "byte" } else { "bytes" };
-                self.say("FieldValueTooLong", path, format!("Too long: may not be more than {most} {bytes}"));
-            }
-            if let Some(least) = least.filter(|least| size < *least) {
-                self.invalid(path, value, format!("should be at least {least} chars long"));
-            }
-        }
-        if let Some(pattern) = checks.pattern.as_ref().filter(|pattern| !pattern.is_match(text)) {
+        let size = if least.is_some() || most.is_some() { text.chars().count() as u64 } else { 0 };
+        // The first breach says enough: what is too long rarely also matters by its pattern.
+        if let Some(most) = most.filter(|most| size > *most) {
+            let bytes = if most == 1 { "byte" } else { "bytes" };
+            self.say("FieldValueTooLong", path, format!("Too long: may not be more than {most} {bytes}"));
+        } else if let Some(least) = least.filter(|least| size < *least) {
+            self.invalid(path, value, format!("should be at least {least} chars long"));
+        } else if let Some(pattern) = checks.pattern.as_ref().filter(|pattern| !pattern.is_match(text)) {
             self.invalid(path, value, format!("should match '{pattern}'"));
         }
         if !format::holds(&checks.format, text) {
@@ -214,10 +218,14 @@ impl Walk {
             inner.check(branch, value, old.filter(|_| false), path);
             inner.errors
         };
-        for branch in &checks.all_of {
-            let errors = fail(branch, path);
-            self.errors.extend(errors);
+        let outcomes: Vec<Vec<FieldError>> = checks.all_of.iter().map(|branch| fail(branch, path)).collect();
+        let held = outcomes.iter().filter(|errors| errors.is_empty()).count();
+        if held < outcomes.len() {
+            let none = if held == 0 { ". None validated" } else { "" };
+            let detail = format!("{path:?} must validate all the schemas (allOf){none}");
+            self.say("FieldValueInvalid", path, format!("Invalid value: \"\": {detail}"));
         }
+        self.errors.extend(outcomes.into_iter().flatten());
         for (branches, exactly_one) in [(&checks.any_of, false), (&checks.one_of, true)] {
             if branches.is_empty() {
                 continue;
@@ -226,10 +234,10 @@ impl Walk {
             let held = outcomes.iter().filter(|errors| errors.is_empty()).count();
             let detail = match (held, exactly_one) {
                 (1, _) | (2.., false) => continue,
-                (0, false) => "must validate at least one schema (anyOf)",
-                (0, true) => "must validate one and only one schema (oneOf). Found none valid",
+                (0, false) => "must validate at least one schema (anyOf)".to_owned(),
+                (0, true) => "must validate one and only one schema (oneOf). Found none valid".to_owned(),
                 (2.., true) => {
-                    "must validate one and only one schema (oneOf). Found more than one valid alternative"
+                    format!("must validate one and only one schema (oneOf). Found {held} valid alternatives")
                 }
             };
             self.say("FieldValueInvalid", path, format!("Invalid value: \"\": {path:?} {detail}"));
@@ -257,12 +265,27 @@ impl Walk {
             Value::Object(map) => {
                 for (name, child) in map {
                     let Some(field) = schema.field(name) else { continue };
-                    push_field(path, name);
+                    match schema.properties.contains_key(name) {
+                        true => push_field(path, name),
+                        false => path.push_str(&format!("[{name}]")),
+                    }
                     self.unique(field, child, path);
                     path.truncate(length);
                 }
             }
             Value::Array(items) => {
+                let stray = items.iter().position(|item| !item.is_object() && !item.is_null());
+                if let (ListKind::Map(_), Some(index)) = (&schema.list, stray) {
+                    push_index(path, index);
+                    let shown = shown(&items[index]);
+                    self.say(
+                        "FieldValueInvalid",
+                        path,
+                        format!("Invalid value: {shown}: must be an object for an array of list-type map"),
+                    );
+                    path.truncate(length);
+                    return;
+                }
                 let keys: Vec<Value> = match &schema.list {
                     ListKind::Atomic => Vec::new(),
                     ListKind::Set => items.clone(),
@@ -287,6 +310,11 @@ impl Walk {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
     }
+}
+
+/// Equality by value: `1` and `1.0` are one number.
+fn equal(a: &Value, b: &Value) -> bool {
+    a == b || a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
 /// The element of `old` that stands for the same thing as `item`.
@@ -378,6 +406,7 @@ mod tests {
             "source": {"type": "object", "properties": {"file": {"type": "string"}, "url": {"type": "string"}},
                        "oneOf": [{"required": ["file"]}, {"required": ["url"]}]},
             "maybe": {"type": "string", "nullable": true},
+            "level": {"type": "integer", "nullable": true, "enum": [1, 2]},
         }});
         let schema = schema(spec);
         for (name, spec, want) in [
@@ -453,6 +482,19 @@ mod tests {
                 ],
             ),
             (
+                "a number where an object with a key belongs",
+                json!({"model": "ab", "nodes": [1]}),
+                vec![
+                    r#"spec.nodes[0]: Invalid value: "integer": spec.nodes[0] in body must be of type object: "integer""#,
+                    "spec.nodes[0]: Invalid value: 1: must be an object for an array of list-type map",
+                ],
+            ),
+            (
+                "an enum that does not list null",
+                json!({"model": "ab", "level": null}),
+                vec![r#"spec.level: Unsupported value: null: supported values: "1", "2""#],
+            ),
+            (
                 "too many",
                 json!({"model": "ab", "tags": ["a", "b", "c"]}),
                 vec!["spec.tags: Too many: 3: must have at most 2 items"],
@@ -479,7 +521,7 @@ mod tests {
                 "one of both",
                 json!({"model": "ab", "source": {"file": "a", "url": "b"}}),
                 vec![
-                    r#"spec.source: Invalid value: "": "spec.source" must validate one and only one schema (oneOf). Found more than one valid alternative"#,
+                    r#"spec.source: Invalid value: "": "spec.source" must validate one and only one schema (oneOf). Found 2 valid alternatives"#,
                 ],
             ),
             (

@@ -90,7 +90,9 @@ impl<'a> Walk<'a> {
                 }
             }
             Expr::List(list) => {
-                list.elements.iter().for_each(|item| drop(self.expression(item)));
+                for item in &list.elements {
+                    self.expression(item);
+                }
                 None
             }
             Expr::Map(map) => self.entries(map.entries.iter().map(|entry| &entry.expr)),
@@ -116,7 +118,9 @@ impl<'a> Walk<'a> {
     fn entries<'e>(&mut self, entries: impl Iterator<Item = &'e EntryExpr>) -> Option<&'a Value> {
         for entry in entries {
             match entry {
-                EntryExpr::StructField(field) => drop(self.expression(&field.value)),
+                EntryExpr::StructField(field) => {
+                    self.expression(&field.value);
+                }
                 EntryExpr::MapEntry(entry) => {
                     self.expression(&entry.key);
                     self.expression(&entry.value);
