@@ -50,9 +50,10 @@ pub struct Arguments {
 impl NodeArguments {
     /// The node's name: given, or the host's, made a valid object name.
     pub fn name(&self) -> String {
-        let raw = self.node_name.clone().unwrap_or_else(|| {
-            rustix::system::uname().nodename().to_string_lossy().into_owned()
-        });
+        let raw = self
+            .node_name
+            .clone()
+            .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
         let name: String = raw
             .to_lowercase()
             .chars()

@@ -41,13 +41,15 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let mut failed = 0;
     for (file, object) in &objects {
         let (api_version, kind) = (text(object, "apiVersion")?, text(object, "kind")?);
-        let name = object["metadata"]["name"].as_str().with_context(|| format!("{}: {kind} without metadata.name", file.display()))?;
+        let name = object["metadata"]["name"]
+            .as_str()
+            .with_context(|| format!("{}: {kind} without metadata.name", file.display()))?;
         if resources::of_kind(&all, api_version, kind).is_err() {
             // A CRD of this very call may have brought the kind.
             all = resources::discover(&client).await?;
         }
-        let resource = resources::of_kind(&all, api_version, kind)
-            .with_context(|| format!("{}", file.display()))?;
+        let resource =
+            resources::of_kind(&all, api_version, kind).with_context(|| format!("{}", file.display()))?;
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(&arguments.connection.namespace);
         let mut path = format!(
             "{}?fieldManager=russet&fieldValidation=Strict&force={}",
@@ -87,7 +89,9 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path).with_context(|| format!("{}", path.display()))? {
         let file = entry?.path();
-        let is_yaml = file.extension().is_some_and(|extension| extension == "yaml" || extension == "yml" || extension == "json");
+        let is_yaml = file
+            .extension()
+            .is_some_and(|extension| extension == "yaml" || extension == "yml" || extension == "json");
         if is_yaml && file.file_stem().is_some_and(|stem| stem != "kustomization") {
             found.push(file);
         }
@@ -100,7 +104,8 @@ fn read(file: &Path) -> Result<Vec<(PathBuf, Value)>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let mut objects = Vec::new();
     for document in serde_norway::Deserializer::from_str(&text) {
-        let value = Value::deserialize(document).with_context(|| format!("{} is not valid YAML", file.display()))?;
+        let value =
+            Value::deserialize(document).with_context(|| format!("{} is not valid YAML", file.display()))?;
         match value {
             Value::Null => {}
             Value::Object(ref map) if map.get("kind").is_some_and(|kind| kind == "List") => {

@@ -22,7 +22,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let all = resources::discover(&client).await?;
     let found = resources::named(&all, word)?;
     let resource = found.first().context("no such resource")?;
-    let request = http::Request::delete(resource.object(&arguments.connection.namespace, name)).body(Vec::new())?;
+    let request =
+        http::Request::delete(resource.object(&arguments.connection.namespace, name)).body(Vec::new())?;
     client.request::<Value>(request).await?;
     println!("{} deleted", arguments.object);
     Ok(())

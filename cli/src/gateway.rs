@@ -39,6 +39,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let shutdown = async move {
         signals::ending(arguments.exit_with_parent).await;
     };
-    russet_gateway::run(config, prometheus::Registry::new(), Arc::new(AtomicBool::new(false)), shutdown).await?;
+    russet_gateway::run(config, prometheus::Registry::new(), Arc::new(AtomicBool::new(false)), shutdown)
+        .await?;
     Ok(())
 }

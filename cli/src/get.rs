@@ -148,7 +148,10 @@ mod tests {
             "columnDefinitions": [{"name": "Name"}, {"name": "Ready"}, {"name": "Message", "priority": 1}],
             "rows": [{"cells": ["chat", "True", "long"]}, {"cells": ["a-longer-name", null, ""]}]
         });
-        assert_eq!(render(&table, false, false), "NAME            READY\nchat            True\na-longer-name   <none>\n");
+        assert_eq!(
+            render(&table, false, false),
+            "NAME            READY\nchat            True\na-longer-name   <none>\n"
+        );
         assert!(render(&table, true, false).contains("MESSAGE"));
         assert_eq!(encode("a=b,c in (d)"), "a%3Db%2Cc%20in%20%28d%29");
     }

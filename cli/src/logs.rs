@@ -34,8 +34,10 @@ pub fn run(arguments: Arguments) -> Result<()> {
         }
         return Ok(());
     };
-    let matching: Vec<&(String, PathBuf)> =
-        all.iter().filter(|(known, _)| *known == name || known.starts_with(&format!("engine/{name}"))).collect();
+    let matching: Vec<&(String, PathBuf)> = all
+        .iter()
+        .filter(|(known, _)| *known == name || known.starts_with(&format!("engine/{name}")))
+        .collect();
     let path = match matching.as_slice() {
         [(_, path)] => path,
         [] => bail!(

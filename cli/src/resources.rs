@@ -99,9 +99,13 @@ pub fn named<'a>(all: &'a [Resource], word: &str) -> Result<Vec<&'a Resource>> {
 
 /// The resource of a manifest.
 pub fn of_kind<'a>(all: &'a [Resource], api_version: &str, kind: &str) -> Result<&'a Resource> {
-    all.iter()
-        .find(|resource| resource.api_version == api_version && resource.kind == kind)
-        .ok_or_else(|| anyhow::anyhow!("the server has no kind {kind} in {api_version}; is the name right, is the CRD installed?"))
+    all.iter().find(|resource| resource.api_version == api_version && resource.kind == kind).ok_or_else(
+        || {
+            anyhow::anyhow!(
+                "the server has no kind {kind} in {api_version}; is the name right, is the CRD installed?"
+            )
+        },
+    )
 }
 
 #[cfg(test)]
@@ -123,7 +127,9 @@ mod tests {
     #[test]
     fn people_may_type_any_name_of_a_resource() {
         let all = [deployments()];
-        for word in ["mdeploy", "modeldeployments", "ModelDeployment", "modeldeployments.russet.dev", "russet"] {
+        for word in
+            ["mdeploy", "modeldeployments", "ModelDeployment", "modeldeployments.russet.dev", "russet"]
+        {
             assert_eq!(named(&all, word).unwrap().len(), 1, "{word}");
         }
         let error = named(&all, "pods").unwrap_err().to_string();
@@ -134,7 +140,10 @@ mod tests {
     #[test]
     fn paths_follow_scope_and_group() {
         let resource = deployments();
-        assert_eq!(resource.object("lab", "chat"), "/apis/russet.dev/v1alpha1/namespaces/lab/modeldeployments/chat");
+        assert_eq!(
+            resource.object("lab", "chat"),
+            "/apis/russet.dev/v1alpha1/namespaces/lab/modeldeployments/chat"
+        );
         assert_eq!(resource.collection(None), "/apis/russet.dev/v1alpha1/modeldeployments");
     }
 }

@@ -47,7 +47,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let server = running.url();
     let authority = running.authority();
 
-    let kubeconfig = std::fs::read(running.kubeconfig()).context("cannot read the administrator's kubeconfig")?;
+    let kubeconfig =
+        std::fs::read(running.kubeconfig()).context("cannot read the administrator's kubeconfig")?;
     let admin = client_from(&running.kubeconfig().to_owned()).await?;
     russet_operator::install::apply(&admin).await.context("cannot install Russet's kinds and roles")?;
 

@@ -42,8 +42,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let Action::Create { data_dir, quiet } = arguments.action;
     let layout = Layout::at(data_dir)?;
     let client = client_from(&layout.admin_kubeconfig()).await?;
-    let ca = std::fs::read_to_string(layout.gateway().join("ca.crt"))
-        .with_context(|| format!("cannot read the CA under {}; is `russet up` running?", layout.root().display()))?;
+    let ca = std::fs::read_to_string(layout.gateway().join("ca.crt")).with_context(|| {
+        format!("cannot read the CA under {}; is `russet up` running?", layout.root().display())
+    })?;
     let token = JoinToken {
         id: random(6),
         secret: random(16),

@@ -74,7 +74,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     names.memory_bytes()?;
     let node = names.name();
 
-    let mut common: Vec<String> = vec!["--data-dir".into(), layout.root().display().to_string(), "--exit-with-parent".into()];
+    let mut common: Vec<String> =
+        vec!["--data-dir".into(), layout.root().display().to_string(), "--exit-with-parent".into()];
     if arguments.json_logs {
         common.push("--json-logs".into());
     }
@@ -145,7 +146,9 @@ fn lock(layout: &Layout) -> Result<std::fs::File> {
             "another `russet up` runs on {}; stop it, or name another --data-dir",
             layout.root().display()
         ),
-        Err(std::fs::TryLockError::Error(error)) => Err(error).context(format!("cannot lock {}", path.display())),
+        Err(std::fs::TryLockError::Error(error)) => {
+            Err(error).context(format!("cannot lock {}", path.display()))
+        }
     }
 }
 
@@ -174,7 +177,11 @@ async fn ready(serve: &mut Supervised, layout: &Layout) -> Result<()> {
 
 fn announce(layout: &Layout, arguments: &Arguments) {
     println!("Russet is up.");
-    println!("  API        https://127.0.0.1:{}   KUBECONFIG={}", arguments.api_port, layout.admin_kubeconfig().display());
+    println!(
+        "  API        https://127.0.0.1:{}   KUBECONFIG={}",
+        arguments.api_port,
+        layout.admin_kubeconfig().display()
+    );
     println!("  Gateway    http://127.0.0.1:{}/v1   (OpenAI's API)", arguments.gateway_port);
     println!("  Metrics    http://127.0.0.1:{}/metrics", arguments.gateway_port);
     println!("  Logs       {}", layout.logs().display());

@@ -58,7 +58,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             last = now;
         }
         if tokio::time::Instant::now() >= deadline {
-            bail!("{} is not there after {} s; last seen: {last}", arguments.object, arguments.timeout_seconds);
+            bail!(
+                "{} is not there after {} s; last seen: {last}",
+                arguments.object,
+                arguments.timeout_seconds
+            );
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

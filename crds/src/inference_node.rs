@@ -17,12 +17,20 @@ use serde::{Deserialize, Serialize};
     derive = "Default",
     shortname = "inode",
     category = "russet",
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
     printcolumn(name = "Chip", type_ = "string", json_path = ".status.chip"),
     printcolumn(name = "Memory", type_ = "string", json_path = ".status.memory.servingLimit"),
     printcolumn(name = "Granted", type_ = "string", json_path = ".status.memory.granted"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -24,8 +24,16 @@ use crate::LocalReference;
     printcolumn(name = "Source", type_ = "string", json_path = ".spec.source.uri"),
     printcolumn(name = "Architecture", type_ = "string", json_path = ".status.shape.architecture"),
     printcolumn(name = "Size", type_ = "string", json_path = ".status.size"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

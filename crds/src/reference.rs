@@ -35,7 +35,8 @@ pub fn markdown() -> String {
 fn chapter(text: &mut String, crd: &CustomResourceDefinition) {
     let _ = write!(text, "\n## {}\n", crd.spec.names.kind);
     for version in &crd.spec.versions {
-        let Some(schema) = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref()) else {
+        let Some(schema) = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref())
+        else {
             continue;
         };
         for part in ["spec", "status"] {
@@ -60,11 +61,13 @@ fn rows(text: &mut String, path: &str, schema: &JSONSchemaProps) {
         let default = if field.properties.is_some() { String::new() } else { default };
         let mut description = field.description.as_deref().map(line).unwrap_or_default();
         if let Some(values) = &field.enum_ {
-            let values: Vec<String> = values.iter().map(|value| value.0.to_string().replace('"', "`")).collect();
+            let values: Vec<String> =
+                values.iter().map(|value| value.0.to_string().replace('"', "`")).collect();
             description = format!("{description} One of {}.", values.join(", "));
         }
         let required = if required { " (required)" } else { "" };
-        let _ = writeln!(text, "| `{path}` | {}{required} | {default} | {} |", kind(field), description.trim());
+        let _ =
+            writeln!(text, "| `{path}` | {}{required} | {default} | {} |", kind(field), description.trim());
         if name == "conditions" {
             continue;
         }

@@ -59,5 +59,8 @@ fn committed_reference_is_what_the_types_say() {
         std::fs::write(&path, &text).unwrap();
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(committed == text, "docs/reference/api.md differs from the types: run `cargo xtask codegen` and commit");
+    assert!(
+        committed == text,
+        "docs/reference/api.md differs from the types: run `cargo xtask codegen` and commit"
+    );
 }

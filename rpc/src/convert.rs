@@ -78,7 +78,8 @@ impl From<pb::GenerateEvent> for Event {
             Some(E::Failed(failed)) => Event::Failed(failed.into()),
             None => Event::Failed(Failure {
                 kind: FailureKind::Internal,
-                message: "the engine sent an event this gateway does not know; upgrade the older of the two".into(),
+                message: "the engine sent an event this gateway does not know; upgrade the older of the two"
+                    .into(),
             }),
         }
     }

@@ -107,13 +107,11 @@ pub fn peer_user<T>(request: &tonic::Request<T>) -> Option<String> {
 /// A channel over a unix socket, for an agent and the engines of its own machine.
 pub fn unix_channel(socket: PathBuf) -> Channel {
     // The address is never resolved: the connector below ignores it.
-    Endpoint::from_static("http://engine.local").connect_with_connector_lazy(tower::service_fn(
-        move |_| {
-            let socket = socket.clone();
-            async move {
-                let stream = tokio::net::UnixStream::connect(socket).await?;
-                Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
-            }
-        },
-    ))
+    Endpoint::from_static("http://engine.local").connect_with_connector_lazy(tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move {
+            let stream = tokio::net::UnixStream::connect(socket).await?;
+            Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
+        }
+    }))
 }

@@ -35,7 +35,16 @@ impl Bench {
         let folder = tempfile::tempdir()?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
         let server = std::process::Command::new(program("russet")?)
-            .args(["up", "--no-agent", "--exit-with-parent", "--api-port", &port, "--gateway-port", "0", "--data-dir"])
+            .args([
+                "up",
+                "--no-agent",
+                "--exit-with-parent",
+                "--api-port",
+                &port,
+                "--gateway-port",
+                "0",
+                "--data-dir",
+            ])
             .arg(folder.path())
             // Ends with this process, however it ends: the pipe closes.
             .stdin(Stdio::piped())
@@ -43,7 +52,9 @@ impl Bench {
             .spawn()?;
         let bench = Self { kubectl, folder, _server: server };
         let begin = Instant::now();
-        while !bench.folder.path().join("kubeconfig").exists() || !bench.try_run(&["get", "modeldeployments"], "")?.ok {
+        while !bench.folder.path().join("kubeconfig").exists()
+            || !bench.try_run(&["get", "modeldeployments"], "")?.ok
+        {
             ensure!(begin.elapsed() < Duration::from_secs(60), "the control plane did not come up");
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -92,14 +103,24 @@ impl Bench {
         let said = self.try_run(arguments, input)?;
         ensure!(!said.ok, "kubectl {} succeeded:\n{}", arguments.join(" "), said.out);
         for word in words {
-            ensure!(said.err.contains(word), "kubectl {} does not name {word}:\n{}", arguments.join(" "), said.err);
+            ensure!(
+                said.err.contains(word),
+                "kubectl {} does not name {word}:\n{}",
+                arguments.join(" "),
+                said.err
+            );
         }
         Ok(())
     }
 
     /// Starts kubectl and returns it running, its output piped.
     pub fn start_kubectl(&self, arguments: &[&str]) -> Result<std::process::Child> {
-        Ok(self.command(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+        Ok(self
+            .command(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?)
     }
 
     /// A folder for files of a step.
@@ -117,7 +138,9 @@ fn main() {
     let bench = match Bench::start(kubectl.into()) {
         Ok(bench) => Arc::new(Mutex::new(bench)),
         Err(error) => {
-            println!("{error:#}\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
+            println!(
+                "{error:#}\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out"
+            );
             std::process::exit(1);
         }
     };

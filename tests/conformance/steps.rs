@@ -79,17 +79,32 @@ fn apply(bench: &Bench) -> Result<()> {
 
 fn apply_server_side(bench: &Bench) -> Result<()> {
     let one = format!("{}  replicas: 2\n", deployment("shared"));
-    let as_manager = |manager: &'static str| ["apply", "--server-side", "-f", "-", "--field-manager", manager];
+    let as_manager =
+        |manager: &'static str| ["apply", "--server-side", "-f", "-", "--field-manager", manager];
     bench.run(&as_manager("one"), &one)?;
     let version = || bench.run(&["get", "mdeploy", "shared", "-o", "jsonpath={.metadata.generation}"], "");
     let before = version()?;
     bench.run(&as_manager("one"), &one)?;
     ensure!(version()? == before, "a no-op apply moved the generation");
-    bench.refused(&as_manager("two"), &one.replace("replicas: 2", "replicas: 4"), &["conflict", "\"one\"", ".spec.replicas"])?;
+    bench.refused(
+        &as_manager("two"),
+        &one.replace("replicas: 2", "replicas: 4"),
+        &["conflict", "\"one\"", ".spec.replicas"],
+    )?;
     let mut forced = as_manager("two").to_vec();
     forced.push("--force-conflicts");
     bench.run(&forced, &one.replace("replicas: 2", "replicas: 4"))?;
-    let managers = bench.run(&["get", "mdeploy", "shared", "-o", "jsonpath={.metadata.managedFields[*].manager}", "--show-managed-fields"], "")?;
+    let managers = bench.run(
+        &[
+            "get",
+            "mdeploy",
+            "shared",
+            "-o",
+            "jsonpath={.metadata.managedFields[*].manager}",
+            "--show-managed-fields",
+        ],
+        "",
+    )?;
     has(&managers, &["one", "two"])?;
     delete_all(bench, &["mdeploy/shared"])
 }
@@ -109,7 +124,10 @@ fn get(bench: &Bench) -> Result<()> {
     let table = bench.run(&["get", "modeldeployments"], "")?;
     has(&table, &["NAME", "MODEL", "READY", "REASON", "AGE", "listed", "absent"])?;
     has(&bench.run(&["get", "russet"], "")?, &["modeldeployment.russet.dev/listed"])?;
-    has(&bench.run(&["get", "mdeploy", "listed", "-o", "yaml"], "")?, &["kind: ModelDeployment", "contextTokens: 8192"])?;
+    has(
+        &bench.run(&["get", "mdeploy", "listed", "-o", "yaml"], "")?,
+        &["kind: ModelDeployment", "contextTokens: 8192"],
+    )?;
     has(&bench.run(&["get", "mdeploy", "-A", "-o", "wide"], "")?, &["NAMESPACE", "MESSAGE"])?;
     bench.refused(&["get", "mdeploy", "nosuch"], "", &["NotFound", "nosuch"])?;
     delete_all(bench, &["mdeploy/listed"])
@@ -117,7 +135,13 @@ fn get(bench: &Bench) -> Result<()> {
 
 fn get_watch(bench: &Bench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("watched"))?;
-    let mut watch = bench.start_kubectl(&["get", "mdeploy", "-w", "-o", "jsonpath={.metadata.name}={.spec.replicas}{'\\n'}"])?;
+    let mut watch = bench.start_kubectl(&[
+        "get",
+        "mdeploy",
+        "-w",
+        "-o",
+        "jsonpath={.metadata.name}={.spec.replicas}{'\\n'}",
+    ])?;
     let mut lines = BufReader::new(watch.stdout.take().context("no output")?).lines();
     let mut until = |wanted: &str| -> Result<()> {
         for line in lines.by_ref() {
@@ -160,13 +184,36 @@ fn edit(bench: &Bench) -> Result<()> {
 fn patch(bench: &Bench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("patched"))?;
     bench.run(&["patch", "mdeploy", "patched", "--type=merge", "-p", "{\"spec\":{\"replicas\":2}}"], "")?;
-    bench.run(&["patch", "mdeploy", "patched", "--type=json", "-p", "[{\"op\":\"replace\",\"path\":\"/spec/replicas\",\"value\":3}]"], "")?;
+    bench.run(
+        &[
+            "patch",
+            "mdeploy",
+            "patched",
+            "--type=json",
+            "-p",
+            "[{\"op\":\"replace\",\"path\":\"/spec/replicas\",\"value\":3}]",
+        ],
+        "",
+    )?;
     bench.refused(&["patch", "mdeploy", "patched", "--type=strategic", "-p", "{}"], "", &["strategic"])?;
     bench.run(&["label", "mdeploy", "patched", "colour=red"], "")?;
     bench.run(&["annotate", "mdeploy", "patched", "note=x"], "")?;
-    let text = bench.run(&["get", "mdeploy", "patched", "-o", "jsonpath={.spec.replicas} {.metadata.labels.colour} {.metadata.annotations.note}"], "")?;
+    let text = bench.run(
+        &[
+            "get",
+            "mdeploy",
+            "patched",
+            "-o",
+            "jsonpath={.spec.replicas} {.metadata.labels.colour} {.metadata.annotations.note}",
+        ],
+        "",
+    )?;
     ensure!(text == "3 red x", "{text}");
-    bench.refused(&["patch", "mdeploy", "patched", "--type=merge", "-p", "{\"spec\":{\"replicas\":-1}}"], "", &["spec.replicas", "greater than or equal to 0"])?;
+    bench.refused(
+        &["patch", "mdeploy", "patched", "--type=merge", "-p", "{\"spec\":{\"replicas\":-1}}"],
+        "",
+        &["spec.replicas", "greater than or equal to 0"],
+    )?;
     delete_all(bench, &["mdeploy/patched"])
 }
 
@@ -175,14 +222,27 @@ fn scale(bench: &Bench) -> Result<()> {
     bench.run(&["scale", "mdeploy/scaled", "--replicas=4"], "")?;
     let replicas = bench.run(&["get", "mdeploy", "scaled", "-o", "jsonpath={.spec.replicas}"], "")?;
     ensure!(replicas == "4", "{replicas}");
-    let scale = bench.run(&["get", "--raw", "/apis/russet.dev/v1alpha1/namespaces/default/modeldeployments/scaled/scale"], "")?;
+    let scale = bench.run(
+        &["get", "--raw", "/apis/russet.dev/v1alpha1/namespaces/default/modeldeployments/scaled/scale"],
+        "",
+    )?;
     has(&scale, &["\"kind\":\"Scale\"", "\"replicas\":4"])?;
     delete_all(bench, &["mdeploy/scaled"])
 }
 
 fn delete(bench: &Bench) -> Result<()> {
     bench.run(&["create", "configmap", "held", "--from-literal=a=b"], "")?;
-    bench.run(&["patch", "cm", "held", "--type=merge", "-p", "{\"metadata\":{\"finalizers\":[\"example.com/hold\"]}}"], "")?;
+    bench.run(
+        &[
+            "patch",
+            "cm",
+            "held",
+            "--type=merge",
+            "-p",
+            "{\"metadata\":{\"finalizers\":[\"example.com/hold\"]}}",
+        ],
+        "",
+    )?;
     bench.run(&["delete", "cm", "held", "--wait=false"], "")?;
     has(&bench.run(&["get", "cm", "held", "-o", "yaml"], "")?, &["deletionTimestamp"])?;
     let mut deletion = bench.start_kubectl(&["delete", "cm", "held"])?;
@@ -195,7 +255,11 @@ fn delete(bench: &Bench) -> Result<()> {
 fn wait(bench: &Bench) -> Result<()> {
     bench.run(&["apply", "-f", "-"], &deployment("awaited"))?;
     bench.run(&["wait", "mdeploy/awaited", "--for=condition=Ready=False", "--timeout=60s"], "")?;
-    bench.refused(&["wait", "mdeploy/awaited", "--for=condition=Ready", "--timeout=1s"], "", &["timed out"])?;
+    bench.refused(
+        &["wait", "mdeploy/awaited", "--for=condition=Ready", "--timeout=1s"],
+        "",
+        &["timed out"],
+    )?;
     let mut deletion = bench.start_kubectl(&["wait", "mdeploy/awaited", "--for=delete", "--timeout=60s"])?;
     bench.run(&["delete", "mdeploy", "awaited"], "")?;
     let status = deletion.wait()?;
@@ -216,9 +280,27 @@ fn typed_creates(bench: &Bench) -> Result<()> {
     ensure!(token == "YWJj", "{token}");
     bench.run(&["create", "serviceaccount", "robot", "-n", "typed"], "")?;
     has(&bench.run(&["create", "token", "robot", "-n", "typed"], "")?, &["."])?;
-    bench.run(&["create", "role", "reader", "-n", "typed", "--verb=get,list", "--resource=configmaps"], "")?;
-    bench.run(&["create", "rolebinding", "reader", "-n", "typed", "--role=reader", "--serviceaccount=typed:robot"], "")?;
-    let may = |verb: &str| bench.try_run(&["auth", "can-i", verb, "configmaps", "-n", "typed", "--as", "system:serviceaccount:typed:robot"], "");
+    bench
+        .run(&["create", "role", "reader", "-n", "typed", "--verb=get,list", "--resource=configmaps"], "")?;
+    bench.run(
+        &["create", "rolebinding", "reader", "-n", "typed", "--role=reader", "--serviceaccount=typed:robot"],
+        "",
+    )?;
+    let may = |verb: &str| {
+        bench.try_run(
+            &[
+                "auth",
+                "can-i",
+                verb,
+                "configmaps",
+                "-n",
+                "typed",
+                "--as",
+                "system:serviceaccount:typed:robot",
+            ],
+            "",
+        )
+    };
     ensure!(may("list")?.ok, "the role does not allow list");
     ensure!(!may("delete")?.ok, "the role allows delete");
     bench.run(&["delete", "namespace", "typed"], "").map(|_| ())
@@ -226,12 +308,36 @@ fn typed_creates(bench: &Bench) -> Result<()> {
 
 fn refusals(bench: &Bench) -> Result<()> {
     let one = deployment("wrong");
-    bench.refused(&["apply", "-f", "-"], &format!("{one}  replica: 1\n"), &["unknown field", "spec.replica"])?;
-    bench.refused(&["apply", "-f", "-"], &format!("{one}  replicas: many\n"), &["spec.replicas", "integer"])?;
-    bench.refused(&["apply", "-f", "-"], &format!("{one}  sharding: {{mode: Diagonal}}\n"), &["spec.sharding.mode", "Diagonal", "Pipeline"])?;
-    bench.refused(&["apply", "-f", "-"], &one.replace("  modelRef: {name: absent}", "  replicas: 1"), &["spec.modelRef", "Required"])?;
-    bench.refused(&["apply", "-f", "-"], &format!("{one}  sharding: {{mode: Single, ranks: 2}}\n"), &["one rank"])?;
-    bench.refused(&["apply", "-f", "-"], &one.replace("ModelDeployment", "ModelDeploiment"), &["ModelDeploiment"])?;
+    bench.refused(
+        &["apply", "-f", "-"],
+        &format!("{one}  replica: 1\n"),
+        &["unknown field", "spec.replica"],
+    )?;
+    bench.refused(
+        &["apply", "-f", "-"],
+        &format!("{one}  replicas: many\n"),
+        &["spec.replicas", "integer"],
+    )?;
+    bench.refused(
+        &["apply", "-f", "-"],
+        &format!("{one}  sharding: {{mode: Diagonal}}\n"),
+        &["spec.sharding.mode", "Diagonal", "Pipeline"],
+    )?;
+    bench.refused(
+        &["apply", "-f", "-"],
+        &one.replace("  modelRef: {name: absent}", "  replicas: 1"),
+        &["spec.modelRef", "Required"],
+    )?;
+    bench.refused(
+        &["apply", "-f", "-"],
+        &format!("{one}  sharding: {{mode: Single, ranks: 2}}\n"),
+        &["one rank"],
+    )?;
+    bench.refused(
+        &["apply", "-f", "-"],
+        &one.replace("ModelDeployment", "ModelDeploiment"),
+        &["ModelDeploiment"],
+    )?;
     bench.refused(&["apply", "-f", "-"], &one.replace("name: wrong", "name: Not_A_Name"), &["Not_A_Name"])
 }
 

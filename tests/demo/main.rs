@@ -109,13 +109,33 @@ async fn wait_with_bars(cluster: &mut Cluster) -> Result<()> {
             for copy in copies["items"].as_array().into_iter().flatten() {
                 if copy["spec"]["want"] == "Files" {
                     let node = copy["spec"]["nodeName"].as_str().unwrap_or("?");
-                    advance(&bars, &mut known, &style, &format!("copy to {node}"), &copy["status"]["bytesDone"], &copy["status"]["bytesTotal"], reason(copy));
+                    advance(
+                        &bars,
+                        &mut known,
+                        &style,
+                        &format!("copy to {node}"),
+                        &copy["status"]["bytesDone"],
+                        &copy["status"]["bytesTotal"],
+                        reason(copy),
+                    );
                 }
             }
             let shards = cluster.get("shards").await?;
             for shard in shards["items"].as_array().into_iter().flatten() {
-                let name = format!("load rank {} on {}", shard["spec"]["rank"], shard["spec"]["nodeName"].as_str().unwrap_or("?"));
-                advance(&bars, &mut known, &style, &name, &shard["status"]["loadedBytes"], &shard["status"]["totalBytes"], reason(shard));
+                let name = format!(
+                    "load rank {} on {}",
+                    shard["spec"]["rank"],
+                    shard["spec"]["nodeName"].as_str().unwrap_or("?")
+                );
+                advance(
+                    &bars,
+                    &mut known,
+                    &style,
+                    &name,
+                    &shard["status"]["loadedBytes"],
+                    &shard["status"]["totalBytes"],
+                    reason(shard),
+                );
             }
             let deployment = cluster.get("modeldeployments smoke").await?;
             let ready = condition(&deployment, "Ready");
@@ -170,7 +190,10 @@ async fn metrics_addresses(cluster: &Cluster) -> Result<Vec<String>> {
         let list = cluster.get(what).await?;
         for object in list["items"].as_array().into_iter().flatten() {
             if let Some(address) = object["status"]["metricsAddress"].as_str() {
-                let node = object["spec"]["nodeName"].as_str().or(object["metadata"]["name"].as_str()).unwrap_or("?");
+                let node = object["spec"]["nodeName"]
+                    .as_str()
+                    .or(object["metadata"]["name"].as_str())
+                    .unwrap_or("?");
                 lines.push(format!("http://{address}/metrics ({name} on {node})"));
             }
         }

@@ -16,7 +16,11 @@ const TOKENS: u32 = 700;
 async fn finish_undisturbed(answer: &mut Answer) -> Result<()> {
     let before = answer.pieces;
     let end = answer.finish().await;
-    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?} after {} pieces", answer.pieces);
+    ensure!(
+        end == End::Finished("length".into()),
+        "the stream ended with {end:?} after {} pieces",
+        answer.pieces
+    );
     ensure!(answer.pieces >= before + 100, "only {} pieces came after the fault", answer.pieces - before);
     Ok(())
 }
@@ -37,7 +41,8 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
     let struck = Instant::now();
     cluster
         .until("serve is back", async |cluster| {
-            Ok(cluster.child_of_up("serve").is_ok_and(|new| new != pid) && cluster.get("modeldeployments smoke").await.is_ok())
+            Ok(cluster.child_of_up("serve").is_ok_and(|new| new != pid)
+                && cluster.get("modeldeployments smoke").await.is_ok())
         })
         .await?;
     println!("fault: serve killed, API back = {:.2}", struck.elapsed().as_secs_f64());
@@ -58,16 +63,28 @@ pub async fn agents(cluster: &mut Cluster) -> Result<()> {
         let struck = Instant::now();
         let killed_at = renew_time(cluster, if near { "node-a" } else { "node-b" }).await?;
         if near {
-            cluster.until("the near agent is back", async |cluster| Ok(cluster.child_of_up("agent").is_ok_and(|new| new != pid))).await?;
+            cluster
+                .until("the near agent is back", async |cluster| {
+                    Ok(cluster.child_of_up("agent").is_ok_and(|new| new != pid))
+                })
+                .await?;
         } else {
             cluster.restart_far_agent().await?;
         }
         renewed(cluster, if near { "node-a" } else { "node-b" }, killed_at).await?;
-        println!("fault: agent of {} killed, Lease renewed by its successor = {:.2}", if near { "node-a" } else { "node-b" }, struck.elapsed().as_secs_f64());
+        println!(
+            "fault: agent of {} killed, Lease renewed by its successor = {:.2}",
+            if near { "node-a" } else { "node-b" },
+            struck.elapsed().as_secs_f64()
+        );
         finish_undisturbed(&mut answer).await?;
         ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
         path::ready(cluster).await?;
-        ensure!(cluster.engines().await? == engines, "the engines were not adopted: {engines:?} became {:?}", cluster.engines().await?);
+        ensure!(
+            cluster.engines().await? == engines,
+            "the engines were not adopted: {engines:?} became {:?}",
+            cluster.engines().await?
+        );
         still_right(cluster).await?;
     }
     Ok(())
@@ -92,7 +109,10 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
 pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
-    let (_, pid) = *engines.iter().find(|(known, _)| *known == rank).with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let (_, pid) = *engines
+        .iter()
+        .find(|(known, _)| *known == rank)
+        .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     kill(pid);
     let struck = Instant::now();
@@ -103,7 +123,11 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
         End::Finished(_) => ensure!(answer.text == undisturbed, "the text changed:\n{}", answer.text),
         End::Broken => anyhow::bail!("the stream just ended"),
     }
-    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}\n{undisturbed}", answer.text);
+    ensure!(
+        undisturbed.starts_with(&answer.text),
+        "wrong tokens before the error:\n{}\n{undisturbed}",
+        answer.text
+    );
     answers_again(cluster).await?;
     println!("  the stream ended with {end:?}");
     println!("fault: rank {rank} killed, stream ended = {:.2}", ended.as_secs_f64());
@@ -136,5 +160,7 @@ async fn renew_time(cluster: &Cluster, node: &str) -> Result<String> {
 
 /// Waits until the Lease is renewed anew.
 async fn renewed(cluster: &mut Cluster, node: &str, before: String) -> Result<()> {
-    cluster.until("the Lease is renewed", async |cluster| Ok(renew_time(cluster, node).await? != before)).await
+    cluster
+        .until("the Lease is renewed", async |cluster| Ok(renew_time(cluster, node).await? != before))
+        .await
 }

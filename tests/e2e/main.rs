@@ -45,7 +45,11 @@ fn main() {
     let runtime = Arc::new(tokio::runtime::Runtime::new().expect("a runtime can be made"));
     let smoke = repository().join("engine/smoke/model");
     let broken = mistakes::broken_model().expect("a broken model can be written");
-    let models = [("russet/smoke", smoke.as_path()), ("russet/cut", smoke.as_path()), ("russet/broken", broken.path())];
+    let models = [
+        ("russet/smoke", smoke.as_path()),
+        ("russet/cut", smoke.as_path()),
+        ("russet/broken", broken.path()),
+    ];
     let listing = arguments.list;
     let cluster = Arc::new(std::sync::Mutex::new(None));
     let mut trials = Vec::new();

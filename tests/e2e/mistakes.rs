@@ -56,7 +56,10 @@ pub async fn unknown_model(cluster: &mut Cluster) -> Result<()> {
     let body: serde_json::Value = response.json().await?;
     ensure!(status == 404, "status {status}: {body}");
     let message = body["error"]["message"].as_str().unwrap_or("");
-    ensure!(message.contains("nosuch") && message.contains("smoke"), "the message names neither model: {body}");
+    ensure!(
+        message.contains("nosuch") && message.contains("smoke"),
+        "the message names neither model: {body}"
+    );
     apply(cluster, "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: orphan}\nspec: {modelRef: {name: nosuch}}\n").await?;
     until_says(cluster, "modeldeployments orphan", "Ready", &["False", "ModelNotFound", "nosuch"]).await?;
     delete_object(cluster, "modeldeployments/orphan").await
@@ -65,11 +68,23 @@ pub async fn unknown_model(cluster: &mut Cluster) -> Result<()> {
 /// Typos are refused by the API server, by name.
 pub async fn unknown_field(cluster: &mut Cluster) -> Result<()> {
     for (text, words) in [
-        ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replica: 1}", vec!["replica"]),
-        ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replicas: many}", vec![".spec.replicas", "expected numeric", "got string"]),
-        ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, sharding: {mode: Diagonal}}", vec!["mode", "Diagonal"]),
+        (
+            "kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replica: 1}",
+            vec!["replica"],
+        ),
+        (
+            "kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, replicas: many}",
+            vec![".spec.replicas", "expected numeric", "got string"],
+        ),
+        (
+            "kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, sharding: {mode: Diagonal}}",
+            vec!["mode", "Diagonal"],
+        ),
         ("kind: ModelDeploiment\nmetadata: {name: typo}\nspec: {}", vec!["ModelDeploiment"]),
-        ("kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, sharding: {mode: Single, ranks: 2}}", vec!["Single"]),
+        (
+            "kind: ModelDeployment\nmetadata: {name: typo}\nspec: {modelRef: {name: smoke}, sharding: {mode: Single, ranks: 2}}",
+            vec!["Single"],
+        ),
     ] {
         let error = match apply(cluster, &format!("apiVersion: russet.dev/v1alpha1\n{text}\n")).await {
             Ok(()) => anyhow::bail!("this was accepted: {text}"),
@@ -82,18 +97,37 @@ pub async fn unknown_field(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-/// More conversations than any node has memory for.
+/// More ranks than nodes, and more conversations than any node has memory for.
 pub async fn fits_nowhere(cluster: &mut Cluster) -> Result<()> {
-    let text = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: giant}\nspec:\n  modelRef: {name: smoke}\n  replicas: 1\n  sharding: {mode: Pipeline, ranks: 3}\n";
-    apply(cluster, text).await?;
-    until_says(cluster, "modeldeployments giant", "Ready", &["False", "NothingFits", "3", "2"]).await?;
-    delete_object(cluster, "modeldeployments/giant").await
+    for (sharding, words) in [
+        ("{mode: Pipeline, ranks: 3}", vec!["NothingFits", "3", "2"]),
+        (
+            "{mode: Single, kv: {maxSequences: 1024, headroomPercent: 100}}",
+            vec!["NothingFits", "node-a", "node-b", "GiB"],
+        ),
+    ] {
+        let text = format!(
+            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: giant}}\nspec:\n  modelRef: {{name: smoke}}\n  sharding: {sharding}\n"
+        );
+        apply(cluster, &text).await?;
+        let mut wanted = vec!["\"status\":\"False\""];
+        wanted.extend(words);
+        until_says(cluster, "modeldeployments giant", "Ready", &wanted).await?;
+        delete_object(cluster, "modeldeployments/giant").await?;
+    }
+    Ok(())
 }
 
 /// A header longer than its file.
 pub async fn corrupt_header(cluster: &mut Cluster) -> Result<()> {
     apply(cluster, "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: broken}\nspec: {source: {uri: 'hf://russet/broken'}}\n").await?;
-    until_says(cluster, "models broken", "Ready", &["False", "CorruptModel", "model.safetensors", "1099511627776"]).await?;
+    until_says(
+        cluster,
+        "models broken",
+        "Ready",
+        &["False", "CorruptModel", "model.safetensors", "1099511627776"],
+    )
+    .await?;
     delete_object(cluster, "models/broken").await
 }
 
@@ -120,7 +154,16 @@ pub async fn port_in_use(cluster: &mut Cluster) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let port = cluster.api_port.to_string();
     let error = cluster
-        .russet(&["up", "--no-agent", "--data-dir", &folder.path().display().to_string(), "--api-port", &port, "--gateway-port", "0"])
+        .russet(&[
+            "up",
+            "--no-agent",
+            "--data-dir",
+            &folder.path().display().to_string(),
+            "--api-port",
+            &port,
+            "--gateway-port",
+            "0",
+        ])
         .await
         .err()
         .map_or_else(String::new, |error| format!("{error:#}"));

@@ -74,7 +74,8 @@ pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
     for shard in shards["items"].as_array().into_iter().flatten() {
         // Engine metrics are on the node's loopback; only the near machine's can be asked from here.
         if shard["spec"]["nodeName"] == "node-a" {
-            let address = shard["status"]["metricsAddress"].as_str().context("a shard reports no metricsAddress")?;
+            let address =
+                shard["status"]["metricsAddress"].as_str().context("a shard reports no metricsAddress")?;
             let name = if shard["spec"]["rank"] == 0 { "vllm:generation_tokens_total" } else { "process_" };
             wanted.push((format!("http://{address}"), name));
         }
@@ -105,29 +106,74 @@ pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
         .await?;
     let text = String::from_utf8_lossy(&output.stdout);
     print!("{}", text.lines().map(|line| format!("    {line}\n")).collect::<String>());
-    ensure!(output.status.success(), "the SDK checks failed: {text}{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "the SDK checks failed: {text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 
-/// More clients than slots connect and leave; afterwards a question is answered at once.
+/// Tokens each of the disturbed streams would still generate if nobody noticed that its client left.
+const ABANDONED: f64 = 900.0;
+
+/// More clients than slots connect and leave; the engine stops working for those who left.
 pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
     let base = cluster.base_url();
+    let engine = rank_0_metrics(cluster).await?;
+    let before = metric(&engine, "vllm:generation_tokens_total").await?;
+    let mut asked = 0.0;
     for _ in 0..3 {
         let mut streams = Vec::new();
         for _ in 0..4 {
-            let body = ask::question("smoke", "What is 1 + 2?", json!({"max_tokens": 900, "ignore_eos": true}));
-            let mut answer = ask::ask(&base, &body).await?;
+            let body = json!({"max_tokens": ABANDONED, "ignore_eos": true});
+            let mut answer = ask::ask(&base, &ask::question("smoke", "What is 1 + 2?", body)).await?;
             match answer.piece().await {
                 Ok(_) => streams.push(answer),
                 Err(end) => bail!("a long stream ended at once: {end:?}"),
             }
+            asked += ABANDONED;
         }
         // Dropping the answers closes the connections.
         drop(streams);
     }
+    cluster
+        .until("no request runs or waits", async |_| {
+            let running = metric(&engine, "vllm:num_requests_running").await?;
+            Ok(running + metric(&engine, "vllm:num_requests_waiting").await? == 0.0)
+        })
+        .await?;
+    let worked = metric(&engine, "vllm:generation_tokens_total").await? - before;
+    ensure!(
+        worked > 0.0 && worked < asked / 2.0,
+        "{worked} of {asked} tokens were generated for clients who left"
+    );
+    println!("  {worked} of {asked} tokens were generated for clients who left");
     let answer = ask::answer(&base, "smoke", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "after the disconnects the answer was \"{answer}\"");
     Ok(())
+}
+
+/// Where rank 0 shows its metrics: its node's loopback, so it must be the near node's.
+async fn rank_0_metrics(cluster: &Cluster) -> Result<String> {
+    let shards = cluster.get("shards").await?;
+    let rank_0 = shards["items"].as_array().into_iter().flatten().find(|shard| shard["spec"]["rank"] == 0);
+    let rank_0 = rank_0.context("no rank 0")?;
+    ensure!(
+        rank_0["spec"]["nodeName"] == "node-a",
+        "rank 0 is expected on node-a, whose metrics can be read here"
+    );
+    let address = rank_0["status"]["metricsAddress"].as_str().context("rank 0 reports no metricsAddress")?;
+    Ok(format!("http://{address}/metrics"))
+}
+
+/// Sum of a metric over its labels.
+async fn metric(url: &str, name: &str) -> Result<f64> {
+    let text = ask::client()?.get(url).send().await?.text().await?;
+    let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+    let values: Vec<f64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+    ensure!(!values.is_empty(), "{url} has no {name}");
+    Ok(values.iter().sum())
 }
 
 /// Deleting the deployment ends its engines and removes what it owned.

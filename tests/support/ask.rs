@@ -47,7 +47,10 @@ pub async fn ask(base_url: &str, body: &Value) -> Result<Answer> {
         anyhow::bail!("HTTP {status}: {}", response.text().await.unwrap_or_default());
     }
     let mut buffer = Vec::new();
-    let lines = async_lines(response.bytes_stream().map(move |chunk| chunk.context("the connection broke")), std::mem::take(&mut buffer));
+    let lines = async_lines(
+        response.bytes_stream().map(move |chunk| chunk.context("the connection broke")),
+        std::mem::take(&mut buffer),
+    );
     Ok(Answer { lines: Box::pin(lines), text: String::new(), pieces: 0, finish_reason: None })
 }
 

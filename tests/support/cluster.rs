@@ -142,7 +142,9 @@ impl Cluster {
     }
 
     async fn start_join(&mut self) -> Result<()> {
-        let line = self.russet(&["token", "create", "--quiet", "--data-dir", &self.near_dir().display().to_string()]).await?;
+        let line = self
+            .russet(&["token", "create", "--quiet", "--data-dir", &self.near_dir().display().to_string()])
+            .await?;
         let token = line.trim().to_owned();
         let far = self.lab.far.clone();
         let log = self.log("join.log")?;
@@ -196,13 +198,14 @@ impl Cluster {
 
     /// Runs a `russet` verb of a person on the near machine and returns what it printed.
     pub async fn russet(&self, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(&self.russet)
-            .args(arguments)
-            .env("KUBECONFIG", self.kubeconfig())
-            .output()
-            .await?;
+        let output =
+            Command::new(&self.russet).args(arguments).env("KUBECONFIG", self.kubeconfig()).output().await?;
         if !output.status.success() {
-            bail!("russet {} failed: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            bail!(
+                "russet {} failed: {}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
         }
         Ok(String::from_utf8(output.stdout)?)
     }
@@ -251,7 +254,8 @@ impl Cluster {
         for machine in [self.near_dir(), self.far_dir()] {
             for folder in ["logs", "agent/engines"] {
                 for entry in std::fs::read_dir(machine.join(folder)).into_iter().flatten().flatten() {
-                    let path = if entry.path().is_dir() { entry.path().join("engine.log") } else { entry.path() };
+                    let path =
+                        if entry.path().is_dir() { entry.path().join("engine.log") } else { entry.path() };
                     text.push_str(&format!("--- {}\n{}", path.display(), tail(&path, 30)));
                 }
             }
@@ -264,7 +268,9 @@ impl Cluster {
         let shards = self.get("shards").await?;
         let mut found = Vec::new();
         for shard in shards["items"].as_array().into_iter().flatten() {
-            if let (Some(rank), Some(pid)) = (shard["spec"]["rank"].as_i64(), shard["status"]["enginePid"].as_i64()) {
+            if let (Some(rank), Some(pid)) =
+                (shard["spec"]["rank"].as_i64(), shard["status"]["enginePid"].as_i64())
+            {
                 found.push((rank, pid as i32));
             }
         }
@@ -277,7 +283,9 @@ impl Cluster {
         let up = self.up.as_ref().and_then(Child::id).context("russet up is not running")?;
         processes()
             .into_iter()
-            .find(|process| process.parent == up as i32 && process.arguments.get(1).is_some_and(|word| word == verb))
+            .find(|process| {
+                process.parent == up as i32 && process.arguments.get(1).is_some_and(|word| word == verb)
+            })
             .map(|process| process.pid)
             .with_context(|| format!("russet up has no child `{verb}`"))
     }
@@ -353,7 +361,9 @@ struct Process {
 fn processes() -> Vec<Process> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
         let Some((_, rest)) = stat.rsplit_once(')') else { continue };
         let mut fields = rest.split_whitespace();
@@ -363,8 +373,10 @@ fn processes() -> Vec<Process> {
             continue;
         }
         let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let arguments =
-            arguments.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let arguments = arguments
+            .split(|byte| *byte == 0)
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
         found.push(Process { pid, parent, arguments });
     }
     found

@@ -91,9 +91,8 @@ impl Served {
 
 /// A commit made of the folder's contents, so that it changes when they do.
 fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
-    let mut names: Vec<String> = std::fs::read_dir(folder)?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     names.sort();
     let mut hash = Sha256::new();
     for name in &names {
@@ -158,10 +157,7 @@ async fn resolve(
     }
     let big = body.len() > 256 * 1024;
     let cut = big
-        && served
-            .cuts
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
-            .is_ok();
+        && served.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
     let body = if cut {
         let half = body[..body.len() / 2].to_vec();
         Body::from_stream(futures::stream::iter([

@@ -99,16 +99,9 @@ impl Drop for Lab {
 }
 
 fn ip(arguments: &[&str]) -> Result<()> {
-    let output = Command::new("ip")
-        .args(arguments)
-        .output()
-        .context("cannot run `ip`; install iproute2")?;
+    let output = Command::new("ip").args(arguments).output().context("cannot run `ip`; install iproute2")?;
     if !output.status.success() {
-        bail!(
-            "`ip {}` failed: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("`ip {}` failed: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

@@ -23,11 +23,14 @@ pub fn run(arguments: &[String]) -> Result<()> {
 fn faults(json: bool) -> Result<()> {
     let prepared = setup::all()?;
     suites::build()?;
-    let output = cargo::command(&prepared, &["test", "--workspace", "--test", "e2e", "--", "quickstart", "losing", "--nocapture"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the fault scenarios")?;
+    let output = cargo::command(
+        &prepared,
+        &["test", "--workspace", "--test", "e2e", "--", "quickstart", "losing", "--nocapture"],
+    )
+    .stdin(Stdio::null())
+    .stderr(Stdio::inherit())
+    .output()
+    .context("cannot run the fault scenarios")?;
     let text = String::from_utf8_lossy(&output.stdout);
     let mut rows = Vec::new();
     for line in text.lines() {
@@ -49,7 +52,10 @@ fn faults(json: bool) -> Result<()> {
                 serde_json::json!({"area": "faults", "what": what, "ours": seconds, "peer": null, "ratio": null, "goal": FAULT_GOAL_SECONDS, "met": met})
             );
         } else {
-            println!("{what:<56} {seconds:>8.2} {FAULT_GOAL_SECONDS:>6.0}  {}", if met { "yes" } else { "NO" });
+            println!(
+                "{what:<56} {seconds:>8.2} {FAULT_GOAL_SECONDS:>6.0}  {}",
+                if met { "yes" } else { "NO" }
+            );
         }
     }
     ensure!(rows.iter().all(|(_, seconds)| *seconds <= FAULT_GOAL_SECONDS), "a goal was missed");

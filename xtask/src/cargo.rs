@@ -24,7 +24,10 @@ pub fn command(prepared: &mlx::Prepared, arguments: &[&str]) -> Command {
     command.current_dir(root());
     // The variables cargo sets for this program itself would make every build look changed.
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {
+        if name.to_string_lossy().starts_with("CARGO_PKG_")
+            || name == "CARGO_MANIFEST_DIR"
+            || name == "CARGO_MANIFEST_PATH"
+        {
             command.env_remove(name);
         }
     }

@@ -18,13 +18,7 @@ use crate::mlx::{MLX_VERSION, cache_dir};
 /// The oldest Python the pinned packages have wheels for.
 const OLDEST: (u32, u32) = (3, 10);
 /// Asked in this order; the first that is new enough and can make environments is taken.
-const CANDIDATES: &[&str] = &[
-    "python3",
-    "python3.13",
-    "python3.12",
-    "python3.11",
-    "python3.10",
-];
+const CANDIDATES: &[&str] = &["python3", "python3.13", "python3.12", "python3.11", "python3.10"];
 /// Written last.
 const MARK: &str = "russet-ready";
 
@@ -59,16 +53,12 @@ impl Python {
     /// is loaded first.
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.interpreter());
-        command
-            .env("PYTHONDONTWRITEBYTECODE", "1")
-            .env("HF_HUB_OFFLINE", "1");
+        command.env("PYTHONDONTWRITEBYTECODE", "1").env("HF_HUB_OFFLINE", "1");
         if let Some(library) = openblas() {
             command.env("LD_PRELOAD", library);
             if std::env::var_os("OPENBLAS_CORETYPE").is_none()
-                && let Some(kernels) = fs::read_to_string("/proc/cpuinfo")
-                    .ok()
-                    .as_deref()
-                    .and_then(openblas_kernels)
+                && let Some(kernels) =
+                    fs::read_to_string("/proc/cpuinfo").ok().as_deref().and_then(openblas_kernels)
             {
                 command.env("OPENBLAS_CORETYPE", kernels);
             }
@@ -83,14 +73,9 @@ impl Python {
 /// itself: Debian 12's 0.3.21 does so on Sapphire Rapids, at a fifth of the speed. The instruction
 /// sets that the kernel lists do not age in that way.
 pub fn openblas_kernels(cpuinfo: &str) -> Option<&'static str> {
-    let flags = cpuinfo
-        .lines()
-        .find_map(|line| line.strip_prefix("flags"))?;
-    let has = |wanted: &[&str]| {
-        wanted
-            .iter()
-            .all(|flag| flags.split_ascii_whitespace().any(|word| word == *flag))
-    };
+    let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags"))?;
+    let has =
+        |wanted: &[&str]| wanted.iter().all(|flag| flags.split_ascii_whitespace().any(|word| word == *flag));
     if has(&["avx512f", "avx512dq", "avx512bw", "avx512vl"]) {
         Some("SkylakeX")
     } else if has(&["avx2", "fma"]) {
@@ -108,10 +93,7 @@ fn openblas() -> Option<PathBuf> {
         "/usr/lib64".to_owned(),
         "/usr/lib".to_owned(),
     ];
-    folders
-        .iter()
-        .map(|folder| Path::new(folder).join("libopenblas.so.0"))
-        .find(|library| library.exists())
+    folders.iter().map(|folder| Path::new(folder).join("libopenblas.so.0")).find(|library| library.exists())
 }
 
 /// Makes the environment; a second run finds it ready and returns at once.
@@ -120,12 +102,7 @@ pub fn prepare() -> Result<Python> {
     let pins = pins();
     let cache = cache_dir()?;
     fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
-    let name = format!(
-        "python-{}.{}-{:016x}",
-        version.0,
-        version.1,
-        fingerprint(&pins)
-    );
+    let name = format!("python-{}.{}-{:016x}", version.0, version.1, fingerprint(&pins));
     let home = cache.join(&name);
     if home.join(MARK).exists() {
         return Ok(Python { home });
@@ -133,12 +110,9 @@ pub fn prepare() -> Result<Python> {
 
     // Two runs at once would write one folder; the second waits here and then finds it done.
     let lock = fs::File::create(cache.join(format!("{name}.lock")))?;
-    lock.lock()
-        .with_context(|| format!("lock {}", cache.display()))?;
+    lock.lock().with_context(|| format!("lock {}", cache.display()))?;
     if !home.join(MARK).exists() {
-        println!(
-            "python: preparing mlx-lm {MLX_VERSION} and the OpenAI SDK (once, about half a minute)"
-        );
+        println!("python: preparing mlx-lm {MLX_VERSION} and the OpenAI SDK (once, about half a minute)");
         // Made in place, not aside and renamed: an environment's scripts hold its absolute path.
         let _ = fs::remove_dir_all(&home);
         run(
@@ -149,14 +123,7 @@ pub fn prepare() -> Result<Python> {
         fs::write(&requirements, &pins)?;
         run(
             Command::new(home.join("bin/python3"))
-                .args([
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                    "--requirement",
-                ])
+                .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
                 .arg(&requirements),
             "install the Python packages (needs PyPI or a mirror of it)",
         )?;
@@ -184,11 +151,7 @@ fn find_base() -> Result<(&'static str, (u32, u32))> {
         "no Python of at least {}.{} with the venv module ({}); on Debian: apt-get install python3 python3-venv",
         OLDEST.0,
         OLDEST.1,
-        if seen.is_empty() {
-            "no python3 on the PATH".to_owned()
-        } else {
-            seen.join(", ")
-        }
+        if seen.is_empty() { "no python3 on the PATH".to_owned() } else { seen.join(", ") }
     )
 }
 
@@ -199,16 +162,13 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
 
 /// FNV-1a: names a folder, guards nothing.
 fn fingerprint(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Runs one step; its output is shown only when it fails.
 fn run(command: &mut Command, step: &str) -> Result<()> {
-    let output = command
-        .output()
-        .with_context(|| format!("{step}: start {:?}", command.get_program()))?;
+    let output = command.output().with_context(|| format!("{step}: start {:?}", command.get_program()))?;
     if !output.status.success() {
         bail!(
             "could not {step}\n{}{}",

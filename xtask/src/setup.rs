@@ -40,12 +40,15 @@ pub fn with_python() -> Result<(mlx::Prepared, python::Python)> {
 fn system() -> Result<()> {
     if cfg!(target_os = "macos") {
         if !has("cmake") || !succeeds("xcrun", &["-find", "metal"]) {
-            bail!("this Mac lacks Xcode's Metal compiler or cmake. Do this once, then run the command again:\n{MAC}");
+            bail!(
+                "this Mac lacks Xcode's Metal compiler or cmake. Do this once, then run the command again:\n{MAC}"
+            );
         }
         return Ok(());
     }
     if !has("dpkg-query") {
-        let missing: Vec<&str> = ["g++", "cmake", "ninja", "python3"].into_iter().filter(|program| !has(program)).collect();
+        let missing: Vec<&str> =
+            ["g++", "cmake", "ninja", "python3"].into_iter().filter(|program| !has(program)).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -67,7 +70,10 @@ fn system() -> Result<()> {
     let root = succeeds("sh", &["-c", "test \"$(id -u)\" = 0"]);
     let sudo = !root && succeeds("sudo", &["-n", "true"]);
     if !root && !sudo {
-        bail!("installing needs an administrator. Run this once, then the command again:\n  sudo {}", install.join(" "));
+        bail!(
+            "installing needs an administrator. Run this once, then the command again:\n  sudo {}",
+            install.join(" ")
+        );
     }
     for step in [vec!["apt-get", "update"], install] {
         println!("▸ {}", step.join(" "));

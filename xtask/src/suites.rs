@@ -73,7 +73,10 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
 pub fn lint() -> Result<()> {
     let prepared = setup::all()?;
     cargo::run(&mut cargo::command(&prepared, &["fmt", "--all", "--check"]))?;
-    cargo::run(&mut cargo::command(&prepared, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    cargo::run(&mut cargo::command(
+        &prepared,
+        &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+    ))?;
     tidy::run()
 }
 
@@ -122,8 +125,16 @@ mod tests {
 
     #[test]
     fn results_of_test_binaries_are_added_up() {
-        assert_eq!(tally("test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"), Some((12, 0)));
-        assert_eq!(tally("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out"), Some((3, 2)));
+        assert_eq!(
+            tally(
+                "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"
+            ),
+            Some((12, 0))
+        );
+        assert_eq!(
+            tally("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out"),
+            Some((3, 2))
+        );
         assert_eq!(tally("test some::name ... ok"), None);
     }
 }

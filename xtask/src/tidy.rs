@@ -47,8 +47,15 @@ const GRAPH: &[(&str, &[&str])] = &[
     (
         "russet-cli",
         &[
-            "russet-wire", "russet-crds", "russet-plan", "russet-rpc", "russet-telemetry", "russet-apiserver",
-            "russet-operator", "russet-agent", "russet-gateway",
+            "russet-wire",
+            "russet-crds",
+            "russet-plan",
+            "russet-rpc",
+            "russet-telemetry",
+            "russet-apiserver",
+            "russet-operator",
+            "russet-agent",
+            "russet-gateway",
         ],
     ),
     ("russet-xtask", &[]),
@@ -64,7 +71,11 @@ struct Source {
 /// Runs every check and prints what it found.
 pub fn run() -> Result<()> {
     let sources = sources()?;
-    ensure!(sources.len() > 50, "only {} source files were found: tidy looks in the wrong place", sources.len());
+    ensure!(
+        sources.len() > 50,
+        "only {} source files were found: tidy looks in the wrong place",
+        sources.len()
+    );
     let mut bad = 0;
     for (name, check) in CHECKS {
         let findings = check(&sources).with_context(|| format!("tidy check {name}"))?;
@@ -77,7 +88,10 @@ pub fn run() -> Result<()> {
     for source in &sources {
         let lines = code_lines(&source.text);
         if lines > 400 {
-            println!("note: {} has {lines} lines of code; beyond about 400 a file wants splitting", source.path.display());
+            println!(
+                "note: {} has {lines} lines of code; beyond about 400 a file wants splitting",
+                source.path.display()
+            );
         }
     }
     ensure!(bad == 0, "tidy found {bad} breaches");
@@ -85,7 +99,10 @@ pub fn run() -> Result<()> {
 }
 
 fn sources() -> Result<Vec<Source>> {
-    let output = Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.rs"]).current_dir(cargo::root()).output()?;
+    let output = Command::new("git")
+        .args(["ls-files", "-co", "--exclude-standard", "*.rs"])
+        .current_dir(cargo::root())
+        .output()?;
     let mut found = Vec::new();
     for name in String::from_utf8(output.stdout)?.lines() {
         let path = PathBuf::from(name);
@@ -116,10 +133,16 @@ fn files_say_what_they_are(sources: &[Source]) -> Result<Findings> {
 
 fn unsafe_stays_in_engine_mlx(sources: &[Source]) -> Result<Findings> {
     let mut findings = Vec::new();
-    for source in sources.iter().filter(|source| !in_folder(source, "engine/mlx") && !in_folder(source, "xtask")) {
+    for source in
+        sources.iter().filter(|source| !in_folder(source, "engine/mlx") && !in_folder(source, "xtask"))
+    {
         for (number, line) in source.text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or("");
-            if code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl") || code.contains("allow(unsafe_code)") {
+            if code.contains("unsafe {")
+                || code.contains("unsafe fn")
+                || code.contains("unsafe impl")
+                || code.contains("allow(unsafe_code)")
+            {
                 findings.push(format!("{}:{} has unsafe code", source.path.display(), number + 1));
             }
         }
@@ -143,14 +166,23 @@ fn tree(package: &str) -> Result<BTreeSet<String>> {
 
 fn forbidden(package: &str, names: &[&str]) -> Result<Findings> {
     let tree = tree(package)?;
-    Ok(names.iter().filter(|name| tree.contains(**name)).map(|name| format!("{package} reaches {name}")).collect())
+    Ok(names
+        .iter()
+        .filter(|name| tree.contains(**name))
+        .map(|name| format!("{package} reaches {name}"))
+        .collect())
 }
 
 fn plan_is_pure(sources: &[Source]) -> Result<Findings> {
-    let mut findings = forbidden("russet-plan", &["tokio", "kube-client", "kube-runtime", "reqwest", "hyper", "rand", "getrandom"])?;
+    let mut findings = forbidden(
+        "russet-plan",
+        &["tokio", "kube-client", "kube-runtime", "reqwest", "hyper", "rand", "getrandom"],
+    )?;
     for source in sources.iter().filter(|source| in_folder(source, "plan/src")) {
         let code = source.text.split("#[cfg(test)]").next().unwrap_or("");
-        for word in ["SystemTime", "Instant::now", "Timestamp::now", "thread_rng", "async fn", "std::fs", "std::env"] {
+        for word in
+            ["SystemTime", "Instant::now", "Timestamp::now", "thread_rng", "async fn", "std::fs", "std::env"]
+        {
             if code.contains(word) {
                 findings.push(format!("{} uses {word}", source.path.display()));
             }
@@ -192,7 +224,9 @@ fn crates_depend_as_drawn(_: &[Source]) -> Result<Findings> {
 
 fn only_the_engine_links_mlx(_: &[Source]) -> Result<Findings> {
     let mut findings = Vec::new();
-    for (package, _) in GRAPH.iter().filter(|(package, _)| *package != "russet-engine" && *package != "russet-mlx") {
+    for (package, _) in
+        GRAPH.iter().filter(|(package, _)| *package != "russet-engine" && *package != "russet-mlx")
+    {
         findings.extend(forbidden(package, &["mlx-sys", "mlx-rs"])?);
     }
     ensure!(tree("russet-engine")?.contains("mlx-sys"), "the engine does not link MLX: the check is blind");
@@ -208,7 +242,8 @@ fn one_tls_provider(_: &[Source]) -> Result<Findings> {
 fn every_crate_obeys_the_workspace_lints(_: &[Source]) -> Result<Findings> {
     let mut findings = Vec::new();
     for (package, _) in GRAPH {
-        let folder = if *package == "russet-mlx" { "engine/mlx" } else { package.trim_start_matches("russet-") };
+        let folder =
+            if *package == "russet-mlx" { "engine/mlx" } else { package.trim_start_matches("russet-") };
         let manifest = std::fs::read_to_string(cargo::root().join(folder).join("Cargo.toml"))?;
         // engine/mlx alone may hold unsafe code, so it carries its own lints.
         if !manifest.contains("[lints]\nworkspace = true") && *package != "russet-mlx" {
@@ -219,11 +254,15 @@ fn every_crate_obeys_the_workspace_lints(_: &[Source]) -> Result<Findings> {
 }
 
 fn no_work_is_left_in_comments(sources: &[Source]) -> Result<Findings> {
-    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("Stub: ", "being written")];
+    let marks =
+        [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("Stub: ", "being written")];
     Ok(sources
         .iter()
         .flat_map(|source| {
-            marks.iter().filter(|mark| source.text.contains(**mark)).map(|mark| format!("{} says {mark}", source.path.display()))
+            marks
+                .iter()
+                .filter(|mark| source.text.contains(**mark))
+                .map(|mark| format!("{} says {mark}", source.path.display()))
         })
         .collect())
 }
@@ -243,7 +282,8 @@ fn every_invariant_is_executed(sources: &[Source]) -> Result<Findings> {
         for name in names {
             let known = CHECKS.iter().any(|(check, _)| *check == name)
                 || sources.iter().any(|source| {
-                    source.text.contains(&format!("fn {name}(")) || source.text.contains(&format!("\"{name}\""))
+                    source.text.contains(&format!("fn {name}("))
+                        || source.text.contains(&format!("\"{name}\""))
                 });
             if !known {
                 findings.push(format!("ARCHITECTURE.md names `{name}`, which is no check and no test"));
