@@ -75,7 +75,7 @@ impl Walk {
             return;
         }
         self.restrictions(schema, value, path);
-        self.junctors(schema, value, old, path);
+        self.junctors(schema, value, path);
         let length = path.len();
         match value {
             Value::Object(map) => {
@@ -211,11 +211,11 @@ impl Walk {
         }
     }
 
-    fn junctors(&mut self, schema: &Schema, value: &Value, old: Option<&Value>, path: &mut String) {
+    fn junctors(&mut self, schema: &Schema, value: &Value, path: &mut String) {
         let checks = &schema.checks;
         let fail = |branch: &Schema, path: &mut String| {
             let mut inner = Walk { errors: Vec::new() };
-            inner.check(branch, value, old.filter(|_| false), path);
+            inner.check(branch, value, None, path);
             inner.errors
         };
         let outcomes: Vec<Vec<FieldError>> = checks.all_of.iter().map(|branch| fail(branch, path)).collect();
