@@ -27,6 +27,8 @@ struct Hub {
     files: BTreeMap<String, Vec<u8>>,
     /// Bytes after which an answer to this file breaks off, and how often.
     cut: Mutex<HashMap<String, (usize, u32)>>,
+    /// Bytes after which an answer goes on only when this is lifted.
+    stall: Mutex<Option<usize>>,
     /// Digest announced for a file instead of the true one.
     lie: Mutex<HashMap<String, String>>,
     /// Whether files are served by another host, as large ones are.
@@ -150,8 +152,12 @@ fn serve(hub: &Hub, file: &str, headers: &HeaderMap) -> Response<Body> {
         part.truncate(*after);
         broken = true;
     }
+    let stalled = hub.stall.lock().unwrap().filter(|after| length > *after);
+    if let Some(after) = stalled {
+        part.truncate(after);
+    }
     hub.served.fetch_add(part.len() as u64, Ordering::SeqCst);
-    let stream = async_stream(part, broken);
+    let stream = async_stream(part, broken, stalled.is_some());
     Response::builder()
         .status(if range.is_some() { 206 } else { 200 })
         .header("content-length", length)
@@ -161,16 +167,21 @@ fn serve(hub: &Hub, file: &str, headers: &HeaderMap) -> Response<Body> {
         .unwrap()
 }
 
-/// The bytes and, if `broken`, an error after them. The server only sends what it has when the next
-/// part is not there yet.
-fn async_stream(part: Vec<u8>, broken: bool) -> impl futures::Stream<Item = std::io::Result<Vec<u8>>> {
-    futures::stream::unfold((Some(part), broken), |(part, broken)| async move {
+/// The bytes and, if `broken`, an error after them, or nothing ever if `stalled`. The server only
+/// sends what it has when the next part is not there yet.
+fn async_stream(
+    part: Vec<u8>,
+    broken: bool,
+    stalled: bool,
+) -> impl futures::Stream<Item = std::io::Result<Vec<u8>>> {
+    futures::stream::unfold((Some(part), broken), move |(part, broken)| async move {
         match (part, broken) {
             (Some(part), broken) => Some((Ok(part), (None, broken))),
             (None, true) => {
                 tokio::task::yield_now().await;
                 Some((Err(std::io::Error::other("cut")), (None, false)))
             }
+            (None, false) if stalled => std::future::pending().await,
             (None, false) => None,
         }
     })
@@ -302,6 +313,47 @@ async fn a_copy_whose_agent_was_killed_goes_on_from_its_bytes() {
     hub.cut.lock().unwrap().clear();
     hub.served.store(0, Ordering::SeqCst);
     let published = store(&folder, &endpoint).fetch(&wanted(), &self::progress()).await.unwrap();
+    assert_eq!(
+        std::fs::read(published.path.join("model.safetensors")).unwrap(),
+        hub.files["model.safetensors"]
+    );
+    let all: usize = hub.files.values().map(Vec::len).sum();
+    assert!(hub.served.load(Ordering::SeqCst) < all as u64 - kept + 5_000, "bytes were fetched twice");
+}
+
+/// Kill -9 keeps what reached the disk: a process of its own is killed in the middle.
+#[tokio::test]
+async fn a_copy_goes_on_after_kill_9_from_the_bytes_on_disk() {
+    let (hub, endpoint) = Hub { files: model(1_000_000), ..hub() }.start().await;
+    *hub.stall.lock().unwrap() = Some(3_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    let own = std::env::current_exe().unwrap();
+    let fetch = own.parent().unwrap().parent().unwrap().join("examples/fetch");
+    assert!(fetch.exists(), "{} is missing; run the tests with cargo test", fetch.display());
+    let mut child = std::process::Command::new(fetch)
+        .args([endpoint.as_str(), "hf://acme/tiny"])
+        .arg(&models)
+        .spawn()
+        .unwrap();
+    let part_size = || {
+        let partial = std::fs::read_dir(models.join(".partial")).ok()?.next()?.ok()?.path();
+        std::fs::metadata(partial.join("model.safetensors.part")).ok().map(|part| part.len())
+    };
+    let grown = async {
+        while part_size().unwrap_or(0) < 1 << 20 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(60), grown).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    in_time.expect("a megabyte arrives");
+
+    let kept = part_size().unwrap();
+    *hub.stall.lock().unwrap() = None;
+    hub.served.store(0, Ordering::SeqCst);
+    let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
     assert_eq!(
         std::fs::read(published.path.join("model.safetensors")).unwrap(),
         hub.files["model.safetensors"]

@@ -1,0 +1,16 @@
+//! Copies one model into a folder and ends: the store of an agent as a process of its own, so that a
+//! test can kill it. Arguments: the hub's URL, the model's URI, the folder.
+
+use russet_agent::store::{Context, Progress, Store, Wanted};
+
+#[tokio::main]
+async fn main() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [endpoint, uri, folder] = &arguments[..] else { panic!("three arguments are needed") };
+    let context = Context::new(endpoint, vec![]).expect("a hub's URL");
+    let store = Store::open(folder.into(), context).expect("a folder to write to");
+    let wanted = Wanted { uri: uri.clone(), ..Wanted::default() };
+    let progress = tokio::sync::watch::Sender::new(Progress::default());
+    store.fetch(&wanted, &progress).await.expect("a whole model");
+}
