@@ -220,3 +220,183 @@ fn describe(group: &ShardGroup) -> String {
 fn count(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use russet_crds::{
+        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, Model, ModelDeployment,
+        ModelDeploymentSpec, ModelSpec, ModelStatus, NodeMemory, ShardGroupSpec, ShardGroupStatus,
+    };
+    use russet_plan::place::Removal;
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+    use crate::deployment::decide::{Planned, decide};
+    use crate::deployment::observe::{Observed, snapshot};
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn deployment(replicas: i32) -> Arc<ModelDeployment> {
+        let spec = ModelDeploymentSpec {
+            model_ref: LocalReference::new("m"),
+            replicas,
+            ..ModelDeploymentSpec::default()
+        };
+        let mut deployment = ModelDeployment::new("chat", spec);
+        deployment.metadata.namespace = Some("ns".to_owned());
+        deployment.metadata.generation = Some(7);
+        Arc::new(deployment)
+    }
+
+    fn model() -> Arc<Model> {
+        let mut model = Model::new("m", ModelSpec::default());
+        model.metadata.namespace = Some("ns".to_owned());
+        let shape = ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 2,
+            layer_bytes: vec![1 << 30; 2],
+            ..ModelShape::default()
+        };
+        model.status = Some(ModelStatus { shape: Some(shape), ..ModelStatus::default() });
+        Arc::new(model)
+    }
+
+    fn node(gib: u64) -> Arc<InferenceNode> {
+        let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
+        let memory = NodeMemory { serving_limit_bytes: gib << 30, ..NodeMemory::default() };
+        let mut status = InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() };
+        for kind in [Type::Reachable, Type::Ready] {
+            conditions::set(&mut status.conditions, kind, true, Reason::Settled, "", None, NOW);
+        }
+        node.status = Some(status);
+        Arc::new(node)
+    }
+
+    fn plan(
+        replicas: i32,
+        model: Option<Arc<Model>>,
+        gib: u64,
+        groups: Vec<Arc<ShardGroup>>,
+    ) -> Resources<Planned> {
+        let view = snapshot(&[node(gib)], model.as_deref(), &groups, &[], NOW);
+        decide(Resources { deployment: deployment(replicas), stage: Observed { model, view, groups } })
+    }
+
+    /// The groups the planner creates, as they are once their status says this.
+    fn groups(
+        planned: &Resources<Planned>,
+        ready: bool,
+        reason: Reason,
+        message: &str,
+    ) -> Vec<Arc<ShardGroup>> {
+        let create = |new: &russet_plan::place::NewGroup| {
+            let spec = ShardGroupSpec {
+                deployment_ref: LocalReference::new("chat"),
+                model_ref: LocalReference::new("m"),
+                replica: new.replica,
+                plan: new.plan.clone(),
+                epoch: 1,
+            };
+            let mut group = ShardGroup::new(&new.name, spec);
+            group.metadata.namespace = Some("ns".to_owned());
+            let mut status = ShardGroupStatus::default();
+            conditions::set(&mut status.conditions, Type::Ready, ready, reason, message, None, NOW);
+            group.status = Some(status);
+            Arc::new(group)
+        };
+        planned.stage.placement.create.iter().map(create).collect()
+    }
+
+    fn shown(
+        planned: Resources<Planned>,
+        groups: Vec<Arc<ShardGroup>>,
+        leaving: usize,
+    ) -> ModelDeploymentStatus {
+        let Resources { deployment, stage: planned } = planned;
+        let applied = Resources { deployment, stage: Applied { planned, groups, leaving } };
+        status(&applied, &BTreeMap::new(), NOW)
+    }
+
+    fn line(status: &ModelDeploymentStatus) -> String {
+        let value = |kind| get(&status.conditions, kind).map_or("?", |it| it.status.as_str()).to_owned();
+        let ready = get(&status.conditions, Type::Ready).unwrap();
+        let kinds = [Type::Ready, Type::Reconciling, Type::Stalled, Type::Available, Type::Placed];
+        format!(
+            "{} {} {}",
+            kinds.map(value).join(" "),
+            ready.reason,
+            status.summary.clone().unwrap_or_default()
+        )
+    }
+
+    #[test]
+    fn every_situation_reads_right_at_a_glance() {
+        let first = || plan(1, Some(model()), 8, vec![]);
+        let with = |ready, reason| {
+            let made = groups(&first(), ready, reason, "rank 0 on a: 1.0 GiB of 2.0 GiB");
+            shown(plan(1, Some(model()), 8, made.clone()), made, 0)
+        };
+        let stopping = {
+            let made = groups(&first(), true, Reason::Serving, "");
+            plan(0, Some(model()), 8, made)
+        };
+        assert_eq!(stopping.stage.placement.delete[0].why, Removal::ScaledDown);
+        let gone = plan(0, None, 8, groups(&first(), true, Reason::Serving, ""));
+        assert_eq!(gone.stage.placement.delete.len(), 1, "what makes no sense may still be stopped");
+        for (story, status, want) in [
+            //                                                        Ready Reconciling Stalled Available Placed
+            (
+                "just created",
+                shown(first(), groups(&first(), false, Reason::InProgress, ""), 0),
+                "False True False False True InProgress 0/1",
+            ),
+            ("loading", with(false, Reason::Loading), "False True False False True Loading 0/1"),
+            ("serving", with(true, Reason::Serving), "True False False True True Serving 1/1"),
+            (
+                "no model",
+                shown(plan(1, None, 8, vec![]), vec![], 0),
+                "False False True False False ModelNotFound 0/1",
+            ),
+            (
+                "too large",
+                shown(plan(1, Some(model()), 1, vec![]), vec![], 0),
+                "False False True False False NothingFits 0/1",
+            ),
+            ("stopping", shown(stopping, vec![], 1), "False True False False True InProgress 0/0"),
+            (
+                "stopped",
+                shown(plan(0, Some(model()), 8, vec![]), vec![], 0),
+                "True False False False True Stopped 0/0",
+            ),
+            (
+                "stopped, its model gone",
+                shown(plan(0, None, 8, vec![]), vec![], 0),
+                "True False False False True Stopped 0/0",
+            ),
+        ] {
+            assert_eq!(line(&status), want, "{story}");
+            assert!(
+                status.conditions.iter().all(|condition| condition.observed_generation == Some(7)),
+                "{story}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_report_of_a_plan_stays_while_the_plan_does() {
+        let planned = plan(1, Some(model()), 8, vec![]);
+        let made = groups(&planned, true, Reason::Serving, "");
+        let first = shown(planned, made.clone(), 0);
+        let report = first.placement.clone().unwrap();
+        assert_eq!(
+            (report.decision.as_str(), report.plan_hash.as_str()),
+            ("1 rank on a", made[0].spec.plan.hash.as_str())
+        );
+
+        let mut later = plan(1, Some(model()), 64, made.clone());
+        Arc::make_mut(&mut later.deployment).status = Some(first.clone());
+        assert_eq!(shown(later, made, 0), first, "looking again changes nothing");
+    }
+}

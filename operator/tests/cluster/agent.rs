@@ -13,7 +13,8 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus, Want, names,
+    InferenceNode, InferenceNodeSpec, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus,
+    Want, names,
 };
 use russet_wire::shape::ModelShape;
 use serde_json::{Value, json};
@@ -129,10 +130,15 @@ impl Machine {
             granted_bytes: granted,
             ..NodeMemory::default()
         };
-        let mut node = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name}, "spec": {}});
-        self.report(api.patch(&self.name, &apply(), &Patch::Apply(&node)).await);
-        node["status"] = json!({"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),
-                                "engineBuild": "1", "backends": ["ring"]});
+        if self.reported.is_none() {
+            let node = InferenceNode::new(&self.name, InferenceNodeSpec::default());
+            self.report(api.create(&Default::default(), &node).await);
+        }
+        let node = json!({
+            "apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name},
+            "status": {"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),
+                       "engineBuild": "1", "backends": ["ring"]},
+        });
         if self.report(api.patch_status(&self.name, &apply(), &Patch::Apply(&node)).await).is_some() {
             self.reported = Some(granted);
         }
