@@ -14,6 +14,7 @@ use crate::kinds::{Resource, Table};
 use crate::openapi;
 use crate::output::{self, Body};
 use crate::status::{ApiError, Result};
+use crate::store::StoreError;
 
 /// The Kubernetes version whose API this is; clients parse it as semantic version.
 pub const GIT_VERSION: &str = "v1.36.3+russet";
@@ -28,14 +29,20 @@ pub fn version() -> Value {
     })
 }
 
-/// `/healthz`, `/livez` and `/readyz`, also with `?verbose`.
-pub fn health(path: &str, query: &str) -> Response<Body> {
+/// `/healthz`, `/livez` and `/readyz`, also with `?verbose`: a server whose store failed is neither alive nor ready.
+pub fn health(path: &str, query: &str, failure: Option<StoreError>) -> Response<Body> {
     let verbose = query.split('&').any(|part| part == "verbose" || part.starts_with("verbose="));
-    if verbose {
-        let name = path.trim_matches('/');
-        return output::text(StatusCode::OK, format!("[+]ping ok\n[+]store ok\n{name} check passed\n"));
+    let name = path.trim_matches('/');
+    match failure {
+        Some(error) => output::text(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("[+]ping ok\n[-]store failed: {error}\n{name} check failed\n"),
+        ),
+        None if verbose => {
+            output::text(StatusCode::OK, format!("[+]ping ok\n[+]store ok\n{name} check passed\n"))
+        }
+        None => output::text(StatusCode::OK, "ok"),
     }
-    output::text(StatusCode::OK, "ok")
 }
 
 struct Group<'a> {

@@ -134,7 +134,7 @@ fn information(api: &Api, path: &str, query: &str, headers: &http::HeaderMap) ->
     let table = api.kinds.table();
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
-        ["healthz" | "livez" | "readyz", ..] => Ok(discovery::health(path, query)),
+        ["healthz" | "livez" | "readyz", ..] => Ok(discovery::health(path, query, api.store.failure())),
         ["version"] => Ok(output::value(StatusCode::OK, &discovery::version())),
         ["metrics"] => Ok(output::text(StatusCode::OK, api.metrics.render(&api.store))),
         ["openapi", "v3", ..] => api.documents.answer(&table, path, headers),

@@ -153,4 +153,6 @@ pub trait Store: Send + Sync + 'static {
     fn compact(&self, revision: u64);
     /// Commits made since start, each one fsync.
     fn commits(&self) -> u64;
+    /// Why nothing more can be written, if so.
+    fn failure(&self) -> Option<StoreError>;
 }

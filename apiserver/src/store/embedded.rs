@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
@@ -34,6 +34,8 @@ pub struct Embedded {
     queue: Option<mpsc::Sender<(Txn, Reply)>>,
     writer: Option<JoinHandle<()>>,
     commits: Arc<AtomicU64>,
+    /// Set by the writer once, when a commit failed.
+    failure: Arc<OnceLock<StoreError>>,
 }
 
 impl Embedded {
@@ -49,15 +51,16 @@ impl Embedded {
         let (records, revision) = load(&database).map_err(|error| failed(error.to_string()))?;
         let cache = Arc::new(Cache::new(records, revision, ring));
         let commits = Arc::new(AtomicU64::new(0));
+        let failure = Arc::new(OnceLock::new());
         let (queue, waiting) = mpsc::channel();
         let writer = {
-            let (cache, commits) = (cache.clone(), commits.clone());
+            let (cache, commits, failure) = (cache.clone(), commits.clone(), failure.clone());
             std::thread::Builder::new()
                 .name("store-writer".into())
-                .spawn(move || write(&database, &cache, &waiting, &commits))
+                .spawn(move || write(&database, &cache, &waiting, &commits, &failure))
                 .map_err(|error| failed(error.to_string()))?
         };
-        Ok(Self { cache, queue: Some(queue), writer: Some(writer), commits })
+        Ok(Self { cache, queue: Some(queue), writer: Some(writer), commits, failure })
     }
 }
 
@@ -166,8 +169,13 @@ impl Batch {
     }
 }
 
-fn write(database: &Database, cache: &Cache, waiting: &mpsc::Receiver<(Txn, Reply)>, commits: &AtomicU64) {
-    let mut broken: Option<StoreError> = None;
+fn write(
+    database: &Database,
+    cache: &Cache,
+    waiting: &mpsc::Receiver<(Txn, Reply)>,
+    commits: &AtomicU64,
+    failure: &OnceLock<StoreError>,
+) {
     while let Ok(first) = waiting.recv() {
         let mut queued = vec![first];
         queued.extend(waiting.try_iter().take(BATCH - 1));
@@ -175,7 +183,7 @@ fn write(database: &Database, cache: &Cache, waiting: &mpsc::Receiver<(Txn, Repl
         let mut batch = Batch::default();
         let mut decided = Vec::with_capacity(queued.len());
         for (txn, reply) in queued {
-            let outcome = match &broken {
+            let outcome = match failure.get() {
                 Some(error) => Err(error.clone()),
                 None => Ok(batch.decide(cache, txn, &mut revision)),
             };
@@ -193,7 +201,7 @@ fn write(database: &Database, cache: &Cache, waiting: &mpsc::Receiver<(Txn, Repl
                     for (outcome, _) in &mut decided {
                         *outcome = Err(error.clone());
                     }
-                    broken = Some(error);
+                    let _ = failure.set(error);
                 }
             }
         }
@@ -239,6 +247,10 @@ impl Store for Embedded {
 
     fn compact(&self, revision: u64) {
         self.cache.compact(revision);
+    }
+
+    fn failure(&self) -> Option<StoreError> {
+        self.failure.get().cloned()
     }
 
     fn commits(&self) -> u64 {

@@ -1,12 +1,14 @@
 //! Server-side apply and dry runs through the whole server.
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use serde_json::json;
 
 use crate::support::{Cluster, code};
+use crate::{thing, thing_api, things};
 
 fn config(data: serde_json::Value) -> Patch<serde_json::Value> {
     Patch::Apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}))
@@ -68,5 +70,62 @@ async fn applying_the_same_manifest_again_writes_nothing() {
         let second = api.patch("a", &params, &Patch::Apply(&manifest)).await.unwrap();
         assert_eq!(first.metadata.resource_version, second.metadata.resource_version, "{kind}");
     }
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn two_writers_share_a_status_condition_by_condition() {
+    let cluster = Cluster::start().await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    definitions.create(&PostParams::default(), &things()).await.unwrap();
+    let api = thing_api(&cluster);
+    api.create(&PostParams::default(), &thing("a", json!({"size": 1}))).await.unwrap();
+    let report = |kind: &str, status: &str, replicas: Option<i64>| {
+        let mut status = json!({"conditions": [{"type": kind, "status": status}]});
+        if let Some(replicas) = replicas {
+            status["replicas"] = json!(replicas);
+        }
+        Patch::Apply(
+            json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"}, "status": status}),
+        )
+    };
+    let (agent, operator) = (PatchParams::apply("agent").force(), PatchParams::apply("operator").force());
+    api.patch_status("a", &agent, &report("Loaded", "True", None)).await.unwrap();
+    let both = api.patch_status("a", &operator, &report("Ready", "False", Some(2))).await.unwrap();
+    assert_eq!(both.data["status"]["conditions"].as_array().unwrap().len(), 2);
+    assert_eq!(both.data["status"]["replicas"], 2);
+    let again = api.patch_status("a", &agent, &report("Loaded", "True", None)).await.unwrap();
+    assert_eq!(again.metadata.resource_version, both.metadata.resource_version, "nothing changed");
+    let moved = api.patch_status("a", &agent, &report("Joined", "True", None)).await.unwrap();
+    let mut kinds: Vec<&str> = moved.data["status"]["conditions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|entry| entry["type"].as_str())
+        .collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["Joined", "Ready"], "what a writer stops saying goes");
+    assert_eq!(moved.metadata.generation, Some(1));
+    assert_eq!(moved.data["spec"]["size"], 1);
+
+    let hold = |name: &str| {
+        Patch::Apply(
+            json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a", "finalizers": [name]}}),
+        )
+    };
+    api.patch("a", &agent, &hold("example.com/one")).await.unwrap();
+    let held = api.patch("a", &operator, &hold("example.com/two")).await.unwrap();
+    assert_eq!(held.metadata.finalizers.unwrap().len(), 2);
+    let released = api
+        .patch(
+            "a",
+            &agent,
+            &Patch::Apply(
+                json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"}}),
+            ),
+        )
+        .await
+        .unwrap();
+    assert_eq!(released.metadata.finalizers.unwrap(), ["example.com/two"]);
     cluster.stop().await;
 }

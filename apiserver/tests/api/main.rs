@@ -1,5 +1,7 @@
 //! The server over real TLS, seen through kube-rs's client. Not here: what the pure modules test by themselves.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+
 mod access;
 mod apply;
 mod durable;
@@ -147,7 +149,12 @@ fn things() -> CustomResourceDefinition {
                         "size": {"type": "integer", "minimum": 1}, "node": {"type": "string"},
                         "replicas": {"type": "integer", "default": 1},
                     }},
-                    "status": {"type": "object", "properties": {"replicas": {"type": "integer"}}},
+                    "status": {"type": "object", "properties": {"replicas": {"type": "integer"}, "conditions": {
+                        "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+                        "items": {"type": "object", "required": ["type", "status"], "properties": {
+                            "type": {"type": "string"}, "status": {"type": "string"},
+                        }},
+                    }}},
                 }}},
             }],
         },
@@ -316,4 +323,25 @@ async fn first_without_revision(api: &Api<DynamicObject>) -> DynamicObject {
     let mut object = api.get("old").await.unwrap();
     object.metadata.resource_version = None;
     object
+}
+
+#[tokio::test]
+async fn orphans_stay_and_forget_their_owner() {
+    let cluster = Cluster::start().await;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+    let owner = maps.create(&PostParams::default(), &config_map("owner", "x")).await.unwrap();
+    let mut child = config_map("child", "x");
+    child.metadata.owner_references = Some(vec![
+        serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.metadata.uid,
+        }))
+        .unwrap(),
+    ]);
+    maps.create(&PostParams::default(), &child).await.unwrap();
+    maps.delete("owner", &DeleteParams::orphan()).await.unwrap();
+    cluster.eventually("the owner is gone", || async { code(maps.get("owner").await) == 404 }).await;
+    let child = maps.get("child").await.unwrap();
+    assert_eq!(child.metadata.owner_references, None);
+    assert_eq!(child.metadata.deletion_timestamp, None);
+    cluster.stop().await;
 }
