@@ -7,7 +7,7 @@ pub mod reviews;
 pub mod tokens;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
@@ -81,12 +81,14 @@ impl User {
 #[derive(Debug)]
 pub struct Policies {
     current: RwLock<Arc<Policy>>,
+    /// Held while a policy is made, so that of two the one read later is also set later, and readers wait for neither.
+    refreshing: Mutex<()>,
 }
 
 impl Policies {
     /// The policy for what the store holds now.
     pub fn load(store: &dyn Store) -> Self {
-        let policies = Self { current: RwLock::new(Arc::new(Policy::default())) };
+        let policies = Self { current: RwLock::new(Arc::new(Policy::default())), refreshing: Mutex::new(()) };
         policies.refresh(store);
         policies
     }
@@ -98,14 +100,15 @@ impl Policies {
 
     /// Reads roles and bindings again.
     pub fn refresh(&self, store: &dyn Store) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         match store.range(rbac::PREFIX, None, None) {
             Ok(snapshot) => {
                 let policy = Policy::new(snapshot.records.iter().map(|record| Value::clone(record.object())));
-                *current = Arc::new(policy);
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
             }
             Err(error) => tracing::error!(%error, "roles and bindings could not be read"),
         }
+        drop(refreshing);
     }
 }
 

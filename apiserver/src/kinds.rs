@@ -7,10 +7,11 @@ pub mod events;
 pub mod rules;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::Value;
 
+use crate::object;
 use crate::schema::Schema;
 use crate::store::{Record, Store};
 use crate::table::Column;
@@ -236,12 +237,14 @@ impl Table {
 #[derive(Debug)]
 pub struct Kinds {
     current: RwLock<Arc<Table>>,
+    /// Held while a table is made, so that of two the one read later is also set later, and readers wait for neither.
+    refreshing: Mutex<()>,
 }
 
 impl Kinds {
     /// The table for what the store defines now.
     pub fn load(store: &dyn Store) -> Self {
-        let kinds = Self { current: RwLock::new(Arc::new(Table::default())) };
+        let kinds = Self { current: RwLock::new(Arc::new(Table::default())), refreshing: Mutex::new(()) };
         kinds.refresh(store);
         kinds
     }
@@ -251,25 +254,32 @@ impl Kinds {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the definitions again.
+    /// Reads the definitions again; of those that did not change, the compiled schemas are kept.
     pub fn refresh(&self, store: &dyn Store) {
-        // Held while reading, so that of two refreshes the later reading wins.
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let mut resources: Vec<Arc<Resource>> = builtin::resources().into_iter().map(Arc::new).collect();
-        match store.range(DEFINITIONS, None, None) {
-            Ok(snapshot) => {
-                for record in snapshot.records {
-                    resources.extend(
-                        definition::resources(record.object(), record.revision).into_iter().map(Arc::new),
-                    );
-                }
-            }
-            Err(error) => {
-                tracing::error!(%error, "the custom resource definitions could not be read");
-                return;
+        let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = match store.range(DEFINITIONS, None, None) {
+            Ok(snapshot) => snapshot,
+            Err(error) => return tracing::error!(%error, "the custom resource definitions could not be read"),
+        };
+        let before = self.table();
+        let mut known: BTreeMap<(&str, u64), Vec<Arc<Resource>>> = BTreeMap::new();
+        for resource in before.all() {
+            if let Some(custom) = &resource.custom {
+                known.entry((&custom.definition, custom.revision)).or_default().push(resource.clone());
             }
         }
-        *current = Arc::new(Table::new(resources));
+        let mut resources: Vec<Arc<Resource>> = builtin::resources().into_iter().map(Arc::new).collect();
+        for record in &snapshot.records {
+            match known.remove(&(object::name(record.object()), record.revision)) {
+                Some(kept) => resources.extend(kept),
+                None => {
+                    let made = definition::resources(record.object(), record.revision);
+                    resources.extend(made.into_iter().map(Arc::new));
+                }
+            }
+        }
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Table::new(resources));
+        drop(refreshing);
     }
 }
 

@@ -1,5 +1,10 @@
 //! The embedded Kubernetes-style API server.
 //!
+//! A request comes in through [`server`] (TLS, routing), is attributed and judged by [`auth`], finds its resource in the
+//! table of [`kinds`], and is answered by its verb in [`verbs`]. A write is read ([`protobuf`], [`schema::strict`]), made
+//! ([`patch`]), settled (pruned, completed, validated: [`schema`], [`kinds::rules`]) and stored ([`store`]) if nobody
+//! else was faster. Everything else follows from watching the store: watchers, [`gc`].
+//!
 //! Not here: any kind of ours; they arrive as custom resource definitions.
 
 pub mod api;
