@@ -1,9 +1,9 @@
 //! What happens to objects without anybody asking: dependents go with their owners, a namespace's objects with the
-//! namespace, a definition's objects with the definition, events with time; new namespaces get what every namespace has.
+//! namespace, a definition's objects with the definition, news with time; new namespaces get what every namespace has.
 //! One task each, all driven by watches of the store.
 
 pub mod definitions;
-pub mod events;
+pub mod expiry;
 pub mod namespaces;
 pub mod owners;
 pub mod roles;
@@ -27,7 +27,7 @@ pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
         until_stopped(api, owners::run(api.clone())),
         until_stopped(api, namespaces::run(api.clone())),
         until_stopped(api, definitions::run(api.clone())),
-        until_stopped(api, events::run(api.clone())),
+        until_stopped(api, expiry::run(api.clone())),
         until_stopped(api, roles::run(api.clone())),
     ]
 }

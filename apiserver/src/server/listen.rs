@@ -1,7 +1,7 @@
 //! Sockets: the one on loopback, and, once somebody made a token for another machine to join with, one on every address
 //! of this host. It accepts and serves connections and knows nothing of what they ask.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -150,6 +150,7 @@ impl Lan {
         let stopping: watch::Receiver<bool> = self.service.api.stopping.clone();
         let mut open: HashMap<IpAddr, JoinHandle<()>> = HashMap::new();
         let mut named = Vec::new();
+        let mut refused: HashSet<IpAddr> = HashSet::new();
         let mut renewed = tokio::time::Instant::now();
         loop {
             let host = host_addresses();
@@ -177,7 +178,11 @@ impl Lan {
                             tracing::info!(%address, port = self.port, "open for machines that join");
                             open.insert(address, tokio::spawn(accept(self.service.clone(), listener)));
                         }
-                        Err(error) => tracing::warn!(%address, port = self.port, %error, "cannot listen"),
+                        // Tried again each time, told once: an address may take a moment to become usable.
+                        Err(error) if refused.insert(address) => {
+                            tracing::warn!(%address, port = self.port, %error, "cannot listen");
+                        }
+                        Err(_) => {}
                     }
                 }
             }

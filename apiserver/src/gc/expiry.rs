@@ -1,0 +1,115 @@
+//! Things that go with time: events an hour after they were last told, signing requests once they can no longer matter,
+//! tokens of machines that never joined. What is over is decided by the pure functions at the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::remove;
+use crate::api::Api;
+use crate::auth::tokens;
+use crate::kinds::builtin;
+use crate::object;
+
+/// How often things are looked through.
+const LOOK: Duration = Duration::from_secs(60);
+/// As long as the real server keeps events, and its controllers decided requests.
+const HOUR: i64 = 3600;
+/// A request nobody decided in a day was forgotten by whoever made it.
+const DAY: i64 = 24 * HOUR;
+
+/// Whether an object's time has passed.
+type IsOver = fn(&Value, Timestamp) -> bool;
+
+/// Runs the controller.
+pub async fn run(api: Arc<Api>) {
+    let kinds: [(String, IsOver); 3] = [
+        (builtin::prefix("", "events"), is_old_event),
+        (builtin::prefix("certificates.k8s.io", "certificatesigningrequests"), is_old_request),
+        (tokens::bootstrap_prefix(), is_expired_token),
+    ];
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = Timestamp::now();
+        for (prefix, is_over) in &kinds {
+            let Ok(snapshot) = api.store.range(prefix, None, None) else { continue };
+            for record in snapshot.records.iter().filter(|record| is_over(record.object(), now)) {
+                if let Err(error) = remove(&api, record, "Background").await {
+                    tracing::debug!(%error, key = record.key.as_ref(), "what is over could not be deleted");
+                }
+            }
+        }
+    }
+}
+
+fn older(time: &str, seconds: i64, now: Timestamp) -> bool {
+    time.parse::<Timestamp>().is_ok_and(|time| now.as_second() - time.as_second() > seconds)
+}
+
+/// Whether the last time an event was told is too long ago.
+fn is_old_event(event: &Value, now: Timestamp) -> bool {
+    let times = [
+        object::meta(event, "creationTimestamp"),
+        event["lastTimestamp"].as_str().unwrap_or_default(),
+        event["eventTime"].as_str().unwrap_or_default(),
+        event["series"]["lastObservedTime"].as_str().unwrap_or_default(),
+    ];
+    times.iter().filter(|time| !time.is_empty()).all(|time| older(time, HOUR, now))
+}
+
+/// Whether a signing request was decided long ago, or never and nobody waits any more.
+fn is_old_request(request: &Value, now: Timestamp) -> bool {
+    let conditions = request["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+    if conditions.is_empty() {
+        return older(object::meta(request, "creationTimestamp"), DAY, now);
+    }
+    conditions.iter().all(|condition| {
+        let times = [&condition["lastUpdateTime"], &condition["lastTransitionTime"]];
+        let decided = times.iter().find_map(|time| time.as_str());
+        older(decided.unwrap_or(object::meta(request, "creationTimestamp")), HOUR, now)
+    })
+}
+
+/// Whether a bootstrap token says that it has expired.
+fn is_expired_token(secret: &Value, now: Timestamp) -> bool {
+    let expiration = secret["data"]["expiration"].as_str().and_then(|text| STANDARD.decode(text).ok());
+    let expiration = expiration.and_then(|bytes| String::from_utf8(bytes).ok());
+    expiration.is_some_and(|text| older(text.trim(), 0, now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_over_goes_and_what_still_matters_stays() {
+        let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
+        let old = "2026-01-01T10:00:00Z";
+        let made = json!({"creationTimestamp": old});
+        let said = json!([{"type": "Approved", "lastUpdateTime": "2026-01-02T11:30:00Z"}]);
+        let event = json!({"metadata": made, "series": {"lastObservedTime": "2026-01-02T11:30:00.000000Z"}});
+        for (over, expected, what) in [
+            (is_old_event(&json!({"metadata": made}), now), true, "an event told once, long ago"),
+            (is_old_event(&event, now), false, "an event told again"),
+            (is_old_request(&json!({"metadata": made}), now), true, "a request nobody decided"),
+            (
+                is_old_request(&json!({"metadata": made, "status": {"conditions": said}}), now),
+                false,
+                "decided lately",
+            ),
+            (
+                is_expired_token(&json!({"data": {"expiration": STANDARD.encode(old)}}), now),
+                true,
+                "an expired token",
+            ),
+            (is_expired_token(&json!({"data": {}}), now), false, "a token without an end"),
+        ] {
+            assert_eq!(over, expected, "{what}");
+        }
+    }
+}
