@@ -22,6 +22,8 @@ pub async fn ending(with_parent: bool) -> Ending {
         return std::future::pending().await;
     };
     tokio::select! {
+        // A supervisor that interrupts its child and then closes the pipe means the interrupt.
+        biased;
         _ = interrupt.recv() => Ending::Interrupted,
         _ = terminate.recv() => Ending::Terminated,
         () = parent_gone(), if with_parent => Ending::Terminated,

@@ -97,25 +97,46 @@ pub async fn unknown_field(cluster: &mut Cluster) -> Result<()> {
     Ok(())
 }
 
-/// More ranks than nodes, and more conversations than any node has memory for.
+/// More ranks than nodes, and more memory than the owners of the nodes allow.
 pub async fn fits_nowhere(cluster: &mut Cluster) -> Result<()> {
-    for (sharding, words) in [
-        ("{mode: Pipeline, ranks: 3}", vec!["NothingFits", "3", "2"]),
-        (
-            "{mode: Single, kv: {maxSequences: 1024, headroomPercent: 100}}",
-            vec!["NothingFits", "node-a", "node-b", "GiB"],
-        ),
-    ] {
-        let text = format!(
-            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: giant}}\nspec:\n  modelRef: {{name: smoke}}\n  sharding: {sharding}\n"
-        );
-        apply(cluster, &text).await?;
-        let mut wanted = vec!["\"status\":\"False\""];
-        wanted.extend(words);
-        until_says(cluster, "modeldeployments giant", "Ready", &wanted).await?;
-        delete_object(cluster, "modeldeployments/giant").await?;
+    giant_is_refused(cluster, "{mode: Pipeline, ranks: 3}", &["3", "2"]).await?;
+    let limit = |text: &str| {
+        ["node-a", "node-b"].map(|node| {
+            format!(
+                "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {{name: {node}}}\nspec: {{memory: {text}}}\n"
+            )
+        })
+    };
+    apply(cluster, &limit("{servingLimit: 1Gi}").join("---\n")).await?;
+    for node in ["node-a", "node-b"] {
+        until_limit(cluster, node, 1 << 30).await?;
     }
-    Ok(())
+    let sharding = "{mode: Single, kv: {contextTokens: 1024, maxSequences: 1024}}";
+    let outcome = giant_is_refused(cluster, sharding, &["node-a", "node-b", "GiB"]).await;
+    apply(cluster, &limit("{}").join("---\n")).await?;
+    outcome
+}
+
+/// Waits until the node's agent reports that limit: from then on the planner knows it.
+async fn until_limit(cluster: &mut Cluster, node: &str, bytes: u64) -> Result<()> {
+    cluster
+        .until("the agent reports the owner's limit", async |cluster| {
+            let node = cluster.get(&format!("inferencenodes {node}")).await?;
+            Ok(node["status"]["memory"]["servingLimitBytes"].as_u64() == Some(bytes))
+        })
+        .await
+}
+
+async fn giant_is_refused(cluster: &mut Cluster, sharding: &str, words: &[&str]) -> Result<()> {
+    let text = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: giant}}\nspec:\n  modelRef: {{name: smoke}}\n  sharding: {sharding}\n"
+    );
+    apply(cluster, &text).await?;
+    let mut wanted = vec!["\"status\":\"False\"", "NothingFits"];
+    wanted.extend(words);
+    let outcome = until_says(cluster, "modeldeployments giant", "Ready", &wanted).await;
+    delete_object(cluster, "modeldeployments/giant").await?;
+    outcome
 }
 
 /// A header longer than its file.

@@ -115,7 +115,7 @@ pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Tokens each of the disturbed streams would still generate if nobody noticed that its client left.
-const ABANDONED: f64 = 900.0;
+const ABANDONED: u32 = 900;
 
 /// More clients than slots connect and leave; the engine stops working for those who left.
 pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
@@ -132,7 +132,7 @@ pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
                 Ok(_) => streams.push(answer),
                 Err(end) => bail!("a long stream ended at once: {end:?}"),
             }
-            asked += ABANDONED;
+            asked += f64::from(ABANDONED);
         }
         // Dropping the answers closes the connections.
         drop(streams);

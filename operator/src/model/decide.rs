@@ -142,7 +142,11 @@ fn search(
         (None, Some(node), _) => {
             (false, Reason::WaitingForAgent, with(format!("node {node} is asked to read the headers")))
         }
-        (None, None, Some((_, condition))) => (true, reason_of(condition), told.clone()),
+        // A source that cannot be reached is tried again by its agents: nobody has to mend the spec.
+        (None, None, Some((_, condition))) => {
+            let retried = refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
+            (!retried, reason_of(condition), told.clone())
+        }
         (None, None, None) => (
             false,
             Reason::NoNodes,
