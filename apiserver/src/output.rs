@@ -58,11 +58,16 @@ impl Shape {
                 _ => {}
             }
         }
-        Err(ApiError::new(
+        Err(Self::not_acceptable())
+    }
+
+    /// 406: no shape asked for can be sent.
+    pub fn not_acceptable() -> ApiError {
+        ApiError::new(
             StatusCode::NOT_ACCEPTABLE,
             "NotAcceptable",
             "only the following media types are accepted: application/json (also as=Table or as=PartialObjectMetadata of meta.k8s.io/v1)",
-        ))
+        )
     }
 }
 

@@ -107,6 +107,9 @@ impl Call {
 /// Answers a request.
 pub async fn dispatch(api: &Arc<Api>, verb: &str, call: Call) -> Result<Response<Body>> {
     if call.resource.backing == Backing::Computed {
+        if call.shape()? != Shape::Object {
+            return Err(Shape::not_acceptable());
+        }
         return if verb == "create" && call.name.is_empty() {
             auth::reviews::create(api, &call)
         } else {

@@ -67,7 +67,7 @@ async fn follow(api: &Arc<Api>) -> std::result::Result<(), String> {
             let key = event.record.key.as_ref();
             if key.starts_with(&prefix) {
                 look.insert(object::name(event.record.object()).to_string());
-            } else if event.kind == EventKind::Deleted
+            } else if (event.kind == EventKind::Deleted || key.ends_with(ROOT_CA))
                 && furniture.iter().any(|prefix| key.starts_with(prefix))
             {
                 look.insert(object::namespace(event.record.object()).to_string());
@@ -94,6 +94,14 @@ async fn tend(api: &Arc<Api>, name: &str) -> Result<bool> {
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": ROOT_CA, "namespace": name},
             "data": {"ca.crt": certificate},
         });
+        // Somebody may have changed it, and what trusts it must not trust them.
+        let map = format!("{}{name}/{ROOT_CA}", builtin::prefix("", "configmaps"));
+        edit(api, &map, |stored| {
+            let differs = stored["data"] != root["data"];
+            object::copy_field(stored, &root, "data");
+            differs
+        })
+        .await?;
         bootstrap::ensure(api, name, root).await?;
     }
     Ok(true)

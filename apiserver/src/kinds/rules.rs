@@ -5,14 +5,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::{Resource, Table, definition};
+use super::{Resource, definition};
 use crate::object;
 use crate::status::Cause;
 use crate::verbs::Call;
 
 /// Completes an object before it is validated.
-pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, table: &Table, now: &str) {
-    let _ = (table, now);
+pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
     if call.resource.custom.is_some() {
         return;
     }
@@ -30,7 +29,7 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, table: &Table,
                 object::set_finalizers(new, finalizers);
             }
         }
-        "CertificateSigningRequest" => signing_request(call, new, old),
+        "CertificateSigningRequest" => signing_request(call, new, old, now),
         "RoleBinding" | "ClusterRoleBinding" => binding(new),
         "ClusterRole" | "Role" if new["rules"].is_null() => new["rules"] = json!([]),
         _ => {}
@@ -71,7 +70,7 @@ fn secret(new: &mut Value) {
     }
 }
 
-fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>) {
+fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
     match old {
         None => {
             let user = &call.user;
@@ -86,6 +85,34 @@ fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>) {
             }
         }
         Some(old) => object::copy_field(new, old, "spec"),
+    }
+    for condition in new["status"]["conditions"].as_array_mut().into_iter().flatten() {
+        for field in ["lastUpdateTime", "lastTransitionTime"] {
+            if condition.is_object() && condition[field].is_null() {
+                condition[field] = json!(now);
+            }
+        }
+    }
+}
+
+/// Keys of ConfigMaps and Secrets become file names.
+fn is_data_key(key: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !key.is_empty() && key.len() <= 253 && key.chars().all(plain) && key != "." && !key.starts_with("..")
+}
+
+fn data_keys(new: &Value, blame: &mut impl FnMut(&str, &str, String)) {
+    for field in ["data", "binaryData"] {
+        for key in new[field].as_object().into_iter().flatten().map(|(key, _)| key) {
+            if !is_data_key(key) {
+                let told = "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
+                blame(
+                    "FieldValueInvalid",
+                    &format!("{field}[{key}]"),
+                    format!("Invalid value: \"{key}\": {told}"),
+                );
+            }
+        }
     }
 }
 
@@ -129,6 +156,7 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
                     format!("Invalid value: {}: field is immutable", new["type"]),
                 );
             }
+            data_keys(new, &mut blame);
             immutable(new, old, &["data"], &mut blame);
         }
         "ConfigMap" => {
@@ -141,6 +169,7 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
                     );
                 }
             }
+            data_keys(new, &mut blame);
             immutable(new, old, &["data", "binaryData"], &mut blame);
         }
         "RoleBinding" | "ClusterRoleBinding" => {

@@ -209,7 +209,7 @@ pub fn settle(
         object::remove(new, "status");
     }
     metadata::check_shapes(call, new)?;
-    rules::prepare(call, new, old, &api.kinds.table(), &object::timestamp(now));
+    rules::prepare(call, new, old, &object::timestamp(now));
     schema.default(new);
     let mut causes = metadata::check(call, new, old);
     causes.extend(rules::validate(resource, new, old));
@@ -235,31 +235,25 @@ pub fn settle(
 /// Fields that no update may change, and those that this kind of update may not.
 fn keep_what_is_not_written(call: &Call, old: &Value, new: &mut Value) {
     let resource = &call.resource;
-    let managed = new["metadata"]["managedFields"].clone();
-    match call.subresource.as_str() {
-        "" if resource.has_subresource("status") => object::copy_field(new, old, "status"),
-        "status" => {
-            let status = new.get("status").cloned();
-            *new = old.clone();
-            match status {
-                Some(status) => new["status"] = status,
-                None => object::remove(new, "status"),
+    if !call.subresource.is_empty() {
+        let given = std::mem::replace(new, old.clone());
+        match call.subresource.as_str() {
+            "status" => object::copy_field(new, &given, "status"),
+            "approval" => {
+                let conditions = given["status"].get("conditions").cloned().unwrap_or_else(|| json!([]));
+                new["status"]["conditions"] = conditions;
             }
-            object::set_meta(new, "managedFields", managed);
+            "finalize" => new["spec"]["finalizers"] = given["spec"]["finalizers"].clone(),
+            _ => {}
         }
-        "approval" => {
-            let conditions = new["status"].get("conditions").cloned().unwrap_or_else(|| json!([]));
-            *new = old.clone();
-            new["status"]["conditions"] = conditions;
-            object::set_meta(new, "managedFields", managed);
+        if resource.custom.is_some() || resource.prefix == crate::kinds::DEFINITIONS {
+            object::copy_meta(new, &given, "managedFields");
+        } else {
+            // For the other built-in kinds labels and annotations are written along.
+            object::copy_field(new, &given, "metadata");
         }
-        "finalize" => {
-            let finalizers = new["spec"]["finalizers"].clone();
-            *new = old.clone();
-            new["spec"]["finalizers"] = finalizers;
-            object::set_meta(new, "managedFields", managed);
-        }
-        _ => {}
+    } else if resource.has_subresource("status") {
+        object::copy_field(new, old, "status");
     }
     for field in [
         "uid",

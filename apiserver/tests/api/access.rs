@@ -176,3 +176,24 @@ async fn an_aggregated_role_shows_the_rules_it_collects() {
     }
     cluster.stop().await;
 }
+
+#[tokio::test]
+async fn a_signing_request_is_approved_and_answered() {
+    let cluster = Cluster::start().await;
+    let requests: Api<CertificateSigningRequest> = Api::all(cluster.client());
+    let request = json!({"metadata": {"name": "r"}, "spec": {"request": "LS0t", "signerName": "example.com/x", "usages": ["client auth"]}});
+    requests.create(&PostParams::default(), &read(request)).await.unwrap();
+    let approval = Patch::Merge(json!({
+        "metadata": {"annotations": {"why": "known"}},
+        "status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Test"}], "certificate": "eA=="},
+    }));
+    let approved = requests.patch_approval("r", &PatchParams::default(), &approval).await.unwrap();
+    assert_eq!(approved.metadata.annotations.unwrap()["why"], "known");
+    let status = approved.status.unwrap();
+    assert!(status.certificate.is_none(), "whoever approves does not sign");
+    assert!(status.conditions.unwrap()[0].last_update_time.is_some());
+    let signed = Patch::Merge(json!({"status": {"certificate": "eA=="}}));
+    let signed = requests.patch_status("r", &PatchParams::default(), &signed).await.unwrap();
+    assert!(signed.status.unwrap().certificate.is_some());
+    cluster.stop().await;
+}

@@ -345,3 +345,23 @@ async fn orphans_stay_and_forget_their_owner() {
     assert_eq!(child.metadata.deletion_timestamp, None);
     cluster.stop().await;
 }
+
+#[tokio::test]
+async fn what_every_namespace_has_comes_back() {
+    let cluster = Cluster::start().await;
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+    let root =
+        || async { maps.get("kube-root-ca.crt").await.ok().and_then(|map| map.data).unwrap_or_default() };
+    cluster.eventually("the certificate is there", || async { root().await.contains_key("ca.crt") }).await;
+    let right = root().await;
+    assert!(right["ca.crt"].starts_with("-----BEGIN CERTIFICATE"));
+    let wrong = Patch::Merge(json!({"data": {"ca.crt": "mine"}}));
+    maps.patch("kube-root-ca.crt", &PatchParams::default(), &wrong).await.unwrap();
+    cluster.eventually("the change is undone", || async { root().await == right }).await;
+    maps.delete("kube-root-ca.crt", &DeleteParams::default()).await.unwrap();
+    cluster.eventually("the deletion is undone", || async { root().await == right }).await;
+    let bad: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "bad"}, "data": {"": "x"}})).unwrap();
+    assert_eq!(code(maps.create(&PostParams::default(), &bad).await), 422);
+    cluster.stop().await;
+}
