@@ -160,19 +160,21 @@ async fn ready(serve: &mut Supervised, layout: &Layout) -> Result<()> {
         if let Some(status) = serve.exited() {
             bail!("the control plane ended at once ({status}):\n{}", serve.last_words());
         }
-        if layout.gateway().join("kubeconfig").exists() && layout.admin_kubeconfig().exists() {
-            if let Ok(client) = client::client_from(&layout.admin_kubeconfig()).await {
-                let request = http::Request::get("/apis/russet.dev/v1alpha1").body(Vec::new())?;
-                if client.request_text(request).await.is_ok() {
-                    return Ok(());
-                }
-            }
+        if layout.gateway().join("kubeconfig").exists() && serves(layout).await {
+            return Ok(());
         }
         if Instant::now() >= deadline {
             bail!("the control plane is not ready after 60 s; its log:\n{}", serve.last_words());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Whether the API server answers the administrator and knows Russet's kinds.
+async fn serves(layout: &Layout) -> bool {
+    let Ok(client) = client::client_from(&layout.admin_kubeconfig()).await else { return false };
+    let Ok(request) = http::Request::get("/apis/russet.dev/v1alpha1").body(Vec::new()) else { return false };
+    client.request_text(request).await.is_ok()
 }
 
 fn announce(layout: &Layout, arguments: &Arguments) {

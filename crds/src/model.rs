@@ -44,9 +44,6 @@ pub struct ModelSpec {
         "message": "source is immutable; create another Model for another source"
     }]))]
     pub source: ModelSource,
-    /// How conversations become prompts.
-    #[serde(default)]
-    pub chat: ModelChat,
 }
 
 /// Where a model's files come from.
@@ -67,16 +64,6 @@ pub struct ModelSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
     pub sha256: Option<String>,
-}
-
-/// How conversations become prompts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ModelChat {
-    /// A Jinja template that replaces the model's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 65536))]
-    pub template_override: Option<String>,
 }
 
 /// What the model is, as read from its headers.

@@ -83,11 +83,11 @@ fn main() {
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     let stopped = cluster.lock().ok().and_then(|mut cluster| cluster.take());
-    if let Some(cluster) = stopped {
-        if let Err(error) = runtime.block_on(cluster.stop()) {
-            println!("the cluster did not end cleanly: {error:#}");
-            std::process::exit(1);
-        }
+    if let Some(cluster) = stopped
+        && let Err(error) = runtime.block_on(cluster.stop())
+    {
+        println!("the cluster did not end cleanly: {error:#}");
+        std::process::exit(1);
     }
     conclusion.exit();
 }
