@@ -298,7 +298,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     let mut two = Agent::join(&plane, &token, folder.path(), "two").await;
 
     let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
-    let tiny = Model::new("tiny", ModelSpec { source, ..ModelSpec::default() });
+    let tiny = Model::new("tiny", ModelSpec { source });
     Api::<Model>::namespaced(plane.client.clone(), "default")
         .create(&PostParams::default(), &tiny)
         .await

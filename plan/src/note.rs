@@ -206,10 +206,7 @@ impl fmt::Display for Note {
                 show(*needed)
             ),
             Note::KeptOutdated { group } => {
-                write!(
-                    out,
-                    "ShardGroup {group} keeps running as it was, because its successor fits nowhere"
-                )
+                write!(out, "ShardGroup {group} keeps running as it was, because its successor fits nowhere")
             }
             Note::DrainFirst { group } => {
                 write!(

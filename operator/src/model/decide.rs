@@ -144,7 +144,8 @@ fn search(
         }
         // A source that cannot be reached is tried again by its agents: nobody has to mend the spec.
         (None, None, Some((_, condition))) => {
-            let retried = refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
+            let retried =
+                refusals.iter().any(|(_, condition)| reason_of(condition) == Reason::SourceUnreachable);
             (!retried, reason_of(condition), told.clone())
         }
         (None, None, None) => (
