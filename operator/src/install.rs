@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub enum Error {
     /// The shipped rules cannot be read; a broken build.
     #[error("the shipped access rules cannot be read; reinstall Russet")]
-    Rules(#[source] serde_yaml::Error),
+    Rules(#[source] serde_norway::Error),
     /// The shipped rules hold a kind that is not expected there; a broken build.
     #[error("the shipped access rules hold an unexpected object {0:?}; reinstall Russet")]
     Kind(String),
@@ -72,7 +72,7 @@ pub async fn apply(client: &Client) -> Result<(), Error> {
 /// The shipped rules as objects.
 fn rules() -> Result<Vec<DynamicObject>, Error> {
     use serde::Deserialize as _;
-    serde_yaml::Deserializer::from_str(RBAC)
+    serde_norway::Deserializer::from_str(RBAC)
         .map(|document| DynamicObject::deserialize(document).map_err(Error::Rules))
         .collect()
 }
