@@ -285,6 +285,9 @@ impl Supervised {
     async fn stop(&mut self, ending: Ending) {
         self.restart_at = None;
         let Some(mut child) = self.child.take() else { return };
+        // Waiting would close the pipe, which tells the child that its supervisor died: something else
+        // than the signal that follows.
+        let _input = child.stdin.take();
         let signal = match ending {
             Ending::Interrupted => rustix::process::Signal::INT,
             Ending::Terminated => rustix::process::Signal::TERM,

@@ -141,7 +141,13 @@ async fn wait_with_bars(cluster: &mut Cluster) -> Result<()> {
             let ready = condition(&deployment, "Ready");
             let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or("").to_owned();
             if message != last && !message.is_empty() {
-                bars.println(format!("  · {message}"))?;
+                let line = format!("  · {message}");
+                // Without a terminal there are no bars, and their lines would be swallowed.
+                if bars.is_hidden() {
+                    println!("{line}")
+                } else {
+                    bars.println(line)?
+                }
                 last = message;
             }
             if condition(&deployment, "Stalled").is_some_and(|stalled| stalled["status"] == "True") {

@@ -2,7 +2,7 @@
 //! would start them. Everything ends with the value: children stop when their input closes, engines
 //! when nobody watches them, and what is left is killed.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -52,9 +52,17 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A free port of loopback, released right before it is used.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+/// A port free on loopback and on the machine's address, released right before it is used: the API
+/// server opens both.
+fn free_port(address: IpAddr) -> Result<u16> {
+    for _ in 0..100 {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        if address.is_loopback() || TcpListener::bind((address, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port is free on loopback and on {address}")
 }
 
 impl Cluster {
@@ -68,16 +76,8 @@ impl Cluster {
         let russet = program("russet")?;
         program("russet-engine")?;
         let folder = tempfile::Builder::new().prefix("russet-").tempdir()?;
-        let mut cluster = Self {
-            lab,
-            hub,
-            api_port: free_port()?,
-            gateway_port: free_port()?,
-            russet,
-            folder,
-            up: None,
-            join: None,
-        };
+        let (api_port, gateway_port) = (free_port(lab.near.address)?, free_port(lab.near.address)?);
+        let mut cluster = Self { lab, hub, api_port, gateway_port, russet, folder, up: None, join: None };
         say("starting the control plane and node-a (russet up)");
         cluster.start_up().await?;
         say("joining node-b from its own machine (russet token create, russet join)");
@@ -299,8 +299,9 @@ impl Cluster {
 
     /// Ends everything and waits until no process is left.
     pub async fn stop(mut self) -> Result<()> {
-        for child in [self.join.take(), self.up.take()].into_iter().flatten() {
-            let mut child = child;
+        for mut child in [self.join.take(), self.up.take()].into_iter().flatten() {
+            // Held open until the end: a closed pipe means something else than Ctrl-C.
+            let _input = child.stdin.take();
             if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
             }
