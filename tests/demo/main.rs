@@ -200,7 +200,7 @@ async fn metrics_addresses(cluster: &Cluster) -> Result<Vec<String>> {
                     .as_str()
                     .or(object["metadata"]["name"].as_str())
                     .unwrap_or("?");
-                lines.push(format!("http://{address}/metrics ({name} on {node})"));
+                lines.push(format!("http://{address}/metrics ({name}; {node}'s own loopback)"));
             }
         }
     }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cargo;
+mod deny;
 mod exactness;
 mod mlx;
 mod oracles;
@@ -22,6 +23,7 @@ cargo xtask VERB
   build             build everything
   lint              fmt, clippy, tidy
   tidy              the invariants of ARCHITECTURE.md
+  deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
   oracle [kubectl]  suites that compare with programs built from Go modules
   bench AREA        measure: faults   [--json]
@@ -48,6 +50,7 @@ fn run() -> Result<()> {
         Some("setup") => setup::all().map(|_| ()),
         Some("build") => suites::build(),
         Some("lint") => suites::lint(),
+        Some("deny") => deny::run(),
         Some("tidy") => tidy::run(),
         Some("codegen") => suites::codegen(),
         Some("bench") => bench::run(rest),

@@ -135,7 +135,10 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
         ready: true,
         stalled: false,
         reason: Reason::Serving,
-        message: format!("{} replicas answer", current.len()),
+        message: match current.len() {
+            1 => "one replica answers".to_owned(),
+            count => format!("all {count} replicas answer"),
+        },
     }
 }
 

@@ -1,0 +1,36 @@
+//! The dependency policy of `deny.toml`, checked by cargo-deny, which is built once per version into
+//! the user's cache folder. Advisories are looked up only where their database can be fetched.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::{cargo, mlx};
+
+/// The version whose findings count.
+const VERSION: &str = "0.20.2";
+
+/// Licenses, bans and sources.
+pub fn run() -> Result<()> {
+    let status = Command::new(program()?)
+        .args(["--all-features", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"])
+        .current_dir(cargo::root())
+        .status()?;
+    ensure!(status.success(), "the dependency policy is broken; deny.toml says what may come in");
+    Ok(())
+}
+
+fn program() -> Result<PathBuf> {
+    let folder = mlx::cache_dir()?.join(format!("cargo-deny-{VERSION}"));
+    let program = folder.join("bin/cargo-deny");
+    if !program.exists() {
+        println!("▸ building cargo-deny {VERSION} (once, some minutes)");
+        let status = Command::new("cargo")
+            .args(["install", "cargo-deny", "--locked", "--version", VERSION, "--root"])
+            .arg(&folder)
+            .status()?;
+        ensure!(status.success(), "cargo install cargo-deny ended with {status}");
+    }
+    Ok(program)
+}
