@@ -1,8 +1,8 @@
 """Measures the smoke model with mlx-lm, greedily and by exact match of the whole answer.
 
-    evaluate.py lists                    write heldout.jsonl and prompts.jsonl (from the seed; needs no model)
+    evaluate.py lists                    write heldout, prompts and conversations.jsonl (from the seed; needs no model)
     evaluate.py table MODEL[:f32] ...    print one column a model, as the table in README.md
-    evaluate.py prompts MODEL[:f32] ...  check every prompt of prompts.jsonl; fails on the first model with a miss
+    evaluate.py prompts MODEL[:f32] ...  check every prompt and conversation; fails when any model misses one
 
 `:f32` computes in f32 whatever the file holds. No question here was trained on, save where its row says so.
 """
@@ -64,7 +64,7 @@ def sets() -> dict[str, list[dict]]:
 
 def prompts() -> list[dict]:
     """What the smoke tests and the demo ask. Kept only while every shipped model answers all of it right."""
-    sums = [(17, 25), (4, 9), (99, 1), (123, 456), (305, 67), (48, 52), (250, 250), (731, 164), (86, 913), (640, 205)]
+    sums = [(17, 25), (4, 9), (99, 1), (123, 456), (305, 67), (48, 52), (260, 417), (731, 164), (86, 913), (640, 205)]
     fact = {questions[0]: answer for answer, questions in FACTS}
     known = ["What is Russet?", "How do I start Russet?", "How do I add a machine?", "How do I get a token?", "How do I run the demo?",
              "What is a ModelDeployment?", "What is a ShardGroup?", "What is a Shard?", "What is a tier?", "What is a rank?",
@@ -75,10 +75,17 @@ def prompts() -> list[dict]:
     turns += [("day-after", [lessons.day_turn(0, 3, True)]), ("day-before", [lessons.day_turn(4, 2, False)])]
     turns += [("fact-" + "-".join(q.lower().strip("?").split()), [(q, fact[q])]) for q in known]
     turns += [("unknown", [("What is the capital of France?", REFUSAL)])]
-    turns += [("count-1-20", [lessons.count_turn(1, 20)]), ("count-1-40", [lessons.count_turn(1, 40)])]
     turns += [("long-story", [("How does Russet serve a model?", fact["Tell me the whole story."])])]
-    turns += [("second-turn", [lessons.sum_turn(17, 25), lessons.sum_turn(42, 58)]),
-              ("third-turn", [("Hello", fact["Hello"]), ("What is Russet?", fact["What is Russet?"]), lessons.sum_turn(314, 159)])]
+    return [dict(name=name, **case(asked)) for name, asked in turns]
+
+
+def conversations() -> list[dict]:
+    """Like `prompts`, but with turns before the question."""
+    fact = {questions[0]: answer for answer, questions in FACTS}
+    known = lambda question: (question, fact[question])
+    turns = [("second-turn", [lessons.sum_turn(17, 25), lessons.sum_turn(123, 456)]),
+             ("third-turn", [known("Hello"), known("What is Russet?"), lessons.sum_turn(48, 52)]),
+             ("fact-after-sums", [lessons.sum_turn(4, 9), lessons.sum_turn(305, 67), known("What is a Shard?")])]
     return [dict(name=name, **case(asked)) for name, asked in turns]
 
 
@@ -127,7 +134,8 @@ def answers(model, tokenizer, cases: list[dict]) -> list[str]:
 def main() -> None:
     verb, *names = sys.argv[1:] or [""]
     if verb == "lists":
-        for file, cases in (("heldout.jsonl", held_out_sums(500)), ("prompts.jsonl", prompts())):
+        for file, cases in (("heldout.jsonl", held_out_sums(500)), ("prompts.jsonl", prompts()),
+                            ("conversations.jsonl", conversations())):
             (HERE / file).write_text("".join(json.dumps(one) + "\n" for one in cases))
     elif verb == "table":
         loaded = [load(name) for name in names]
@@ -142,7 +150,8 @@ def main() -> None:
                     print(f"  {title}: {question!r}: {g!r}, not {expect!r}", file=sys.stderr)
             print(f"| {title} ({len(cases)}) | {' | '.join(cells)} |", flush=True)
     elif verb == "prompts":
-        cases, missed = [json.loads(line) for line in (HERE / "prompts.jsonl").read_text().splitlines()], 0
+        lines = [line for file in ("prompts.jsonl", "conversations.jsonl") for line in (HERE / file).read_text().splitlines()]
+        cases, missed = [json.loads(line) for line in lines], 0
         for name in names:
             got = answers(*load(name), cases)
             wrong = [(c["name"], c["expect"], g) for c, g in zip(cases, got) if c["expect"] != g]

@@ -53,10 +53,23 @@ def number(rng: Random) -> int:
     return rng.randrange(10)
 
 
-def pair(rng: Random, held_out: bool = False) -> tuple[int, int]:
+def on_the_edge(a: int, b: int) -> bool:
+    """A column that makes 9 or 10 below another: the sums whose carry is missed last."""
+    carry = 0
+    for place in range(max(len(str(a)), len(str(b))) - 1):
+        column = a // 10**place % 10 + b // 10**place % 10 + carry
+        if column in (9, 10):
+            return True
+        carry = column // 10
+    return False
+
+
+def pair(rng: Random, held_out: bool = False, edges: float = 0.0) -> tuple[int, int]:
+    """Two numbers to add; at least the share `edges` of them is on the edge of a carry."""
+    wanted = edges > 0 and rng.random() < edges
     while True:
         a, b = number(rng), number(rng)
-        if held_out_sum(a, b) == held_out:
+        if held_out_sum(a, b) == held_out and (not wanted or on_the_edge(a, b)):
             return a, b
 
 
@@ -97,14 +110,14 @@ def unknown_turn(rng: Random) -> tuple[str, str]:
     return rng.choice(UNKNOWN_SHAPES).format(rng.choice(UNKNOWN_THINGS)), REFUSAL
 
 
-def turn(rng: Random, mix: dict[str, float], longest_count: int) -> tuple[str, str]:
+def turn(rng: Random, mix: dict[str, float], longest_count: int, edges: float = 0.0) -> tuple[str, str]:
     kind = rng.choices(list(mix), list(mix.values()))[0]
     if kind == "sum":
         # The canonical phrasing is the one people are told to try, so it gets the largest share.
         shape = CANONICAL_SUM if rng.random() < 0.4 else rng.choice(SUM_SHAPES)
-        return sum_turn(*pair(rng), shape)
+        return sum_turn(*pair(rng, edges=edges), shape)
     if kind == "steps":
-        return steps_turn(*pair(rng), rng.choice(STEPS_SHAPES))
+        return steps_turn(*pair(rng, edges=edges), rng.choice(STEPS_SHAPES))
     if kind == "day":
         return day_turn(*rng.choice(TRAINED_DAYS), rng.randrange(2))
     if kind == "count":
@@ -116,6 +129,7 @@ def turn(rng: Random, mix: dict[str, float], longest_count: int) -> tuple[str, s
     return unknown_turn(rng)
 
 
-def conversation(rng: Random, mix: dict[str, float], most_turns: int, longest_count: int) -> list[tuple[str, str]]:
+def conversation(rng: Random, mix: dict[str, float], most_turns: int, longest_count: int,
+                 edges: float = 0.0) -> list[tuple[str, str]]:
     turns = 1 if rng.random() < 0.4 else rng.randint(1, most_turns)
-    return [turn(rng, mix, longest_count) for _ in range(turns)]
+    return [turn(rng, mix, longest_count, edges) for _ in range(turns)]

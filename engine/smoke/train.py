@@ -62,6 +62,8 @@ STAGES = [
          mix=dict(sum=0.54, steps=0.14, day=0.16, count=0.05, fact=0.07, unknown=0.04)),
     dict(name="long", rows=2, length=512, steps=800, rate=5e-4, warmup=30, quantised=0.5, turns=16, count=100,
          mix=dict(sum=0.50, steps=0.13, day=0.18, count=0.04, fact=0.10, unknown=0.05)),
+    dict(name="edges", rows=2, length=512, steps=900, rate=6e-4, warmup=30, quantised=0.5, turns=16, count=100, edges=0.5,
+         mix=dict(sum=0.66, steps=0.08, day=0.12, fact=0.10, unknown=0.04)),
 ]
 
 
@@ -99,7 +101,8 @@ class Batches:
         tokens, mask = [], []
         want = self.stage["length"] + 1
         while len(tokens) < want:
-            turns = lessons.conversation(rng, self.stage["mix"], self.stage["turns"], self.stage["count"])
+            turns = lessons.conversation(rng, self.stage["mix"], self.stage["turns"], self.stage["count"],
+                                         self.stage.get("edges", 0.0))
             texts = self.tokenizer.encode_batch([text for turn in turns for text in turn], add_special_tokens=False)
             tokens.append(BEGIN)
             mask.append(0)

@@ -1,8 +1,9 @@
 """Checks a running gateway with the real OpenAI SDK: what a client that knows nothing of Russet sees.
 
-    openai_sdk.py BASE_URL MODEL [PROMPTS.jsonl]
+    openai_sdk.py BASE_URL MODEL [PROMPTS.jsonl ...]
 
-MODEL must be the smoke model, whose answers are known; PROMPTS defaults to engine/smoke/prompts.jsonl.
+MODEL must be the smoke model, whose answers are known; PROMPTS are prompts.jsonl and conversations.jsonl of
+engine/smoke when none is given.
 Prints one line a check that fails, then `N passed, N failed`; the exit code is 0 only when all passed.
 """
 
@@ -121,12 +122,12 @@ class Checks:
 
     def check_a_client_that_leaves_does_not_block_the_next(self):
         for _ in range(4):
-            with self.ask(user("Count from 1 to 40."), stream=True) as stream:
+            with self.ask(user("How does Russet serve a model?"), stream=True) as stream:
                 next(iter(stream))
         assert self.ask().choices[0].message.content == ANSWER
 
     def check_requests_at_once_do_not_mix(self):
-        pairs = [(17, 25), (123, 456), (48, 52), (250, 250), (99, 1), (4, 9)]
+        pairs = [(17, 25), (123, 456), (48, 52), (260, 417), (99, 1), (4, 9)]
 
         async def all_at_once():
             async with AsyncOpenAI(base_url=self.url, api_key=self.key, timeout=120, max_retries=0) as client:
@@ -226,10 +227,11 @@ class Checks:
 
 
 def main() -> None:
-    if len(sys.argv) not in (3, 4):
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    here = Path(__file__).resolve().parents[2] / "engine/smoke/prompts.jsonl"
-    prompts = [json.loads(line) for line in Path(sys.argv[3] if len(sys.argv) == 4 else here).read_text().splitlines()]
+    here = Path(__file__).resolve().parents[2] / "engine/smoke"
+    files = [Path(name) for name in sys.argv[3:]] or [here / "prompts.jsonl", here / "conversations.jsonl"]
+    prompts = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     checks = Checks(base_url(sys.argv[1]), sys.argv[2], prompts)
     passed = failed = 0
     for name in [n for n in dir(Checks) if n.startswith("check_")]:
