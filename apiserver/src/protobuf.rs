@@ -2,6 +2,7 @@
 //!
 //! Not here: protobuf responses; every client that sends protobuf also accepts JSON.
 
+mod definitions;
 mod messages;
 mod wire;
 
@@ -60,7 +61,7 @@ pub fn to_json(body: &[u8]) -> Result<Value, ProtobufError> {
     let Some(message) = messages::of_kind(&api_version, &kind) else {
         return Err(ProtobufError::UnknownKind { api_version, kind });
     };
-    let mut object = decode(message, raw)?;
+    let mut object = decode(message, raw, DEPTH)?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
     Ok(Value::Object(object))
@@ -74,13 +75,18 @@ fn base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-fn decode(message: &str, bytes: &[u8]) -> Result<Map<String, Value>, String> {
+/// Messages inside messages: schemas nest, and what nests without end would use up the stack.
+const DEPTH: usize = 100;
+
+fn decode(message: &str, bytes: &[u8], depth: usize) -> Result<Map<String, Value>, String> {
+    let depth = depth.checked_sub(1).ok_or("the messages nest too deeply")?;
     let known = messages::fields(message);
     let mut object = Map::new();
     for field in Fields::of(bytes) {
         let (number, payload) = field?;
         let Some((_, name, kind)) = known.iter().find(|(known, _, _)| *known == number) else { continue };
-        set(&mut object, name, *kind, payload).map_err(|reason| format!("{message}.{name}: {reason}"))?;
+        set(&mut object, name, *kind, payload, depth)
+            .map_err(|reason| format!("{message}.{name}: {reason}"))?;
     }
     Ok(object)
 }
@@ -88,7 +94,13 @@ fn decode(message: &str, bytes: &[u8]) -> Result<Map<String, Value>, String> {
 /// Puts one field into the JSON object of its message.
 ///
 /// Typed clients write fields that are not pointers even when they are empty; JSON leaves those out, and so do we.
-fn set(object: &mut Map<String, Value>, name: &str, kind: Type, payload: Payload<'_>) -> Result<(), String> {
+fn set(
+    object: &mut Map<String, Value>,
+    name: &str,
+    kind: Type,
+    payload: Payload<'_>,
+    depth: usize,
+) -> Result<(), String> {
     let value = match (kind, payload) {
         (Type::Text, Payload::Bytes(bytes)) => {
             Some(text(bytes)?).filter(|text| !text.is_empty()).map(Value::from)
@@ -103,19 +115,36 @@ fn set(object: &mut Map<String, Value>, name: &str, kind: Type, payload: Payload
         (Type::MicroTime, Payload::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%S.%6fZ")?,
         (Type::Json, Payload::Bytes(bytes)) => json(bytes)?,
         (Type::Message(message), Payload::Bytes(bytes)) => {
-            let inner = decode(message, bytes)?;
+            let inner = decode(message, bytes, depth)?;
             let shown = !inner.is_empty() || matches!(name, "metadata" | "spec");
             shown.then_some(Value::Object(inner))
         }
         (Type::Texts, Payload::Bytes(bytes)) => return append(object, name, text(bytes)?.into()),
         (Type::Messages(message), Payload::Bytes(bytes)) => {
-            return append(object, name, Value::Object(decode(message, bytes)?));
+            return append(object, name, Value::Object(decode(message, bytes, depth)?));
         }
         (Type::TextMap | Type::BytesMap | Type::TextsMap, Payload::Bytes(bytes)) => {
             let (key, value) = entry(kind, bytes)?;
             let map = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
             map[key] = value;
             return Ok(());
+        }
+        (Type::Double, Payload::Fixed(bytes)) => Some(double(bytes)?),
+        (Type::Jsons, Payload::Bytes(bytes)) => match json(bytes)? {
+            Some(value) => return append(object, name, value),
+            None => None,
+        },
+        (Type::Present(message), Payload::Bytes(bytes)) => {
+            Some(Value::Object(decode(message, bytes, depth)?))
+        }
+        (Type::MessageMap(message), Payload::Bytes(bytes)) => {
+            let (key, raw) = raw_entry(bytes)?;
+            let map = object.entry(name).or_insert_with(|| Value::Object(Map::new()));
+            map[key] = Value::Object(decode(message, raw, depth)?);
+            return Ok(());
+        }
+        (Type::Either(message) | Type::SchemaOrBool(message), Payload::Bytes(bytes)) => {
+            Some(union(kind, message, bytes, depth)?)
         }
         (kind, payload) => return Err(format!("expected {kind:?}, got {payload:?}")),
     };
@@ -132,13 +161,48 @@ fn append(object: &mut Map<String, Value>, name: &str, item: Value) -> Result<()
     Ok(())
 }
 
+/// What a schema allows in place of a schema: a list of them, or a truth value.
+fn union(kind: Type, message: &str, bytes: &[u8], depth: usize) -> Result<Value, String> {
+    let (mut schema, mut many, mut allows) = (None, Vec::new(), false);
+    for field in Fields::of(bytes) {
+        match (kind, field?) {
+            (Type::SchemaOrBool(_), (1, Payload::Varint(number))) => allows = number != 0,
+            (Type::SchemaOrBool(_), (2, Payload::Bytes(raw)))
+            | (Type::Either(_), (1, Payload::Bytes(raw))) => {
+                schema = Some(Value::Object(decode(message, raw, depth)?));
+            }
+            (Type::Either(_), (2, Payload::Bytes(raw))) => {
+                many.push(Value::Object(decode(message, raw, depth)?))
+            }
+            _ => {}
+        }
+    }
+    Ok(match (schema, kind) {
+        (Some(schema), _) => schema,
+        (None, Type::SchemaOrBool(_)) => allows.into(),
+        (None, _) => many.into(),
+    })
+}
+
+/// Whole numbers are written whole, as JSON from a person would be.
+fn double(bytes: &[u8]) -> Result<Value, String> {
+    let bytes: [u8; 8] = bytes.try_into().map_err(|_| "a number is not eight bytes long".to_owned())?;
+    let number = f64::from_le_bytes(bytes);
+    if number.fract() == 0.0 && number.abs() < 9.0e15 {
+        return Ok((number as i64).into());
+    }
+    serde_json::Number::from_f64(number)
+        .map(Value::Number)
+        .ok_or_else(|| format!("{number} is no number JSON has"))
+}
+
 /// Varints carry negative numbers in two's complement.
 fn signed(number: u64) -> i64 {
     number as i64
 }
 
 /// A map entry: the key is field 1, the value field 2; either may be left out when empty.
-fn entry(kind: Type, bytes: &[u8]) -> Result<(String, Value), String> {
+fn raw_entry(bytes: &[u8]) -> Result<(String, &[u8]), String> {
     let (mut key, mut raw) = (String::new(), &[][..]);
     for field in Fields::of(bytes) {
         match field? {
@@ -147,6 +211,12 @@ fn entry(kind: Type, bytes: &[u8]) -> Result<(String, Value), String> {
             _ => {}
         }
     }
+    Ok((key, raw))
+}
+
+/// A map entry whose value is text, bytes or texts.
+fn entry(kind: Type, bytes: &[u8]) -> Result<(String, Value), String> {
+    let (key, raw) = raw_entry(bytes)?;
     let value = match kind {
         Type::BytesMap => base64(raw).into(),
         Type::TextsMap => {
@@ -288,6 +358,40 @@ mod tests {
                 "metadata": {"creationTimestamp": "1970-01-01T00:01:00Z"},
                 "spec": {"holderIdentity": "me", "leaseDurationSeconds": 15, "acquireTime": "1970-01-01T00:01:00.000000Z"}})
         );
+    }
+
+    #[test]
+    fn a_definition_reads_with_its_schema_and_nests_only_so_far() {
+        let size =
+            [bytes(5, b"integer"), [vec![11 << 3 | 1], 1.0_f64.to_le_bytes().to_vec()].concat()].concat();
+        let entry = [bytes(1, b"size"), bytes(2, &size)].concat();
+        // Field numbers from 16 on take two bytes of tag; all of these are short.
+        let properties = [vec![0xea, 0x01, entry.len() as u8], entry].concat();
+        let schema = [bytes(5, b"object"), properties].concat();
+        let version = [bytes(1, b"v1"), number(2, 1), number(3, 0), bytes(4, &bytes(1, &schema))];
+        let subresources = bytes(5, &bytes(1, b""));
+        let spec = bytes(7, &[version.concat(), subresources].concat());
+        let object =
+            to_json(&body("apiextensions.k8s.io/v1", "CustomResourceDefinition", &[bytes(2, &spec)]));
+        assert_eq!(
+            object.expect("a definition")["spec"]["versions"],
+            json!([{"name": "v1", "served": true, "storage": false, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"size": {"type": "integer", "minimum": 1}}}}}])
+        );
+        let mut nested = Vec::new();
+        for _ in 0..10_000 {
+            let mut length = nested.len();
+            let mut head = vec![0xe2, 0x01];
+            while length > 0x7f {
+                head.push((length & 0x7f) as u8 | 0x80);
+                length >>= 7;
+            }
+            head.push(length as u8);
+            nested.splice(..0, head);
+        }
+        let spec = bytes(7, &bytes(4, &bytes(1, &nested)));
+        let deep = to_json(&body("apiextensions.k8s.io/v1", "CustomResourceDefinition", &[bytes(2, &spec)]));
+        assert!(deep.expect_err("too deep").to_string().contains("nest too deeply"));
     }
 
     #[test]

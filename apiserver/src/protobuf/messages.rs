@@ -3,6 +3,7 @@
 //! The numbers are facts of Kubernetes' published `generated.proto` files (k8s.io/api and k8s.io/apimachinery, v0.36).
 //! Not here: decoding.
 
+use super::definitions;
 use Type::*;
 
 /// What a field holds, and how it looks in JSON.
@@ -40,6 +41,18 @@ pub enum Type {
     BytesMap,
     /// Lists of strings by name.
     TextsMap,
+    /// A floating-point number.
+    Double,
+    /// Messages around JSON bytes.
+    Jsons,
+    /// A message of this name that says something even when it is empty.
+    Present(&'static str),
+    /// Messages of this name by name.
+    MessageMap(&'static str),
+    /// One message of this name, or a list of them.
+    Either(&'static str),
+    /// A message of this name, or a truth value.
+    SchemaOrBool(&'static str),
 }
 
 /// Number, JSON name, type.
@@ -52,6 +65,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("v1", "Namespace", "Namespace"),
     ("v1", "Secret", "Secret"),
     ("v1", "ServiceAccount", "ServiceAccount"),
+    ("apiextensions.k8s.io/v1", "CustomResourceDefinition", "CustomResourceDefinition"),
     ("authentication.k8s.io/v1", "SelfSubjectReview", "SelfSubjectReview"),
     ("authentication.k8s.io/v1", "TokenRequest", "TokenRequest"),
     ("authentication.k8s.io/v1", "TokenReview", "TokenReview"),
@@ -80,7 +94,8 @@ pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static str> {
 
 /// The fields of a message; a name outside the table has none.
 pub fn fields(message: &str) -> &'static [Field] {
-    MESSAGES.iter().find(|(name, _)| *name == message).map_or(&[], |(_, fields)| *fields)
+    let mut known = MESSAGES.iter().chain(definitions::MESSAGES);
+    known.find(|(name, _)| *name == message).map_or(&[], |(_, fields)| *fields)
 }
 
 #[rustfmt::skip]
