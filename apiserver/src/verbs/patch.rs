@@ -16,6 +16,7 @@ use crate::output::Body;
 use crate::patch::apply::{self, ApplyError, ApplyRequest};
 use crate::patch::json::{self as json_patch, JsonPatchError};
 use crate::patch::{merge, strategic};
+use crate::request::FieldValidation;
 use crate::schema::strict;
 use crate::status::{ApiError, Cause, Result};
 
@@ -126,6 +127,18 @@ async fn handle_apply(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     let mut warnings: Vec<String> =
         duplicates.into_iter().map(|path| format!("duplicate field \"{path}\"")).collect();
     let unknown = call.resource.schema().prune(&mut config);
+    if call.query.field_validation == FieldValidation::Strict && !unknown.is_empty() {
+        let told: Vec<String> =
+            unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
+        return Err(ApiError::bad_request(format!(
+            "failed to create typed patch object ({}/{}; {}, Kind={}): {}",
+            call.namespace,
+            call.name,
+            call.resource.api_version(),
+            call.resource.kind,
+            told.join(", ")
+        )));
+    }
     warnings.extend(unknown.into_iter().map(|path| format!("unknown field \"{path}\"")));
     reset_fields(call, &mut config);
     if call.resource.custom.is_none() && call.resource.kind == "Secret" {

@@ -213,7 +213,11 @@ pub fn settle(
     schema.default(new);
     let mut causes = metadata::check(call, new, old);
     causes.extend(rules::validate(resource, new, old));
-    causes.extend(schema.validate(new, old).into_iter().map(|error| Cause {
+    let errors = schema.validate(new, old).into_iter();
+    // The status of a definition is this server's own, and Kubernetes lets others put anything beside it.
+    let of_definition = resource.prefix == crate::kinds::DEFINITIONS;
+    let errors = errors.filter(|error| !(of_definition && error.field.starts_with("status.")));
+    causes.extend(errors.map(|error| Cause {
         reason: error.reason.into(),
         message: error.message,
         field: error.field,
