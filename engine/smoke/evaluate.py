@@ -4,7 +4,7 @@
     evaluate.py table MODEL[:f32] ...    print one column a model, as the table in README.md
     evaluate.py prompts MODEL[:f32] ...  check every prompt and conversation; fails when any model misses one
 
-`:f32` computes in f32 whatever the file holds. No question here was trained on, save where its row says so.
+`:f32` computes in f32 whatever the file holds: the only quick way on a CPU. No question here was trained on, save where its row says so.
 """
 
 import json
@@ -97,6 +97,9 @@ def load(name: str):
     path, _, kind = name.partition(":")
     model, tokenizer = load(path)
     if kind == "f32":
+        from mlx_lm.utils import dequantize_model
+
+        model = dequantize_model(model)
         model.set_dtype(mx.float32)
     return model, tokenizer
 
