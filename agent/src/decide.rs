@@ -5,7 +5,7 @@
 //! ```text
 //! no slot ──Claim──▶ claimed ──(peers known, files here)──Start──▶ engine
 //! older epoch: Stop, then Claim anew        failed: wait for a higher epoch
-//! Shard gone:  Stop, then Forget (only now the memory is free)
+//! Shard gone:  Drain, then Forget (only now the memory is free)
 //! ```
 
 use std::collections::BTreeMap;
@@ -67,6 +67,11 @@ pub enum Action {
         /// UID of the Shard.
         shard: String,
     },
+    /// Let the engine answer what it is asked already, then end it.
+    Drain {
+        /// UID of the Shard.
+        shard: String,
+    },
     /// Kill the engine.
     Stop {
         /// UID of the Shard.
@@ -96,7 +101,9 @@ pub fn decide(wanted: Option<&BTreeMap<String, Wanted>>, held: &BTreeMap<String,
         let shard = uid.clone();
         match held.engine {
             Engine::None => Some(Action::Forget { shard }),
-            Engine::Alive => Some(Action::Stop { shard, why: "the Shard was deleted" }),
+            // Its group goes as a whole and on purpose: nobody waits for these ranks to form anew.
+            Engine::Alive if held.failed => Some(Action::Stop { shard, why: "the rank failed" }),
+            Engine::Alive => Some(Action::Drain { shard }),
             Engine::Stopping => None,
         }
     });
@@ -218,7 +225,13 @@ mod tests {
                 Some(Held { failed: true, ..alive.clone() }),
                 "Stop",
             ),
-            ("a deleted Shard's engine stops", None, Some(alive), "Stop"),
+            (
+                "a deleted Shard's failed engine has nothing to answer",
+                None,
+                Some(Held { failed: true, ..alive.clone() }),
+                "Stop",
+            ),
+            ("a deleted Shard's engine answers what runs", None, Some(alive), "Drain"),
             ("keeps its memory until it is gone", None, Some(stopping), ""),
             ("and is then forgotten", None, Some(held(1)), "Forget"),
         ] {

@@ -9,6 +9,7 @@
 
 pub mod adopt;
 pub mod spawn;
+pub mod stop;
 pub mod watch;
 
 use russet_rpc::engine as pb;

@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{ModelCopy, Rendezvous, Shard, names};
+use russet_telemetry::logfile;
 use tokio::sync::mpsc;
 
 use crate::copies::Copies;
@@ -24,6 +25,7 @@ use crate::metrics::Metrics;
 use crate::node::Memory;
 use crate::process::adopt::{self, Process, Record};
 use crate::process::spawn::{self, Addresses, Launch};
+use crate::process::stop;
 use crate::process::watch::{self, Notice, Target};
 use crate::process::{Event, State};
 use crate::report::Outbox;
@@ -78,7 +80,7 @@ impl Supervisor {
                 Some(notice) = self.inbox.recv() => self.notice(notice),
                 () = self.setup.copies.changed() => {}
                 () = self.setup.limits.changed() => {}
-                _ = ticks.tick() => {}
+                _ = ticks.tick() => self.bound_logs(),
             }
             // Reports come in bursts; one decision answers them all.
             while let Ok(notice) = self.inbox.try_recv() {
@@ -146,7 +148,15 @@ impl Supervisor {
             folder: adopt::folder(&self.setup.engines, &record.shard),
         };
         let watching = watch::watch(target, child, self.notices.clone());
-        Running { process, state: State::default(), stopping: false, _watching: watching }
+        Running { process, state: State::default(), stopping: false, ending: None, _watching: watching }
+    }
+
+    /// An engine that serves for months must not fill the disk either.
+    fn bound_logs(&self) {
+        for (uid, _) in self.slots.iter().filter(|(_, slot)| slot.engine.is_some()) {
+            let log = spawn::log_path(&adopt::folder(&self.setup.engines, uid));
+            logfile::bound(&log, logfile::LONGEST);
+        }
     }
 
     /// Takes note of what an engine did.
@@ -200,6 +210,7 @@ impl Supervisor {
             match action {
                 Action::Claim { shard, epoch } => self.claim(&shard, epoch),
                 Action::Start { shard } => self.start(&shard),
+                Action::Drain { shard } => self.drain(&shard),
                 Action::Stop { shard, why } => self.stop(&shard, why),
                 Action::Fail { shard, message } => self.fail(&shard, Reason::EngineNotStarted, message),
                 Action::Forget { shard } => {
@@ -340,6 +351,20 @@ impl Supervisor {
             slot.engine = Some(running);
         }
         self.save(uid);
+    }
+
+    /// Lets an engine answer what runs. Its memory stays granted until its process is gone.
+    fn drain(&mut self, uid: &str) {
+        let socket = adopt::socket(&self.setup.engines, uid);
+        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(engine) = &mut slot.engine else { return };
+        tracing::info!(
+            shard = slot.record.name,
+            pid = engine.process.pid,
+            "the Shard was deleted; its engine answers what runs and ends"
+        );
+        engine.stopping = true;
+        engine.ending = Some(stop::gently(engine.process.clone(), socket, stop::PATIENCE));
     }
 
     fn stop(&mut self, uid: &str, why: &str) {

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use russet_telemetry::logfile;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
@@ -185,7 +186,10 @@ fn announce(layout: &Layout, arguments: &Arguments) {
         layout.admin_kubeconfig().display()
     );
     println!("  Gateway    http://127.0.0.1:{}/v1   (OpenAI's API)", arguments.gateway_port);
-    println!("  Metrics    http://127.0.0.1:{}/metrics", arguments.gateway_port);
+    println!("  Metrics    http://127.0.0.1:{}/metrics (gateway)", arguments.gateway_port);
+    if let Ok(address) = std::fs::read_to_string(layout.metrics_address()) {
+        println!("             http://{address}/metrics (control plane)");
+    }
     println!("  Logs       {}", layout.logs().display());
     println!("  Add a machine: russet token create; stop with Ctrl-C.");
 }
@@ -228,7 +232,8 @@ impl Supervised {
 
     fn start(&mut self) -> Result<()> {
         let program = std::env::current_exe().context("cannot tell where this program is")?;
-        let log = open_log(&self.log)?;
+        let log = logfile::open(&self.log)
+            .with_context(|| format!("cannot open the log {}", self.log.display()))?;
         let child = Command::new(program)
             .args(&self.arguments)
             // Closing this pipe ends the child, also when `up` is killed.
@@ -250,6 +255,7 @@ impl Supervised {
     }
 
     fn tend(&mut self) {
+        logfile::bound(&self.log, logfile::LONGEST);
         if let Some(at) = self.restart_at {
             if Instant::now() >= at {
                 self.restart_at = None;
@@ -300,14 +306,4 @@ impl Supervised {
             let _ = child.kill().await;
         }
     }
-}
-
-fn open_log(path: &Path) -> Result<std::fs::File> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(path)
-        .with_context(|| format!("cannot open the log {}", path.display()))
 }

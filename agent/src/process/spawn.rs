@@ -11,6 +11,8 @@ use russet_crds::{Rendezvous, ShardSpec};
 use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
 
+use super::stop;
+
 /// Everything an engine is told.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
@@ -104,6 +106,7 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     flag("metrics-listen", "127.0.0.1:0".to_owned());
     flag("context-tokens", spec.context_tokens.to_string());
     flag("max-sequences", spec.max_sequences.to_string());
+    flag("drain-seconds", stop::DRAIN.as_secs().to_string());
     flag("dtype", "auto".to_owned());
     // The file is read by people; the agent's own log is the one that is collected.
     flag("log", "text".to_owned());
@@ -115,9 +118,7 @@ pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
     std::fs::create_dir_all(folder)?;
     // A socket of an earlier incarnation would make the new one's bind fail.
     std::fs::remove_file(launch.socket).ok();
-    let log = log_path(folder);
-    rotate(&log);
-    let output = File::options().create(true).append(true).open(&log)?;
+    let output = russet_telemetry::logfile::open(&log_path(folder))?;
     Command::new(launch.binary)
         .args(arguments(launch))
         .stdin(Stdio::null())
@@ -133,13 +134,6 @@ pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
 /// Where an engine writes.
 pub fn log_path(folder: &Path) -> PathBuf {
     folder.join("engine.log")
-}
-
-/// Keeps one older log; an engine that restarts for days must not fill the disk.
-fn rotate(log: &Path) {
-    if std::fs::metadata(log).is_ok_and(|metadata| metadata.len() > 16 << 20) {
-        std::fs::rename(log, log.with_extension("log.1")).ok();
-    }
 }
 
 /// The last lines an engine wrote, for the message about its end.
@@ -213,7 +207,8 @@ mod tests {
             "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
              --shard-uid u --listen 10.0.0.0:1 --ring-hosts 10.0.0.0:2,10.0.0.1:2 \
              --peers 0=10.0.0.0:1@n0,1=10.0.0.1:1@n1 --tls-dir /t --control-socket /s --metrics-listen 127.0.0.1:0 \
-             --context-tokens 512 --max-sequences 2 --dtype auto --log text"
+             --context-tokens 512 --max-sequences 2 --drain-seconds 30 \
+             --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
     }

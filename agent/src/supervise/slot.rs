@@ -11,6 +11,7 @@ use crate::decide::{self, Held};
 use crate::process::State;
 use crate::process::adopt::{Process, Record};
 use crate::process::spawn::Addresses;
+use crate::process::stop::Ending;
 use crate::process::watch::Watching;
 
 /// Between two reports that differ only in bytes read.
@@ -38,6 +39,8 @@ pub(super) struct Running {
     pub process: Process,
     pub state: State,
     pub stopping: bool,
+    /// While it is given time to answer what runs.
+    pub ending: Option<Ending>,
     /// Ends the watching with the slot.
     pub _watching: Watching,
 }

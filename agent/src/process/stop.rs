@@ -1,0 +1,132 @@
+//! Ending an engine that is no longer wanted without breaking off what it is answering. Engines of
+//! an epoch that ended are not asked: their group is broken, and the next one waits for the memory.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use russet_rpc::engine as pb;
+use russet_rpc::engine::control_client::ControlClient;
+use tokio::task::AbortHandle;
+
+use super::adopt::Process;
+
+/// Time an engine gives to running answers; it is told so when it starts.
+pub const DRAIN: Duration = Duration::from_secs(30);
+/// An engine that lives longer after it was asked hangs: its own time, and some to say goodbye.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+/// Time for the answer to the request itself, over a socket of this machine.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Between two looks at a process that may be nobody's child.
+const POLL: Duration = Duration::from_millis(100);
+
+/// An engine that is being ended. Dropped, it is left to itself; an agent that comes back asks again.
+#[derive(Debug)]
+pub struct Ending(AbortHandle);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Asks the engine behind `socket` to answer what runs and end, and kills it after `patience`, or at
+/// once when it does not take the request.
+pub fn gently(process: Process, socket: PathBuf, patience: Duration) -> Ending {
+    let task = tokio::spawn(async move {
+        let mut client = ControlClient::new(russet_rpc::tls::unix_channel(socket));
+        match tokio::time::timeout(ANSWER, client.stop(pb::StopRequest {})).await {
+            Ok(Ok(_)) => {
+                let gone = async {
+                    while process.alive(&process.boot_id) {
+                        tokio::time::sleep(POLL).await;
+                    }
+                };
+                if tokio::time::timeout(patience, gone).await.is_err() {
+                    let seconds = patience.as_secs();
+                    tracing::warn!(pid = process.pid, "engine did not end within {seconds} s and is killed");
+                }
+            }
+            Ok(Err(status)) => {
+                tracing::debug!(pid = process.pid, %status, "engine takes no request to stop and is killed");
+            }
+            Err(_) => tracing::warn!(
+                pid = process.pid,
+                "engine did not answer a request to stop within {} s and is killed",
+                ANSWER.as_secs()
+            ),
+        }
+        // Whatever became of the request; a process that is gone is not looked for.
+        process.kill(&process.boot_id);
+    });
+    Ending(task.abort_handle())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+    use std::pin::Pin;
+    use std::process::{ChildStdin, Command, Stdio};
+    use std::sync::Mutex;
+
+    use futures::Stream;
+    use russet_rpc::engine::control_server::{Control, ControlServer};
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+
+    /// Answers for a `cat`, which ends when its input does.
+    struct Engine {
+        input: Mutex<Option<ChildStdin>>,
+        obeys: bool,
+    }
+
+    #[tonic::async_trait]
+    impl Control for Engine {
+        type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::EngineState, Status>> + Send>>;
+
+        async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            Err(Status::unimplemented("nobody watches here"))
+        }
+
+        async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopReply>, Status> {
+            if self.obeys {
+                drop(self.input.lock().unwrap().take());
+            }
+            Ok(Response::new(pb::StopReply {}))
+        }
+    }
+
+    /// How a `cat` ended after its engine was asked to stop; the engine listens or does not.
+    async fn end(listens: bool, obeys: bool, patience: Duration) -> std::process::ExitStatus {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let mut child = Command::new("cat").stdin(Stdio::piped()).process_group(0).spawn().unwrap();
+        let engine = Engine { input: Mutex::new(child.stdin.take()), obeys };
+        let process = Process::of(child.id(), "boot").unwrap();
+        // The service holds the input in either case, so `cat` does not end by itself.
+        let listener = tokio::net::UnixListener::bind(folder.path().join("other.sock")).unwrap();
+        if listens {
+            std::fs::rename(folder.path().join("other.sock"), &socket).unwrap();
+        }
+        let service = tonic::transport::Server::builder()
+            .add_service(ControlServer::new(engine))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        let service = tokio::spawn(service);
+        let ending = gently(process, socket, patience);
+        let status = tokio::task::spawn_blocking(move || child.wait().unwrap());
+        let status = tokio::time::timeout(Duration::from_secs(60), status).await;
+        drop(ending);
+        service.abort();
+        status.expect("the process ended").unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_engine_ends_by_itself_or_is_killed_when_it_does_not() {
+        let long = Duration::from_secs(3600);
+        assert_eq!(end(true, true, long).await.code(), Some(0), "it was killed although it obeyed");
+        let killed = Some(9);
+        assert_eq!(end(true, false, Duration::from_millis(50)).await.signal(), killed, "it did not obey");
+        assert_eq!(end(false, true, long).await.signal(), killed, "nobody listened");
+    }
+}
