@@ -39,6 +39,11 @@ impl Layout {
         self.root.join("serve")
     }
 
+    /// Where the control plane serves its metrics, `ip:port`.
+    pub fn metrics_address(&self) -> PathBuf {
+        self.serve().join("metrics-address")
+    }
+
     /// Kubeconfig of the cluster's administrator.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.root.join("kubeconfig")

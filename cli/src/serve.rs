@@ -1,5 +1,6 @@
 //! `russet serve`: the embedded API server and the operator in one process; `up` starts it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// Make the identity of this machine's own node, which then needs no token.
     #[arg(long)]
     local_node: Option<String>,
+    /// Where metrics are served without TLS; a free port is written to serve/metrics-address.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    metrics_listen: SocketAddr,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -64,6 +68,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
     let operator = client_from(&operator_dir.join("kubeconfig")).await?;
     let ready = Arc::new(AtomicBool::new(false));
+    let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
+        format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
+    })?;
+    layout::write_private(&layout.metrics_address(), metrics.local_addr()?.to_string().as_bytes())?;
+    let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let mut operator = tokio::spawn(russet_operator::run(operator, registry, ready, async {
         let _ = stopped.await;
@@ -77,6 +86,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             result.context("the operator panicked")?.context("the operator ended")?;
         }
     }
+    metrics.abort();
     running.shutdown().await;
     Ok(())
 }

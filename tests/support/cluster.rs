@@ -100,6 +100,12 @@ impl Cluster {
         self.near_dir().join("kubeconfig")
     }
 
+    /// Where the control plane shows its metrics, `ip:port`.
+    pub fn serve_metrics(&self) -> Result<String> {
+        let path = self.near_dir().join("serve/metrics-address");
+        std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))
+    }
+
     /// Base URL of the OpenAI API.
     pub fn base_url(&self) -> String {
         format!("http://127.0.0.1:{}/v1", self.gateway_port)

@@ -27,6 +27,7 @@ cargo xtask VERB
   codegen           CRD YAML and API reference from the Rust types
   oracle [kubectl]  suites that compare with programs built from Go modules
   bench AREA        measure: faults   [--json]
+  proof AREA [N]    the same over N rounds, written to docs/evidence
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
 
@@ -53,7 +54,8 @@ fn run() -> Result<()> {
         Some("deny") => deny::run(),
         Some("tidy") => tidy::run(),
         Some("codegen") => suites::codegen(),
-        Some("bench") => bench::run(rest),
+        Some("bench") => bench::bench(rest),
+        Some("proof") => bench::proof(rest),
         Some("python") => {
             let status = python::prepare()?.command().args(rest).status()?;
             ensure!(status.success(), "python ended with {status}");
