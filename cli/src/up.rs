@@ -159,13 +159,13 @@ async fn ready(serve: &mut Supervised, layout: &Layout) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(status) = serve.exited() {
-            bail!("the control plane ended at once ({status}):\n{}", serve.last_words());
+            bail!("the control plane ended at once ({status}):\n{}", serve.last_words(10));
         }
         if layout.gateway().join("kubeconfig").exists() && serves(layout).await {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            bail!("the control plane is not ready after 60 s; its log:\n{}", serve.last_words());
+            bail!("the control plane is not ready after 60 s; its log:\n{}", serve.last_words(10));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -272,20 +272,21 @@ impl Supervised {
             self.pause = FIRST_PAUSE;
         }
         eprintln!(
-            "{} ended ({status}) and starts again in {} ms; its log: {}",
+            "{} ended ({status}) and starts again in {} ms; its log {} ends with:\n{}",
             self.name,
             self.pause.as_millis(),
-            self.log.display()
+            self.log.display(),
+            self.last_words(1)
         );
         self.restart_at = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
-    fn last_words(&self) -> String {
+    fn last_words(&self, lines: usize) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        let lines: VecDeque<&str> = text.lines().rev().take(10).collect();
-        lines.into_iter().rev().map(|line| format!("  {line}\n")).collect()
+        let last: VecDeque<&str> = text.lines().rev().take(lines).collect();
+        last.into_iter().rev().map(|line| format!("  {line}\n")).collect()
     }
 
     async fn stop(&mut self, ending: Ending) {
