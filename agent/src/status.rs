@@ -92,7 +92,9 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
         return all(no(reason, message));
     };
     let loading = || no(Reason::Loading, "the engine reads its weights");
-    let joining = || no(Reason::Joining, "the engine waits for its peers");
+    // The engine knows which peer it cannot reach and why: a closed firewall is found by these words.
+    let told = rank.report.map(|report| report.message.as_str()).filter(|message| !message.is_empty());
+    let joining = || no(Reason::Joining, told.unwrap_or("the engine waits for its peers"));
     match state {
         State::Starting | State::Loading => all(loading()),
         State::Loaded => [yes("weights are in memory"), joining(), joining(), joining()],
@@ -280,6 +282,11 @@ mod tests {
             assert_eq!(status.layers.as_deref(), Some("0-2 of 5"));
             assert_eq!(status.failure.is_some(), rank.failure.is_some());
         }
+        let told =
+            pb::EngineState { message: "waiting for rank 0 at a:1: refused".into(), ..Default::default() };
+        let rank = Rank { engine: Some((7, &State::Loaded)), report: Some(&told), ..claimed };
+        let status = shard(&spec(2), &rank, &[], Some(1), Timestamp::UNIX_EPOCH);
+        assert_eq!(conditions::get(&status.conditions, Type::Joined).unwrap().message, told.message);
     }
 
     #[test]

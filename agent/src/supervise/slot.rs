@@ -80,17 +80,25 @@ impl Slot {
 }
 
 /// Whether a status is worth sending: at once when it says something new, now and then when only
-/// its byte counts moved.
+/// its byte counts or its words moved.
 pub(super) fn due(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -> bool {
     let Some((sent, at)) = sent else { return true };
     let without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
     let without_bytes = ShardStatus { loaded_bytes: sent.loaded_bytes, ..without_memory.clone() };
-    match (*sent == *status, *sent == without_memory, *sent == without_bytes) {
+    match (*sent == *status, *sent == without_memory, quiet(sent) == quiet(&without_bytes)) {
         (true, ..) => false,
         (_, true, _) => at.elapsed() >= GAUGES,
         (.., true) => at.elapsed() >= PROGRESS,
         _ => true,
     }
+}
+
+/// A status without the words of its conditions: an engine that waits for several peers names one
+/// after the other.
+fn quiet(status: &ShardStatus) -> ShardStatus {
+    let mut quiet = status.clone();
+    quiet.conditions.iter_mut().for_each(|condition| condition.message.clear());
+    quiet
 }
 
 /// A message without its numbers.
@@ -108,6 +116,13 @@ mod tests {
         let loaded = ShardStatus { loaded_bytes: 5, ..base.clone() };
         let memory = ShardStatus { memory_bytes: 5, ..base.clone() };
         let failed = ShardStatus { failure: Some("x".into()), ..base.clone() };
+        let says = |status: &str, message: &str| {
+            let verdict = serde_json::json!({
+                "type": "Joined", "status": status, "reason": "Joining", "message": message,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            ShardStatus { conditions: vec![serde_json::from_value(verdict).unwrap()], ..base.clone() }
+        };
         let ago =
             |seconds| Some((base.clone(), Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap()));
         for (sent, status, sends) in [
@@ -118,6 +133,8 @@ mod tests {
             (ago(3), &loaded, true),
             (ago(3), &memory, false),
             (ago(31), &memory, true),
+            (Some((says("False", "rank 1"), Instant::now())), &says("False", "rank 2"), false),
+            (Some((says("False", "rank 1"), Instant::now())), &says("True", "rank 1"), true),
         ] {
             assert_eq!(due(sent.as_ref(), status), sends, "{status:?}");
         }

@@ -143,13 +143,24 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
     }
     let late = |kind| {
         let ranks = states.iter().enumerate().filter(|(_, state)| !state.is(kind));
-        ranks.map(|(rank, state)| format!("rank {rank} on {}", node(state))).collect::<Vec<_>>().join("; ")
+        let name = |(rank, state)| match node_and_words(state, kind) {
+            (node, Some(words)) => format!("rank {rank} on {node} ({words})"),
+            (node, None) => format!("rank {rank} on {node}"),
+        };
+        ranks.map(name).collect::<Vec<_>>().join("; ")
     };
     if formed {
         at(Reason::WaitingForRanks, format!("not serving yet: {}", late(Type::Serving)))
     } else {
         at(Reason::Joining, format!("not joined yet: {}", late(Type::Joined)))
     }
+}
+
+/// A rank's node, and what the rank itself says of a condition.
+fn node_and_words<'a>(state: &RankState<'a>, kind: Type) -> (&'a str, Option<&'a str>) {
+    let condition = state.status.and_then(|status| get(&status.conditions, kind));
+    let words = condition.map(|condition| condition.message.as_str()).filter(|words| !words.is_empty());
+    (node(state), words)
 }
 
 fn node<'a>(state: &RankState<'a>) -> &'a str {

@@ -74,6 +74,23 @@ fn edit(observed: &mut Observed, rank: u32, change: impl FnOnce(&mut Shard)) {
     change(Arc::make_mut(observed.shards.get_mut(&rank).unwrap()));
 }
 
+#[test]
+fn a_group_that_does_not_join_says_which_peer_cannot_be_reached() {
+    let mut seen = observed(1);
+    for rank in [0, 1] {
+        with(&mut seen, rank, 1, &peers(100), 1, LOADED);
+    }
+    edit(&mut seen, 0, |shard| {
+        let status = shard.status.as_mut().unwrap();
+        let words = "waiting for rank 1 on b at b:100: refused";
+        conditions::set(&mut status.conditions, Type::Joined, false, Reason::Joining, words, None, at(0));
+    });
+    let status = decide(&seen, at(1)).status;
+    let ready = get(&status.conditions, Type::Ready).unwrap();
+    let expected = "not joined yet: rank 0 on a (waiting for rank 1 on b at b:100: refused); rank 1 on b";
+    assert_eq!((ready.reason.as_str(), ready.message.as_str()), ("Joining", expected));
+}
+
 const CLAIMED: &[Type] = &[Type::Claimed];
 const LOADED: &[Type] = &[Type::Claimed, Type::Loaded];
 const JOINED: &[Type] = &[Type::Claimed, Type::Loaded, Type::Joined];
