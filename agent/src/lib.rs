@@ -203,7 +203,7 @@ pub async fn stop_engines(data_dir: &Path) {
 }
 
 /// One client for requests, which must fail when the server hangs, and one for watches, which may
-/// be silent for minutes.
+/// be silent for as long as they last.
 async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
     let mut config = identity.client_config().await?;
     let client = |config: kube::Config| {
@@ -213,6 +213,8 @@ async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
     config.connect_timeout = Some(Duration::from_secs(5));
     // Retries are ours: a busy server must not hold up what is newer.
     config.default_retry = false;
+    // Longer than a watch without events: a list has no end of its own.
+    config.read_timeout = Some(watcher::WATCH + Duration::from_secs(10));
     let watching = client(config.clone())?;
     config.read_timeout = Some(Duration::from_secs(10));
     config.reset_reader_on_write = true;

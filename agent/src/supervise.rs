@@ -55,6 +55,8 @@ pub(crate) struct Supervisor {
     shards: Option<BTreeMap<String, Arc<Shard>>>,
     slots: BTreeMap<String, Slot>,
     grants: Grants,
+    /// Whether files may have become unwanted.
+    sweep: bool,
     notices: mpsc::UnboundedSender<Notice>,
     inbox: mpsc::UnboundedReceiver<Notice>,
 }
@@ -62,13 +64,15 @@ pub(crate) struct Supervisor {
 impl Supervisor {
     pub fn new(setup: Setup) -> Self {
         let (notices, inbox) = mpsc::unbounded_channel();
-        Self { setup, shards: None, slots: BTreeMap::new(), grants: Grants::default(), notices, inbox }
+        let (slots, grants) = (BTreeMap::new(), Grants::default());
+        Self { setup, shards: None, slots, grants, sweep: false, notices, inbox }
     }
 
     /// Works for ever.
     pub async fn run(mut self, mut shards: Listed<Shard>, mut copies: Listed<ModelCopy>) {
         self.adopt();
         let mut ticks = tokio::time::interval(TICK);
+        let mut copies_known = false;
         loop {
             let mut copies_changed = false;
             tokio::select! {
@@ -89,13 +93,18 @@ impl Supervisor {
             let listed = if copies_changed { copies.borrow_and_update().clone() } else { None };
             if let Some(listed) = listed {
                 self.setup.copies.sync(&listed);
+                copies_known = true;
+                self.sweep = true;
+            }
+            self.act();
+            self.tell();
+            // What nobody was heard to want yet must not be taken for unwanted.
+            if copies_known && std::mem::take(&mut self.sweep) {
                 let slots = self.slots.values();
                 let in_use: BTreeSet<String> =
                     slots.filter_map(|slot| slot.record.model_key.clone()).collect();
                 self.setup.copies.collect(in_use).await;
             }
-            self.act();
-            self.tell();
         }
     }
 
@@ -216,6 +225,8 @@ impl Supervisor {
                 Action::Forget { shard } => {
                     self.grants.release(&shard);
                     self.slots.remove(&shard);
+                    // Its copy may have gone before it, while it still read the files.
+                    self.sweep = true;
                     adopt::remove(&self.setup.engines, &shard);
                 }
             }

@@ -23,6 +23,10 @@ pub(crate) type Listed<K> = watch::Receiver<Option<Vec<Arc<K>>>>;
 /// there are as many agents as machines, not thousands.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// How long one watch lasts. A control plane that lost its power closes no connection; that it is gone
+/// is noticed when a watch outlives its time, and this node hears nothing until then.
+pub(crate) const WATCH: Duration = Duration::from_secs(60);
+
 pub(crate) fn shards(client: Client, node: &str, tasks: &mut JoinSet<()>) -> Listed<Shard> {
     start(Api::all(client), node, tasks)
 }
@@ -36,7 +40,8 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let (sender, receiver) = watch::channel(None);
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let config =
+        watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH.as_secs() as u32);
     tasks.spawn(async move {
         let kind = K::kind(&());
         let (store, mut writer) = reflector::store::<DeserializeGuard<K>>();
