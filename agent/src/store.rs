@@ -208,11 +208,7 @@ impl Store {
     pub async fn headers(&self, wanted: &Wanted) -> Result<Headers, StoreError> {
         let source = self.list(wanted).await?;
         let (source, shape) = read_headers(source).await?;
-        Ok(Headers {
-            shape,
-            commit: source.commit.clone(),
-            bytes_total: source.files.iter().map(|file| file.size).sum(),
-        })
+        Ok(Headers { shape, commit: source.commit.clone(), bytes_total: source.bytes() })
     }
 
     /// Copies `wanted` here and publishes it, resuming whatever an earlier try left. Transfers that
@@ -234,7 +230,7 @@ impl Store {
             return Ok(published);
         }
         let partial = self.shelf.partial(&key)?;
-        let total = source.files.iter().map(|file| file.size).sum();
+        let total = source.bytes();
         let done: u64 = source.files.iter().map(|file| download::present(&partial, file)).sum();
         progress.send_modify(|state| {
             state.stage = Stage::Downloading;
@@ -313,6 +309,11 @@ async fn read_headers(mut source: Source) -> Result<(Source, ModelShape), StoreE
 }
 
 impl Source {
+    /// Bytes of all files. A source may promise any sizes; more than there are bytes is too much.
+    fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size))
+    }
+
     fn file(&self, name: &str) -> Result<&SourceFile, StoreError> {
         self.files
             .iter()

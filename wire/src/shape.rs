@@ -41,12 +41,14 @@ pub struct ModelShape {
 impl ModelShape {
     /// Bytes of all weights on disk.
     pub fn total_bytes(&self) -> u64 {
-        self.embedding_bytes + self.head_bytes + self.layer_bytes.iter().sum::<u64>()
+        // Whoever wrote the headers may have written any number.
+        let ends = self.embedding_bytes.saturating_add(self.head_bytes);
+        self.layer_bytes.iter().fold(ends, |sum, bytes| sum.saturating_add(*bytes))
     }
 
     /// KV-cache bytes the whole model keeps for one token.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        self.kv_bytes_per_token_per_layer * u64::from(self.layers)
+        self.kv_bytes_per_token_per_layer.saturating_mul(u64::from(self.layers))
     }
 }
 

@@ -291,10 +291,10 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
     for tensor in tensors {
         let Some(role) = role_of(&tensor.name) else { continue };
         match role {
-            Role::Embedding => embedding_bytes += tensor.bytes,
-            Role::Head => head_bytes += tensor.bytes,
+            Role::Embedding => embedding_bytes = tensor.bytes.saturating_add(embedding_bytes),
+            Role::Head => head_bytes = tensor.bytes.saturating_add(head_bytes),
             Role::Layer(index) => match layer_bytes.get_mut(index as usize) {
-                Some(bytes) => *bytes += tensor.bytes,
+                Some(bytes) => *bytes = bytes.saturating_add(tensor.bytes),
                 None => {
                     let problem = format!(
                         "{} is of layer {index}, but num_hidden_layers is {}",
@@ -333,7 +333,7 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
         head_bytes,
         tied: config.tied.unwrap_or(!own_head) && !own_head,
         layer_bytes,
-        kv_bytes_per_token_per_layer: 2 * heads * element,
+        kv_bytes_per_token_per_layer: heads.saturating_mul(2 * element),
     })
 }
 
@@ -452,6 +452,17 @@ mod tests {
         assert!(message(3, &[embed.clone(), layer(0), layer(2)]).contains("layer 1 has no tensors"));
         assert!(message(1, &[layer(0)]).contains("embedding"));
         assert!(message(1, &[embed.clone(), layer(0), layer(0)]).contains("again in"));
+    }
+
+    #[test]
+    fn sizes_that_no_machine_has_are_added_up_without_overflow() {
+        let huge = |name: &str| Tensor { bytes: u64::MAX, ..tensor(name, "F32", &[1]) };
+        let mut json = llama(1);
+        json["num_key_value_heads"] = json!(1_u64 << 31);
+        json["head_dim"] = json!(1_u64 << 31);
+        let tensors = ["embed_tokens.w", "embed_tokens.v", "layers.0.w", "layers.0.v", "norm.w", "norm.v"];
+        let shape = shape(&config(json), &tensors.map(huge)).unwrap();
+        assert_eq!((shape.total_bytes(), shape.kv_bytes_per_token()), (u64::MAX, u64::MAX));
     }
 
     #[test]
