@@ -91,6 +91,11 @@ fn follow(path: &Path) -> Result<()> {
         buffer.clear();
         file.read_to_end(&mut buffer)?;
         if buffer.is_empty() {
+            // A log that grew too long was emptied and begins anew.
+            if file.metadata()?.len() < file.stream_position()? {
+                file.rewind()?;
+                continue;
+            }
             std::thread::sleep(std::time::Duration::from_millis(300));
             continue;
         }
