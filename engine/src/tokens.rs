@@ -54,6 +54,18 @@ pub enum TokensError {
     /// The rendered prompt cannot be tokenised.
     #[error("the tokenizer cannot encode the prompt: {0}")]
     Encode(String),
+    /// The tokenizer has tokens the model has no embedding for.
+    #[error(
+        "the prompt holds token {id} ({text:?}), but the model has only {vocabulary} (vocab_size in config.json); leave that text out, or fix the model's tokenizer"
+    )]
+    Beyond {
+        /// The token.
+        id: u32,
+        /// How it is written.
+        text: String,
+        /// Tokens of the model.
+        vocabulary: u64,
+    },
     /// The model chose a token the tokenizer does not know how to write.
     #[error("the tokenizer cannot decode the answer: {0}")]
     Decode(String),
@@ -64,6 +76,7 @@ pub struct Tokens {
     tokenizer: Arc<Tokenizer>,
     template: Template,
     ends: Arc<[u32]>,
+    vocabulary: Option<u64>,
 }
 
 impl Tokens {
@@ -90,7 +103,8 @@ impl Tokens {
         let (path, source) = template_source(dir, &config)?;
         let template = Template::new(&source, special)
             .map_err(|error| TokensError::Broken { path, reason: error.to_string() })?;
-        Ok(Self { tokenizer: Arc::new(tokenizer), template, ends: ends.into_iter().collect() })
+        let vocabulary = json(&dir.join("config.json"))?.and_then(|config| config["vocab_size"].as_u64());
+        Ok(Self { tokenizer: Arc::new(tokenizer), template, ends: ends.into_iter().collect(), vocabulary })
     }
 
     /// The tokens of a conversation, ending where the model's turn begins. Busy for a while with a
@@ -102,6 +116,12 @@ impl Tokens {
             .tokenizer
             .encode_fast(text, false)
             .map_err(|error| TokensError::Encode(error.to_string()))?;
+        // One request must not bring the rank down, and with it everybody's answers.
+        let beyond = |id: &&u32| self.vocabulary.is_some_and(|vocabulary| u64::from(**id) >= vocabulary);
+        if let (Some(&id), Some(vocabulary)) = (encoding.get_ids().iter().find(beyond), self.vocabulary) {
+            let text = self.tokenizer.id_to_token(id).unwrap_or_default();
+            return Err(TokensError::Beyond { id, text, vocabulary });
+        }
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -272,6 +292,21 @@ mod tests {
         expected.extend([fixture::END, fixture::ASSISTANT]);
         assert_eq!(ids, expected);
         assert_eq!(tokens.ends().as_ref(), [fixture::END]);
+    }
+
+    #[test]
+    fn a_token_the_model_does_not_have_is_the_requests_fault_and_not_the_ranks() {
+        let dir = fixture::model_dir();
+        let specials = [fixture::BEGIN, fixture::USER, fixture::END, fixture::ASSISTANT];
+        let id = specials.into_iter().max().unwrap();
+        for (vocabulary, fits) in [(id + 1, true), (id, false)] {
+            let config = format!(r#"{{"eos_token_id": 2, "vocab_size": {vocabulary}}}"#);
+            std::fs::write(dir.path().join("config.json"), config).unwrap();
+            let prompt = Tokens::load(dir.path()).unwrap().prompt(&say("h"), &Zoned::now());
+            assert_eq!(prompt.is_ok(), fits, "{prompt:?}");
+            let expected = format!("token {id} (");
+            assert!(fits || prompt.unwrap_err().to_string().contains(&expected));
+        }
     }
 
     #[test]

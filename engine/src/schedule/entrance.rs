@@ -183,7 +183,7 @@ impl Entrance {
 /// What cannot be rendered is the request's fault; what the tokenizer cannot do is ours.
 fn prompt_failure(error: &TokensError) -> Failure {
     let kind = match error {
-        TokensError::Template(_) => FailureKind::InvalidRequest,
+        TokensError::Template(_) | TokensError::Beyond { .. } => FailureKind::InvalidRequest,
         _ => FailureKind::Internal,
     };
     Failure { kind, message: error.to_string() }
