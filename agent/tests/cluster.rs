@@ -384,6 +384,8 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     // Deleting the deployment ends the engines and frees the memory.
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.delete("chat", &DeleteParams::default()).await.unwrap();
+    let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
+    models.delete("tiny", &DeleteParams::default()).await.unwrap();
     until("engines that are gone", || async { (!third.iter().any(|shard| alive(pid(shard)))).then_some(()) })
         .await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
@@ -392,6 +394,12 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
         (memory.granted_bytes == 0).then_some(())
     })
     .await;
+    // A deleted Model leaves no files behind, whether its copy or its engine went first.
+    let published = |agent: &Agent| {
+        let entries = std::fs::read_dir(agent.config.data_dir.join("agent/models")).unwrap();
+        entries.filter(|entry| entry.as_ref().unwrap().file_name() != ".partial").count()
+    };
+    until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
     one.stop().await;
     two.stop().await;
     plane.stop().await;
