@@ -243,9 +243,12 @@ fn delete(bench: &Bench) -> Result<()> {
         ],
         "",
     )?;
-    bench.run(&["delete", "cm", "held", "--wait=false"], "")?;
-    has(&bench.run(&["get", "cm", "held", "-o", "yaml"], "")?, &["deletionTimestamp"])?;
     let mut deletion = bench.start_kubectl(&["delete", "cm", "held"])?;
+    let begin = std::time::Instant::now();
+    while !bench.run(&["get", "cm", "held", "-o", "yaml"], "")?.contains("deletionTimestamp") {
+        ensure!(begin.elapsed().as_secs() < 60, "the deletion did not begin");
+    }
+    ensure!(deletion.try_wait()?.is_none(), "delete ended although a finalizer holds the object");
     bench.run(&["patch", "cm", "held", "--type=merge", "-p", "{\"metadata\":{\"finalizers\":null}}"], "")?;
     let status = deletion.wait()?;
     ensure!(status.success(), "delete ended with {status}");
