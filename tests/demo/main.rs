@@ -56,7 +56,10 @@ async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::
 
     println!("▸ the tables");
     for what in ["inferencenodes", "models", "modelcopies", "modeldeployments", "shardgroups", "shards"] {
-        println!("{}", cluster.russet(&["get", what]).await?);
+        println!("  russet get {what}");
+        for line in cluster.russet(&["get", what]).await?.lines() {
+            println!("    {line}");
+        }
     }
 
     println!("▸ POST {}/chat/completions", cluster.base_url());
