@@ -15,8 +15,8 @@ use russet_wire::shape::ModelShape;
 /// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
 /// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
 const ENGINE_BASE: u64 = 192 << 20;
-/// Tokens of a prompt that are computed at once; it bounds the activations.
-const PREFILL_TOKENS: u64 = 512;
+/// Tokens of a prompt that are computed at once (the engine's `PROMPT_STEP`); it bounds the activations.
+const PREFILL_TOKENS: u64 = 2048;
 /// Hidden states alive at the same time in one layer, MLP included, four bytes a value. A Llama MLP
 /// is 3.5 times as wide as the hidden state and keeps gate, up and their product.
 const LIVE_STATES: u64 = 16;

@@ -61,6 +61,10 @@ fn run() -> Result<()> {
             ensure!(status.success(), "python ended with {status}");
             Ok(())
         }
+        Some("help" | "--help" | "-h") => {
+            print!("{USAGE}");
+            Ok(())
+        }
         _ => {
             eprint!("{USAGE}");
             anyhow::bail!("no such verb")

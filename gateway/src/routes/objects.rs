@@ -17,10 +17,13 @@ impl Table {
         routes: impl IntoIterator<Item = &'a ModelRoute>,
     ) -> Self {
         let mut endpoints: BTreeMap<(String, String), Vec<Endpoint>> = BTreeMap::new();
+        // What a group was planned with holds: the model's own limit may be below the deployment's wish.
+        let mut planned: BTreeMap<(String, String), u32> = BTreeMap::new();
         for group in groups {
+            let key = (group.namespace().unwrap_or_default(), group.spec.deployment_ref.name.clone());
+            let tokens = planned.entry(key.clone()).or_insert(u32::MAX);
+            *tokens = (*tokens).min(group.spec.plan.context_tokens);
             if let Some(endpoint) = endpoint(group) {
-                let deployment = group.spec.deployment_ref.name.clone();
-                let key = (group.namespace().unwrap_or_default(), deployment);
                 endpoints.entry(key).or_default().push(endpoint);
             }
         }
@@ -30,11 +33,13 @@ impl Table {
             .map(|object| {
                 let namespace = object.namespace().unwrap_or_default();
                 let name = object.name_any();
-                let endpoints = endpoints.remove(&(namespace.clone(), name.clone())).unwrap_or_default();
+                let key = (namespace.clone(), name.clone());
+                let endpoints = endpoints.remove(&key).unwrap_or_default();
+                let context_tokens = planned.get(&key).copied();
                 Deployment {
                     state: state(object),
                     created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
-                    context_tokens: object.spec.sharding.kv.context_tokens,
+                    context_tokens: context_tokens.unwrap_or(object.spec.sharding.kv.context_tokens),
                     namespace,
                     name,
                     endpoints,
@@ -164,6 +169,17 @@ mod tests {
             Some(serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap());
         let deployments = [deployment("chat", 1, vec![])];
         assert!(Table::from_objects(&deployments, &[leaving], &[]).deployments[0].endpoints.is_empty());
+    }
+
+    #[test]
+    fn the_context_is_what_the_groups_were_planned_with() {
+        let deployments = [deployment("chat", 1, vec![])];
+        let asked = deployments[0].spec.sharding.kv.context_tokens;
+        assert_eq!(Table::from_objects(&deployments, &[], &[]).deployments[0].context_tokens, asked);
+        let mut smaller = group("chat-0-x", "chat", 1, Some(1), true);
+        smaller.spec.plan.context_tokens = 2048;
+        let table = Table::from_objects(&deployments, &[smaller], &[]);
+        assert_eq!(table.deployments[0].context_tokens, 2048);
     }
 
     #[test]
