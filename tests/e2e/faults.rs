@@ -26,7 +26,9 @@ async fn finish_undisturbed(answer: &mut Answer) -> Result<()> {
 }
 
 /// The text of an undisturbed stream is the same every time: greedy, one model.
-async fn expected(cluster: &Cluster) -> Result<String> {
+async fn expected(cluster: &mut Cluster) -> Result<String> {
+    // Idempotent, so that the faults can be run alone.
+    path::quickstart(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     answer.finish().await;
     Ok(answer.text)
@@ -92,6 +94,7 @@ pub async fn agents(cluster: &mut Cluster) -> Result<()> {
 
 /// The gateway dies: its connections break, engines and group stay.
 pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
+    path::quickstart(cluster).await?;
     let engines = cluster.engines().await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     let pid = cluster.child_of_up("gateway")?;
