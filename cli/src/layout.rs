@@ -74,18 +74,3 @@ pub fn make_private(folder: &Path) -> Result<()> {
         .create(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))
 }
-
-/// Writes a file only its owner can read, whole or not at all.
-pub fn write_private(path: &Path, contents: &[u8]) -> Result<()> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let aside = path.with_extension("tmp");
-    let write = || -> std::io::Result<()> {
-        let _ = std::fs::remove_file(&aside);
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
-        file.write_all(contents)?;
-        file.sync_all()?;
-        std::fs::rename(&aside, path)
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
-}

@@ -1,7 +1,7 @@
 //! From what a person types (`mdeploy`, `modeldeployments.russet.dev`, `Model`) to the path of a
 //! resource, by the server's discovery; no kind is known by name here.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
 use kube::Client;
 
@@ -95,6 +95,14 @@ pub fn named<'a>(all: &'a [Resource], word: &str) -> Result<Vec<&'a Resource>> {
         bail!("the server has no resource \"{word}\"; it has: {}", known.join(", "));
     }
     Ok(category)
+}
+
+/// The path of an object that a person names as `resource/name`.
+pub async fn path_of(client: &Client, object: &str, namespace: &str) -> Result<String> {
+    let (word, name) = object.split_once('/').context("name the object as resource/name")?;
+    let all = discover(client).await?;
+    let found = named(&all, word)?;
+    Ok(found.first().context("no such resource")?.object(namespace, name))
 }
 
 /// The resource of a manifest.

@@ -64,14 +64,14 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         identity(authority, &server, &layout.agent(), &tls::node_user(node), &[tls::NODES_GROUP], &names)?;
     }
     // The administrator's file comes last: who sees it finds everything in place.
-    layout::write_private(&layout.admin_kubeconfig(), &kubeconfig)?;
+    pki::write_private(&layout.admin_kubeconfig(), &kubeconfig)?;
 
     let operator = client_from(&operator_dir.join("kubeconfig")).await?;
     let ready = Arc::new(AtomicBool::new(false));
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
         format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
     })?;
-    layout::write_private(&layout.metrics_address(), metrics.local_addr()?.to_string().as_bytes())?;
+    pki::write_private(&layout.metrics_address(), metrics.local_addr()?.to_string().as_bytes())?;
     let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let mut operator = tokio::spawn(russet_operator::run(operator, registry, ready, async {
@@ -103,9 +103,9 @@ fn identity(
     layout::make_private(folder)?;
     let (cert, key) = authority.issue_peer(user, groups, names, IDENTITY_DAYS)?;
     let ca = authority.cert_pem();
-    layout::write_private(&folder.join("tls.crt"), cert.as_bytes())?;
-    layout::write_private(&folder.join("tls.key"), key.as_bytes())?;
-    layout::write_private(&folder.join("ca.crt"), ca.as_bytes())?;
+    pki::write_private(&folder.join("tls.crt"), cert.as_bytes())?;
+    pki::write_private(&folder.join("tls.key"), key.as_bytes())?;
+    pki::write_private(&folder.join("ca.crt"), ca.as_bytes())?;
     pki::write_kubeconfig(&folder.join("kubeconfig"), server, ca, &cert, &key)?;
     Ok(())
 }

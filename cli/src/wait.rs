@@ -25,12 +25,8 @@ pub struct Arguments {
 
 /// Waits; an error names the condition's last reason and message.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let (word, name) = arguments.object.split_once('/').context("name the object as resource/name")?;
     let client = arguments.connection.client().await?;
-    let all = resources::discover(&client).await?;
-    let found = resources::named(&all, word)?;
-    let resource = found.first().context("no such resource")?;
-    let path = resource.object(&arguments.connection.namespace, name);
+    let path = resources::path_of(&client, &arguments.object, &arguments.connection.namespace).await?;
     let wanted = Wanted::parse(&arguments.wanted)?;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(arguments.timeout_seconds);
     let mut last = String::new();

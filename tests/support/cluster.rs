@@ -111,7 +111,7 @@ impl Cluster {
         format!("http://127.0.0.1:{}/v1", self.gateway_port)
     }
 
-    fn command(&self, machine: &Machine, data_dir: &Path) -> Command {
+    fn command(&self, machine: &Machine) -> Command {
         let mut command = machine.command(&self.russet);
         command
             .env("HF_ENDPOINT", self.hub.endpoint())
@@ -119,7 +119,6 @@ impl Cluster {
             .env_remove("KUBECONFIG")
             .stdin(Stdio::piped())
             .kill_on_drop(true);
-        let _ = data_dir;
         command
     }
 
@@ -127,7 +126,7 @@ impl Cluster {
         let near = self.lab.near.clone();
         let log = self.log("up.log")?;
         let data_dir = self.near_dir();
-        let mut command = self.command(&near, &data_dir);
+        let mut command = self.command(&near);
         command
             .args(["up", "--exit-with-parent", "--node-name", &near.name])
             .arg("--data-dir")
@@ -155,7 +154,7 @@ impl Cluster {
         let far = self.lab.far.clone();
         let log = self.log("join.log")?;
         let data_dir = self.far_dir();
-        let mut command = self.command(&far, &data_dir);
+        let mut command = self.command(&far);
         command
             .args(["join", &format!("https://{}:{}", self.lab.near.address, self.api_port)])
             .args(["--exit-with-parent", "--node-name", &far.name, "--token", &token])
@@ -182,7 +181,7 @@ impl Cluster {
         let far = self.lab.far.clone();
         let log = self.log("join.log")?;
         let data_dir = self.far_dir();
-        let mut command = self.command(&far, &data_dir);
+        let mut command = self.command(&far);
         command
             .args(["agent", "--exit-with-parent", "--node-name", &far.name])
             .args(["--address", &far.address.to_string()])

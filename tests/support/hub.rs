@@ -1,5 +1,5 @@
 //! A hub that serves model folders as Hugging Face does: revisions resolve to a commit, files come
-//! with ranges and digests. It counts and can be told to misbehave, so that tests see what an agent
+//! with ranges and digests. It can be told to misbehave, so that tests see what an agent
 //! does with a cut connection or a wrong byte.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,6 @@ pub struct Hub {
 
 struct Served {
     repositories: BTreeMap<String, PathBuf>,
-    requests: AtomicU64,
     /// Connections to cut after half a file, each once.
     cuts: AtomicU64,
 }
@@ -40,7 +39,6 @@ impl Hub {
                 .iter()
                 .map(|(name, folder)| ((*name).to_owned(), (*folder).to_owned()))
                 .collect(),
-            requests: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
         });
         let app = Router::new()
@@ -58,11 +56,6 @@ impl Hub {
     /// What `HF_ENDPOINT` should say.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
-    }
-
-    /// Requests answered so far.
-    pub fn requests(&self) -> u64 {
-        self.state.requests.load(Ordering::SeqCst)
     }
 
     /// Cuts the next `count` file transfers in the middle.
@@ -84,7 +77,6 @@ impl Drop for Hub {
 
 impl Served {
     fn folder(&self, owner: &str, name: &str) -> Option<&PathBuf> {
-        self.requests.fetch_add(1, Ordering::SeqCst);
         self.repositories.get(&format!("{owner}/{name}"))
     }
 }

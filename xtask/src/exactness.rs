@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     mlx::{self, MLX_VERSION, Prepared, cache_dir},
     python::Python,
+    step::fingerprint,
 };
 
 const ORACLE: &str = "engine/tests/oracle.py";
@@ -48,11 +49,4 @@ fn same_library(prepared: &Prepared, interpreter: &Path) -> Result<()> {
         ours.display()
     );
     Ok(())
-}
-
-/// FNV-1a: names a folder, guards nothing.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

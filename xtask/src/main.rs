@@ -9,6 +9,7 @@ mod mlx;
 mod oracles;
 mod python;
 mod setup;
+mod step;
 mod suites;
 mod tidy;
 

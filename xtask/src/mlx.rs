@@ -17,7 +17,9 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+
+use crate::step;
 
 /// The MLX that `mlx-sys` pins; wheels and oracle use the same one, so kernels are identical.
 pub const MLX_VERSION: &str = "0.32.2";
@@ -360,18 +362,10 @@ fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Runs one step; its output is shown only when it fails.
+/// Names the step, then runs it.
 fn run(command: &mut Command, step: &str) -> Result<()> {
     println!("mlx: {}", step.split(" (").next().unwrap_or(step));
-    let output = command.output().with_context(|| format!("{step}: start {:?}", command.get_program()))?;
-    if !output.status.success() {
-        bail!(
-            "could not {step}\n{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    Ok(())
+    step::run(command, step)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::mlx::{MLX_VERSION, cache_dir};
+use crate::step::{fingerprint, run};
 
 /// The oldest Python the pinned packages have wheels for.
 const OLDEST: (u32, u32) = (3, 10);
@@ -102,7 +103,7 @@ pub fn prepare() -> Result<Python> {
     let pins = pins();
     let cache = cache_dir()?;
     fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
-    let name = format!("python-{}.{}-{:016x}", version.0, version.1, fingerprint(&pins));
+    let name = format!("python-{}.{}-{:016x}", version.0, version.1, fingerprint(pins.as_bytes()));
     let home = cache.join(&name);
     if home.join(MARK).exists() {
         return Ok(Python { home });
@@ -160,25 +161,6 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// FNV-1a: names a folder, guards nothing.
-fn fingerprint(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-/// Runs one step; its output is shown only when it fails.
-fn run(command: &mut Command, step: &str) -> Result<()> {
-    let output = command.output().with_context(|| format!("{step}: start {:?}", command.get_program()))?;
-    if !output.status.success() {
-        bail!(
-            "could not {step}\n{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,6 +188,6 @@ mod tests {
 
     #[test]
     fn a_changed_pin_changes_the_folder() {
-        assert_ne!(fingerprint("mlx==0.32.2\n"), fingerprint("mlx==0.32.3\n"));
+        assert_ne!(fingerprint(b"mlx==0.32.2\n"), fingerprint(b"mlx==0.32.3\n"));
     }
 }
