@@ -141,7 +141,9 @@ fn one(uid: &str, wanted: &Wanted, held: &Held) -> Option<Action> {
         return None;
     }
     let own = wanted.peers.iter().find(|peer| peer.rank == wanted.rank);
-    if !own.is_some_and(|own| own.rpc == rendezvous.rpc && own.ring == rendezvous.ring) {
+    if !own.is_some_and(|own| {
+        own.rpc == rendezvous.rpc && own.ring == rendezvous.ring && own.tensor == rendezvous.tensor
+    }) {
         let message = format!(
             "the peers name {} for this rank, but the node listens at {}; the group must form anew",
             own.map_or("no address", |own| own.rpc.as_str()),
@@ -157,13 +159,23 @@ mod tests {
     use super::*;
 
     fn rendezvous(port: u16) -> Rendezvous {
-        Rendezvous { rpc: format!("10.0.0.1:{port}"), ring: format!("10.0.0.1:{}", port + 1) }
+        Rendezvous {
+            rpc: format!("10.0.0.1:{port}"),
+            ring: format!("10.0.0.1:{}", port + 1),
+            tensor: format!("10.0.0.1:{}", port + 2),
+        }
     }
 
     fn peers(port: u16) -> Vec<Peer> {
-        let Rendezvous { rpc, ring } = rendezvous(port);
-        let other = Peer { rank: 1, node_name: "b".into(), rpc: "b:1".into(), ring: "b:2".into() };
-        vec![Peer { rank: 0, node_name: "a".into(), rpc, ring }, other]
+        let Rendezvous { rpc, ring, tensor } = rendezvous(port);
+        let other = Peer {
+            rank: 1,
+            node_name: "b".into(),
+            rpc: "b:1".into(),
+            ring: "b:2".into(),
+            tensor: "b:3".into(),
+        };
+        vec![Peer { rank: 0, node_name: "a".into(), rpc, ring, tensor }, other]
     }
 
     fn wanted(epoch: i64) -> Wanted {

@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_rank_shows_what_it_waits_for_and_why_it_failed() {
-        let rendezvous = Rendezvous { rpc: "a:1".into(), ring: "a:2".into() };
+        let rendezvous = Rendezvous { rpc: "a:1".into(), ring: "a:2".into(), tensor: "a:3".into() };
         let claimed = Rank { epoch: 3, rendezvous: Some(&rendezvous), ..Rank::default() };
         let serving = State::Serving;
         for (peers, rank, expected) in [

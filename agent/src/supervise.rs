@@ -309,7 +309,12 @@ impl Supervisor {
     fn addresses(&self, shard: &Shard) -> std::io::Result<Addresses> {
         let own = shard.spec.peers.iter().find(|peer| peer.rank == shard.spec.rank);
         let known = own.and_then(|peer| {
-            Addresses::again(&Rendezvous { rpc: peer.rpc.clone(), ring: peer.ring.clone() }).ok()
+            Addresses::again(&Rendezvous {
+                rpc: peer.rpc.clone(),
+                ring: peer.ring.clone(),
+                tensor: peer.tensor.clone(),
+            })
+            .ok()
         });
         match known {
             Some(addresses) => Ok(addresses),

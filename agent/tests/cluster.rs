@@ -255,6 +255,8 @@ fn deployment() -> ModelDeployment {
         mode: ShardingMode::Pipeline,
         ranks: Some(2),
         layers_per_rank: None,
+        tensor_size: None,
+        backend: Default::default(),
         kv: KvRoom { context_tokens: 64, max_sequences: 1, headroom_percent: 5 },
     };
     let spec =
@@ -447,6 +449,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
         model_ref: russet_crds::LocalReference::new("tiny"),
         node_name: "one".into(),
         layers_per_rank: vec![4],
+        tensor_size: 1,
         weight_bytes: 2 << 30,
         context_tokens: 16,
         max_sequences: 1,

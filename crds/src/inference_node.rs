@@ -99,6 +99,10 @@ pub struct InferenceNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub backends: Vec<String>,
+    /// Links to other nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub links: Vec<Link>,
     /// Version of the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
@@ -128,6 +132,46 @@ pub struct NodeMemory {
     pub serving_limit: String,
     /// `grantedBytes` as a quantity.
     pub granted: String,
+}
+
+/// A way from this node to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Link {
+    /// The other node.
+    pub peer: String,
+    /// Network interface, such as `en5`.
+    pub interface: String,
+    /// What carries it.
+    #[serde(default)]
+    pub kind: LinkKind,
+    /// This node's address on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The other node's address on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_address: Option<String>,
+    /// RDMA device of this end, such as `rdma_en5`, when it can be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_device: Option<String>,
+    /// Bits per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_second: Option<u64>,
+}
+
+/// What carries a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum LinkKind {
+    /// A Thunderbolt cable between two machines: nobody else is on it.
+    Thunderbolt,
+    /// Ethernet.
+    Ethernet,
+    /// A radio network.
+    Wifi,
+    /// Anything else, or a kind of a newer release.
+    #[default]
+    #[serde(other)]
+    Other,
 }
 
 /// Disk of a node.

@@ -80,10 +80,19 @@ pub struct Sharding {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub ranks: Option<u32>,
-    /// Layers per rank of a pipeline, rank 0 (the last stage) first; the planner balances when absent.
+    /// Ranks that share every layer: all of them for Tensor, of each stage for Hybrid; the planner
+    /// chooses when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub tensor_size: Option<u32>,
+    /// Layers per stage, the last stage first; the planner balances when absent. Stages of a
+    /// pipeline are ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub layers_per_rank: Option<Vec<u32>>,
+    /// How the ranks of a tensor group exchange sums; Auto takes the best their links offer.
+    #[serde(default)]
+    pub backend: BackendChoice,
     /// Room for conversations.
     #[serde(default)]
     pub kv: KvRoom,
@@ -103,6 +112,20 @@ pub enum ShardingMode {
     Tensor,
     /// A pipeline of tensor groups.
     Hybrid,
+}
+
+/// What may carry the sums of a tensor group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum BackendChoice {
+    /// RDMA where the links of the chosen nodes allow it, else TCP.
+    #[default]
+    Auto,
+    /// RDMA, every rank cabled to every other.
+    Jaccl,
+    /// RDMA, every rank cabled to its two neighbours.
+    JacclRing,
+    /// TCP.
+    Ring,
 }
 
 /// Room reserved for conversations: `contextTokens × maxSequences` tokens of KV cache, plus headroom.

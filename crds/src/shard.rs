@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::LocalReference;
+use crate::{Backend, LocalReference};
 
 /// One rank on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -61,6 +61,22 @@ pub struct ShardSpec {
     /// Layers of every rank of the group, in rank order; the length is the size of the group.
     #[schemars(length(min = 1, max = 64))]
     pub layers_per_rank: Vec<u32>,
+    /// Ranks that share every layer of a stage; 1 for a single rank or a pipeline. Rank `r` is member
+    /// `r % tensorSize` of stage `r / tensorSize`, and stage 0 holds the last layers.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub tensor_size: u32,
+    /// How the ranks of a tensor group exchange sums; stages always meet over MLX's TCP ring.
+    #[serde(default)]
+    pub backend: Backend,
+    /// Whether TCP between ranks is tunnelled over mutual TLS.
+    #[serde(default)]
+    pub transport: Transport,
+    /// RDMA devices between the members of this rank's tensor group, by row and column the member
+    /// and its peer; an empty cell is no cable, several names are several cables. For Jaccl and JacclRing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub rdma_devices: Vec<Vec<Vec<String>>>,
     /// Bytes of weights.
     pub weight_bytes: u64,
     /// Bytes reserved for KV cache.
@@ -97,8 +113,26 @@ pub struct Peer {
     pub node_name: String,
     /// `ip:port` of the rank's gRPC service.
     pub rpc: String,
-    /// `ip:port` of the rank's MLX ring socket.
+    /// `ip:port` where the rank meets the stages before and after it.
     pub ring: String,
+    /// `ip:port` where the rank meets the other members of its stage; for Jaccl, member 0's is the
+    /// coordinator.
+    #[serde(default)]
+    pub tensor: String,
+}
+
+/// How the ring's TCP connections travel between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Transport {
+    /// Inside mutual TLS: what MLX sends has no authentication of its own.
+    #[default]
+    Tunnel,
+    /// As MLX sends it, over point-to-point Thunderbolt cables alone.
+    Direct,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// What the agent reports of its rank.
@@ -144,6 +178,9 @@ pub struct ShardStatus {
 pub struct Rendezvous {
     /// `ip:port` of the gRPC service.
     pub rpc: String,
-    /// `ip:port` of the MLX ring socket.
+    /// `ip:port` where the rank meets the stages before and after it.
     pub ring: String,
+    /// `ip:port` where the rank meets the other members of its stage.
+    #[serde(default)]
+    pub tensor: String,
 }

@@ -60,6 +60,11 @@ pub struct GroupPlan {
     pub hash: String,
     /// Distributed backend, such as `Ring`; `None` for one rank.
     pub backend: Backend,
+    /// Ranks that share every layer of a stage; 1 for a single rank or a pipeline. Rank `r` is member
+    /// `r % tensorSize` of stage `r / tensorSize`, and stage 0 holds the last layers.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub tensor_size: u32,
     /// Ranks in order.
     #[schemars(length(min = 1, max = 64))]
     pub members: Vec<GroupMember>,
@@ -67,6 +72,10 @@ pub struct GroupPlan {
     pub context_tokens: u32,
     /// Conversations at once.
     pub max_sequences: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// How ranks exchange activations.
@@ -77,6 +86,14 @@ pub enum Backend {
     None,
     /// MLX's TCP ring.
     Ring,
+    /// MLX's RDMA backend over Thunderbolt 5, every rank cabled to every other.
+    Jaccl,
+    /// The same with every rank cabled to its two neighbours.
+    JacclRing,
+    /// A backend of a newer release; nothing here can start it.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// One rank of a plan.
@@ -87,7 +104,7 @@ pub struct GroupMember {
     pub rank: u32,
     /// Node that runs it.
     pub node_name: String,
-    /// Layers held.
+    /// Layers held; ranks of one stage hold the same ones.
     pub layers: u32,
     /// Bytes of weights.
     pub weight_bytes: u64,

@@ -78,6 +78,7 @@ impl Candidate {
         GroupPlan {
             hash: String::new(),
             backend: if self.ranks.len() == 1 { Backend::None } else { Backend::Ring },
+            tensor_size: 1,
             members: members.collect(),
             context_tokens: fit.room().context_tokens,
             max_sequences: fit.room().max_sequences,

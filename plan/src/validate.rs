@@ -58,7 +58,7 @@ pub fn validate(
 ) -> Result<ValidDeployment, Vec<Note>> {
     let ModelDeploymentSpec {
         model_ref: LocalReference { name: model },
-        sharding: Sharding { mode, ranks, layers_per_rank, kv },
+        sharding: Sharding { mode, ranks, layers_per_rank, kv, .. },
         replicas,
     } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
@@ -230,7 +230,7 @@ mod tests {
     ) -> ModelDeploymentSpec {
         ModelDeploymentSpec {
             model_ref: LocalReference::new(model),
-            sharding: Sharding { mode, ranks, layers_per_rank: layers, kv: KvRoom::default() },
+            sharding: Sharding { mode, ranks, layers_per_rank: layers, ..Sharding::default() },
             replicas: 1,
         }
     }

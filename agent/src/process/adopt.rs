@@ -156,7 +156,11 @@ mod tests {
             name: "chat-0".into(),
             epoch: 3,
             reserved: 7,
-            rendezvous: Rendezvous { rpc: "10.0.0.1:1".into(), ring: "10.0.0.1:2".into() },
+            rendezvous: Rendezvous {
+                rpc: "10.0.0.1:1".into(),
+                ring: "10.0.0.1:2".into(),
+                tensor: "10.0.0.1:3".into(),
+            },
             model_key: None,
             process: None,
             failed: None,

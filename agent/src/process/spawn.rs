@@ -36,22 +36,22 @@ pub struct Launch<'a> {
 #[derive(Debug)]
 pub struct Addresses {
     rendezvous: Rendezvous,
-    sockets: [TcpSocket; 2],
+    sockets: [TcpSocket; 3],
 }
 
 impl Addresses {
-    /// Two free ports of `address`.
+    /// Three free ports of `address`.
     pub fn allocate(address: IpAddr) -> io::Result<Self> {
-        Self::bind([(address, 0).into(), (address, 0).into()])
+        Self::bind([(address, 0).into(); 3])
     }
 
     /// The ports an earlier run of the agent published, if they are still free.
     pub fn again(rendezvous: &Rendezvous) -> io::Result<Self> {
         let parse = |text: &str| text.parse::<SocketAddr>().map_err(io::Error::other);
-        Self::bind([parse(&rendezvous.rpc)?, parse(&rendezvous.ring)?])
+        Self::bind([parse(&rendezvous.rpc)?, parse(&rendezvous.ring)?, parse(&rendezvous.tensor)?])
     }
 
-    fn bind(addresses: [SocketAddr; 2]) -> io::Result<Self> {
+    fn bind(addresses: [SocketAddr; 3]) -> io::Result<Self> {
         let bind = |address: SocketAddr| {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             socket.bind(address).map_err(|error| {
@@ -59,10 +59,11 @@ impl Addresses {
             })?;
             Ok::<_, io::Error>(socket)
         };
-        let sockets = [bind(addresses[0])?, bind(addresses[1])?];
+        let sockets = [bind(addresses[0])?, bind(addresses[1])?, bind(addresses[2])?];
         let rendezvous = Rendezvous {
             rpc: sockets[0].local_addr()?.to_string(),
             ring: sockets[1].local_addr()?.to_string(),
+            tensor: sockets[2].local_addr()?.to_string(),
         };
         Ok(Self { rendezvous, sockets })
     }
@@ -172,6 +173,7 @@ mod tests {
             node_name: format!("n{rank}"),
             rpc: format!("10.0.0.{rank}:1"),
             ring: format!("10.0.0.{rank}:2"),
+            tensor: format!("10.0.0.{rank}:3"),
         };
         ShardSpec {
             group_uid: "g".into(),
@@ -192,7 +194,11 @@ mod tests {
             binary: Path::new("e"),
             spec: &spec(ranks),
             shard_uid: "u",
-            rendezvous: &Rendezvous { rpc: "10.0.0.0:1".into(), ring: "10.0.0.0:2".into() },
+            rendezvous: &Rendezvous {
+                rpc: "10.0.0.0:1".into(),
+                ring: "10.0.0.0:2".into(),
+                tensor: "10.0.0.0:3".into(),
+            },
             model_dir: Path::new("/m"),
             tls_dir: Path::new("/t"),
             socket: Path::new("/s"),

@@ -152,7 +152,9 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
         }
         // Peers were told an address that is no longer the rank's: they would wait for ever.
         if let (Some(peers), Some(now)) = (peers, &status.rendezvous)
-            && peers.get(rank).is_some_and(|peer| peer.rpc != now.rpc || peer.ring != now.ring)
+            && peers
+                .get(rank)
+                .is_some_and(|peer| peer.rpc != now.rpc || peer.ring != now.ring || peer.tensor != now.tensor)
         {
             return Some(Loss {
                 reason: Reason::PeerLost,
@@ -182,7 +184,13 @@ fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Vec<Peer>> {
         .map(|(rank, state)| {
             let rendezvous = state.status?.rendezvous.clone()?;
             let node_name = state.shard?.spec.node_name.clone();
-            Some(Peer { rank: rank as u32, node_name, rpc: rendezvous.rpc, ring: rendezvous.ring })
+            Some(Peer {
+                rank: rank as u32,
+                node_name,
+                rpc: rendezvous.rpc,
+                ring: rendezvous.ring,
+                tensor: rendezvous.tensor,
+            })
         })
         .collect()
 }
@@ -208,6 +216,10 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, peers: &[Peer]) -> Sha
         node_name: member.node_name,
         rank,
         layers_per_rank: plan.members.iter().map(|member| member.layers).collect(),
+        tensor_size: plan.tensor_size,
+        backend: plan.backend,
+        transport: Default::default(),
+        rdma_devices: Vec::new(),
         weight_bytes: member.weight_bytes,
         kv_bytes: member.kv_bytes,
         overhead_bytes: member.overhead_bytes,

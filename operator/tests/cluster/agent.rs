@@ -174,10 +174,13 @@ impl Machine {
                 set(&mut status.conditions, Type::Claimed, false, Reason::MemoryRefused);
             } else {
                 self.granted.insert(uid, shard.spec.reserved_bytes());
-                self.ports += 2;
+                self.ports += 3;
                 let address = |port: u32| format!("127.0.0.1:{port}");
-                status.rendezvous =
-                    Some(Rendezvous { rpc: address(self.ports), ring: address(self.ports + 1) });
+                status.rendezvous = Some(Rendezvous {
+                    rpc: address(self.ports),
+                    ring: address(self.ports + 1),
+                    tensor: address(self.ports + 2),
+                });
                 set(&mut status.conditions, Type::Claimed, true, Reason::MemoryGranted);
             }
         } else if status.failure.is_none() && !shard.spec.peers.is_empty() {

@@ -38,6 +38,8 @@ fn spec(mode: ShardingMode, ranks: Option<u32>, replicas: i32) -> ModelDeploymen
     ModelDeploymentSpec {
         model_ref: LocalReference::new("m"),
         sharding: Sharding {
+            tensor_size: None,
+            backend: Default::default(),
             mode,
             ranks,
             layers_per_rank: None,
@@ -298,6 +300,8 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
     ModelDeploymentSpec {
         model_ref: LocalReference::new(model),
         sharding: Sharding {
+            tensor_size: None,
+            backend: Default::default(),
             mode,
             ranks,
             layers_per_rank,
@@ -378,6 +382,8 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         let spec = ModelDeploymentSpec { replicas: 1, ..random_spec(&mut seeded, &view) };
         let spec = ModelDeploymentSpec {
             sharding: Sharding {
+                tensor_size: None,
+                backend: Default::default(),
                 mode: ShardingMode::Auto,
                 ranks: None,
                 layers_per_rank: None,

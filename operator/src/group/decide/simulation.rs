@@ -121,10 +121,13 @@ impl World {
             2 => status.rendezvous = None,
             _ if status.rendezvous.is_none() => {
                 set(Type::Claimed, true);
-                self.ports += 2;
+                self.ports += 3;
                 let address = |port: u32| format!("{rank}:{port}");
-                status.rendezvous =
-                    Some(Rendezvous { rpc: address(self.ports), ring: address(self.ports + 1) });
+                status.rendezvous = Some(Rendezvous {
+                    rpc: address(self.ports),
+                    ring: address(self.ports + 1),
+                    tensor: address(self.ports + 2),
+                });
             }
             _ if status.failure.is_none() && shard.spec.peers.len() == RANKS as usize => {
                 for kind in [Type::Loaded, Type::Joined, Type::Serving] {

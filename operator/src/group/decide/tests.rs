@@ -50,6 +50,7 @@ fn peers(port: u32) -> Vec<Peer> {
         node_name: node.to_owned(),
         rpc: format!("{node}:{port}"),
         ring: format!("{node}:{}", port + 1),
+        tensor: format!("{node}:{}", port + 2),
     };
     vec![peer(0, "a"), peer(1, "b")]
 }
@@ -64,7 +65,11 @@ fn with(observed: &mut Observed, rank: u32, epoch: i64, peers: &[Peer], seen: i6
         conditions::set(&mut status.conditions, *kind, true, Reason::Serving, "", None, at(0));
     }
     if hold.contains(&Type::Claimed) {
-        status.rendezvous = Some(Rendezvous { rpc: format!("{node}:100"), ring: format!("{node}:101") });
+        status.rendezvous = Some(Rendezvous {
+            rpc: format!("{node}:100"),
+            ring: format!("{node}:101"),
+            tensor: format!("{node}:102"),
+        });
     }
     shard.status = Some(status);
     observed.shards.insert(rank, Arc::new(shard));
@@ -186,7 +191,11 @@ fn any_loss_begins_a_new_epoch_without_peers() {
         let mut observed = both(4, &met, 4, [SERVING, SERVING]);
         edit(&mut observed, 1, |shard| {
             let status = shard.status.as_mut().unwrap();
-            status.rendezvous = Some(Rendezvous { rpc: "b:900".to_owned(), ring: "b:901".to_owned() });
+            status.rendezvous = Some(Rendezvous {
+                rpc: "b:900".to_owned(),
+                ring: "b:901".to_owned(),
+                tensor: "b:902".to_owned(),
+            });
         });
         observed
     };
