@@ -1,114 +1,287 @@
-//! `cargo xtask bench AREA`: figures with their goals, as a table or as JSON lines; and `cargo xtask
-//! proof AREA`: the same over many rounds, written to docs/evidence with the commit.
+//! `cargo xtask bench AREA`: figures with their goals, as a table, as JSON lines, or written into
+//! docs/benchmarks.md; and `cargo xtask proof AREA`: the same over many rounds, written to
+//! docs/evidence. An area is a file beside this one and a line in [`AREAS`].
+
+mod faults;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{cargo, mlx, setup, suites};
 
-/// Seconds after a kill within which the small model must answer again (the goal of the issue that
-/// defined the path).
-const FAULT_GOAL_SECONDS: f64 = 10.0;
+/// Everything that can be measured.
+const AREAS: &[Area] = &[Area { name: "faults", about: faults::ABOUT, run: faults::run }];
 
-/// A figure and what it is.
-type Row = (String, f64);
+/// One thing to measure, with everything built that it needs.
+struct Area {
+    name: &'static str,
+    /// How it is measured, in sentences for docs/benchmarks.md.
+    about: &'static str,
+    run: fn(&mlx::Prepared) -> Result<Vec<Row>>,
+}
 
-/// Runs one area once.
-pub fn bench(arguments: &[String]) -> Result<()> {
-    let json = arguments.iter().any(|argument| argument == "--json");
-    let prepared = prepare(arguments)?;
-    let rows = faults(&prepared)?;
-    if !json {
-        println!("{:<56} {:>8} {:>6}  met", "what", "seconds", "goal");
-    }
-    for (what, seconds) in &rows {
-        let met = *seconds <= FAULT_GOAL_SECONDS;
-        if json {
-            println!(
-                "{}",
-                serde_json::json!({"area": "faults", "what": what, "ours": seconds, "peer": null, "ratio": null, "goal": FAULT_GOAL_SECONDS, "met": met})
-            );
-        } else {
-            println!(
-                "{what:<56} {seconds:>8.2} {FAULT_GOAL_SECONDS:>6.0}  {}",
-                if met { "yes" } else { "NO" }
-            );
+/// A figure, what it is compared with, and what it should be.
+pub struct Row {
+    /// The area's name.
+    pub area: &'static str,
+    /// What was measured; rounds of the same thing say the same.
+    pub what: String,
+    pub ours: f64,
+    /// What the program we compare with needed or did in the same run.
+    pub peer: Option<f64>,
+    /// Of `ours` and `peer`.
+    pub unit: &'static str,
+    /// How we compare; a goal is meant for it where there is one, and for `ours` otherwise.
+    pub ratio: Option<f64>,
+    pub goal: Goal,
+}
+
+/// What a figure should be.
+#[derive(Clone, Copy)]
+#[allow(dead_code, reason = "which bounds are in use changes with the areas")]
+pub enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+    /// It is only told.
+    None,
+}
+
+impl Goal {
+    fn met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(bound) => value >= bound,
+            Self::AtMost(bound) => value <= bound,
+            Self::None => true,
         }
     }
-    ensure!(rows.iter().all(|(_, seconds)| *seconds <= FAULT_GOAL_SECONDS), "a goal was missed");
+
+    /// Ordered so that the worst comes last.
+    fn worse(self, a: f64, b: f64) -> std::cmp::Ordering {
+        match self {
+            Self::AtLeast(_) => b.total_cmp(&a),
+            Self::AtMost(_) | Self::None => a.total_cmp(&b),
+        }
+    }
+}
+
+impl std::fmt::Display for Goal {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtLeast(bound) => write!(out, "≥ {bound}"),
+            Self::AtMost(bound) => write!(out, "≤ {bound}"),
+            Self::None => out.write_str("none"),
+        }
+    }
+}
+
+impl Row {
+    /// The figure that the goal is about.
+    fn judged(&self) -> f64 {
+        self.ratio.unwrap_or(self.ours)
+    }
+
+    fn met(&self) -> bool {
+        self.goal.met(self.judged())
+    }
+
+    fn verdict(&self) -> &'static str {
+        match (self.goal, self.met()) {
+            (Goal::None, _) => "",
+            (_, true) => "yes",
+            (_, false) => "NO",
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let goal = match self.goal {
+            Goal::AtLeast(bound) | Goal::AtMost(bound) => Some(bound),
+            Goal::None => None,
+        };
+        serde_json::json!({
+            "area": self.area, "what": self.what, "ours": self.ours, "peer": self.peer, "unit": self.unit,
+            "ratio": self.ratio, "goal": goal, "met": self.met(),
+        })
+    }
+}
+
+/// `bench AREA [--json] [--write]`: runs one area once.
+pub fn bench(arguments: &[String]) -> Result<()> {
+    let area = area(arguments)?;
+    let asked = |flag: &str| arguments.iter().any(|argument| argument == flag);
+    let rows = (area.run)(&prepare()?)?;
+    ensure!(!rows.is_empty(), "no figure was measured");
+    if asked("--json") {
+        rows.iter().for_each(|row| println!("{}", row.json()));
+    } else {
+        print!("{}", table(&rows));
+    }
+    if asked("--write") {
+        let path = cargo::root().join("docs/benchmarks.md");
+        let page = std::fs::read_to_string(&path).unwrap_or_default();
+        std::fs::write(&path, with_section(&page, area.name, &section(area, &rows)?))?;
+    }
+    let missed: Vec<&str> = rows.iter().filter(|row| !row.met()).map(|row| row.what.as_str()).collect();
+    ensure!(missed.is_empty(), "goals were missed: {}", missed.join("; "));
     Ok(())
 }
 
-/// Runs one area many times and writes the table.
+/// `proof AREA [N]`: runs one area many times and writes the table.
 pub fn proof(arguments: &[String]) -> Result<()> {
+    let area = area(arguments)?;
     let rounds: usize = arguments
         .get(1)
         .map_or(Ok(5), |text| text.parse())
         .context("the second word is a number of rounds")?;
     ensure!(rounds > 0, "a proof needs at least one round");
-    let prepared = prepare(arguments)?;
-    let mut figures: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let prepared = prepare()?;
+    let mut figures: BTreeMap<String, Vec<Row>> = BTreeMap::new();
     for round in 1..=rounds {
         println!("▸ round {round} of {rounds}");
-        for (what, seconds) in faults(&prepared)? {
-            figures.entry(what).or_default().push(seconds);
+        for row in (area.run)(&prepared)? {
+            figures.entry(row.what.clone()).or_default().push(row);
         }
     }
-    let commit =
-        Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(cargo::root()).output()?;
     let mut text = format!(
-        "# Kills in the middle of a streaming answer\n\n`cargo xtask proof faults {rounds}` at commit {}. \
-         Two machines, the smoke model, end-of-sequence banned, one token read and more than 100 due at every kill; \
-         a round that hangs, loses or doubles a token fails instead of being written. Seconds:\n\n\
-         | what | rounds | median | longest | goal |\n|---|---|---|---|---|\n",
-        String::from_utf8_lossy(&commit.stdout).trim()
+        "# {}, many times\n\n`cargo xtask proof {} {rounds}` at commit {}. {}\n\n\
+         | what | rounds | median | worst | goal |\n|---|---|---|---|---|\n",
+        area.name,
+        area.name,
+        commit()?,
+        area.about
     );
-    for (what, mut seconds) in figures {
-        seconds.sort_by(f64::total_cmp);
-        let (median, longest) = (seconds[seconds.len() / 2], seconds[seconds.len() - 1]);
-        let _ = writeln!(
-            text,
-            "| {what} | {} | {median:.2} | {longest:.2} | {FAULT_GOAL_SECONDS:.0} |",
-            seconds.len()
-        );
+    for (what, rows) in figures {
+        let goal = rows[0].goal;
+        let unit = if rows[0].ratio.is_some() { "×" } else { rows[0].unit };
+        let mut values: Vec<f64> = rows.iter().map(Row::judged).collect();
+        values.sort_by(|a, b| goal.worse(*a, *b));
+        let (median, worst) = (values[values.len() / 2], values[values.len() - 1]);
+        let _ =
+            writeln!(text, "| {what} | {} | {median:.2} {unit} | {worst:.2} {unit} | {goal} |", values.len());
     }
     let folder = cargo::root().join("docs/evidence");
     std::fs::create_dir_all(&folder)?;
-    std::fs::write(folder.join("faults.md"), &text)?;
+    std::fs::write(folder.join(format!("{}.md", area.name)), &text)?;
     println!("{text}");
     Ok(())
 }
 
-fn prepare(arguments: &[String]) -> Result<mlx::Prepared> {
-    match arguments.first().map(String::as_str) {
-        Some("faults") => {}
-        other => bail!("area {other:?} is not known; there is: faults"),
-    }
+fn area(arguments: &[String]) -> Result<&'static Area> {
+    let asked = arguments.first().map_or("", String::as_str);
+    let names: Vec<&str> = AREAS.iter().map(|area| area.name).collect();
+    AREAS
+        .iter()
+        .find(|area| area.name == asked)
+        .with_context(|| format!("area {asked:?} is not known; there are: {}", names.join(", ")))
+}
+
+fn prepare() -> Result<mlx::Prepared> {
     let prepared = setup::all()?;
     suites::build()?;
     Ok(prepared)
 }
 
-/// Kills every process of a running cluster; how long until a question is answered again.
-fn faults(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
-    let output = cargo::command(prepared, &["test", "--workspace", "--test", "e2e", "--", "losing"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the fault scenarios")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the fault scenarios failed:\n{text}");
-    let mut rows = Vec::new();
-    for line in text.lines() {
-        // The first one stands behind the name of its test.
-        if let Some((_, row)) = line.split_once("fault: ") {
-            let (what, seconds) = row.split_once('=').context("a fault line without a figure")?;
-            rows.push((what.trim().to_owned(), seconds.trim().parse()?));
+fn commit() -> Result<String> {
+    let output =
+        Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(cargo::root()).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Three digits that mean something, whatever the size.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+fn optional(value: Option<f64>) -> String {
+    value.map(figure).unwrap_or_default()
+}
+
+/// The same table for the terminal and for the page.
+fn table(rows: &[Row]) -> String {
+    let mut text =
+        "| what | ours | peer | unit | ratio | goal | met |\n|---|---|---|---|---|---|---|\n".to_owned();
+    for row in rows {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            row.what,
+            figure(row.ours),
+            optional(row.peer),
+            row.unit,
+            optional(row.ratio),
+            row.goal,
+            row.verdict()
+        );
+    }
+    text
+}
+
+fn section(area: &Area, rows: &[Row]) -> Result<String> {
+    let cores = std::thread::available_parallelism()?;
+    Ok(format!(
+        "## {}\n\n{}\n\n`cargo xtask bench {}` at commit {} on {cores} cores:\n\n{}",
+        area.name,
+        area.about,
+        area.name,
+        commit()?,
+        table(rows)
+    ))
+}
+
+/// The page with one area's section put in, or put anew where it already stood.
+fn with_section(page: &str, name: &str, section: &str) -> String {
+    let (begin, end) = (format!("<!-- bench {name} -->"), format!("<!-- end of {name} -->"));
+    let body = format!("{begin}\n{section}{end}\n");
+    let page = if page.is_empty() { INTRODUCTION } else { page };
+    match page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1))) {
+        Some((before, after)) => format!("{before}{body}{}", after.strip_prefix('\n').unwrap_or(after)),
+        None => format!("{page}\n{body}"),
+    }
+}
+
+const INTRODUCTION: &str = "\
+# Benchmarks
+
+Every section is written by `cargo xtask bench AREA --write` and says the commit and the machine it was \
+run on. A goal that is not met stays here and says NO. The machine is small and shared; figures of a pair come from the same run.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_is_put_in_once_and_replaced_after_that() {
+        let first = with_section("", "faults", "old\n");
+        let both = with_section(&first, "engine", "other\n");
+        let again = with_section(&both, "faults", "new\n");
+        assert!(again.starts_with("# Benchmarks"));
+        assert!(again.contains("<!-- bench faults -->\nnew\n<!-- end of faults -->\n"), "{again}");
+        assert!(again.contains("<!-- bench engine -->\nother\n<!-- end of engine -->\n"), "{again}");
+        assert!(!again.contains("old"));
+        assert_eq!(with_section(&again, "faults", "new\n"), again);
+    }
+
+    #[test]
+    fn a_goal_is_for_the_ratio_where_there_is_one() {
+        let row =
+            |ratio, goal| Row { area: "a", what: "w".into(), ours: 3.0, peer: None, unit: "s", ratio, goal };
+        for (ratio, goal, met) in [
+            (None, Goal::AtMost(3.0), true),
+            (None, Goal::AtLeast(3.5), false),
+            (Some(0.9), Goal::AtLeast(0.97), false),
+            (Some(0.98), Goal::AtLeast(0.97), true),
+            (Some(0.1), Goal::None, true),
+        ] {
+            assert_eq!(row(ratio, goal).met(), met, "{goal}");
+            assert_eq!(row(ratio, goal).json()["met"], met);
         }
     }
-    ensure!(!rows.is_empty(), "no figure was measured");
-    Ok(rows)
 }

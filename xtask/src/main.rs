@@ -27,7 +27,7 @@ cargo xtask VERB
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
   oracle [kubectl]  suites that compare with programs built from Go modules
-  bench AREA        measure: faults   [--json]
+  bench AREA        measure: faults   [--json] [--write]
   proof AREA [N]    the same over N rounds, written to docs/evidence
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
