@@ -1,57 +1,242 @@
 //! Peers that are built from Go modules, once per version, in the user's cache folder. The product
-//! never needs them.
+//! never needs them; the suites compare with them or run against them.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::mlx::cache_dir;
 
-/// The Kubernetes release whose clients are the measure.
-const KUBERNETES: &str = "1.36.3";
-
-/// kubectl's own entry point, which its module does not ship as a program.
-const KUBECTL_MAIN: &str = r#"package main
-
-import (
-	"k8s.io/component-base/cli"
-	"k8s.io/kubectl/pkg/cmd"
-	"k8s.io/kubectl/pkg/cmd/util"
-)
-
-func main() {
-	if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
-		util.CheckErr(err)
-	}
+/// A set of programs of one release.
+struct Peer {
+    /// Folder in the cache: name and version.
+    name: &'static str,
+    version: &'static str,
+    /// Modules to take in place of others, `OLD=NEW@VERSION`.
+    replaces: fn(&Path) -> Result<Vec<String>>,
+    /// What to build: the program's name and its Go package.
+    programs: &'static [(&'static str, &'static str)],
+    /// The version of the module that holds the packages.
+    module_version: &'static str,
+    /// What the linker writes into variables of the programs.
+    stamp: &'static [&'static str],
 }
-"#;
 
-/// kubectl of [`KUBERNETES`], built when it is not there.
+/// Kubernetes says its version only when the linker tells it; clients parse it.
+const KUBERNETES_STAMP: &[&str] = &[
+    "k8s.io/component-base/version.gitVersion=v1.36.3",
+    "k8s.io/component-base/version.gitMajor=1",
+    "k8s.io/component-base/version.gitMinor=36",
+];
+
+const KUBECTL: Peer = Peer {
+    name: "kubectl",
+    version: "1.36.3",
+    replaces: staging,
+    programs: &[("kubectl", "k8s.io/kubernetes/cmd/kubectl")],
+    module_version: "v1.36.3",
+    stamp: KUBERNETES_STAMP,
+};
+
+const KUBERNETES: Peer = Peer {
+    name: "kubernetes",
+    programs: &[
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    ],
+    ..KUBECTL
+};
+
+const ETCD: Peer = Peer {
+    name: "etcd",
+    version: "3.6.6",
+    replaces: none,
+    programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
+    module_version: "v3.6.6",
+    stamp: &[],
+};
+
+const HELM: Peer = Peer {
+    name: "helm",
+    version: "4.3.1",
+    replaces: none,
+    programs: &[("helm", "helm.sh/helm/v4/cmd/helm")],
+    module_version: "v4.3.1",
+    stamp: &[],
+};
+
+const FLUX: Peer = Peer {
+    name: "kustomize-controller",
+    version: "1.9.5",
+    // The controller's own go.mod says so, which counts only in its own repository.
+    replaces: |_| {
+        let digest = "github.com/opencontainers/go-digest";
+        Ok(vec![format!("{digest}={digest}@v1.0.1-0.20220411205349-bde1400a84be")])
+    },
+    programs: &[("kustomize-controller", "github.com/fluxcd/kustomize-controller")],
+    module_version: "v1.9.5",
+    stamp: &[],
+};
+
+/// Programs of Kubernetes' control plane.
+pub struct Kubernetes {
+    /// kube-apiserver.
+    pub apiserver: PathBuf,
+    /// kube-controller-manager.
+    pub controller_manager: PathBuf,
+}
+
+/// kubectl, built when it is not there.
 pub fn kubectl() -> Result<PathBuf> {
-    let minor = KUBERNETES.trim_start_matches("1.");
-    let module = format!(
-        "module russet.dev/oracle/kubectl\n\ngo 1.26\n\nrequire (\n\tk8s.io/component-base v0.{minor}\n\tk8s.io/kubectl v0.{minor}\n)\n"
+    Ok(KUBECTL.build()?.join("kubectl"))
+}
+
+/// kube-apiserver and kube-controller-manager, built when they are not there.
+pub fn kubernetes() -> Result<Kubernetes> {
+    let folder = KUBERNETES.build()?;
+    Ok(Kubernetes {
+        apiserver: folder.join("kube-apiserver"),
+        controller_manager: folder.join("kube-controller-manager"),
+    })
+}
+
+/// etcd, built when it is not there.
+pub fn etcd() -> Result<PathBuf> {
+    Ok(ETCD.build()?.join("etcd"))
+}
+
+/// Helm, built when it is not there.
+pub fn helm() -> Result<PathBuf> {
+    Ok(HELM.build()?.join("helm"))
+}
+
+/// Flux's kustomize-controller, built when it is not there.
+pub fn flux() -> Result<PathBuf> {
+    Ok(FLUX.build()?.join("kustomize-controller"))
+}
+
+/// Every program with the variable that tells the tests where it lies; builds what is missing.
+pub fn environment() -> Result<Vec<(&'static str, PathBuf)>> {
+    let Kubernetes { apiserver, controller_manager } = kubernetes()?;
+    Ok(vec![
+        ("RUSSET_ETCD", etcd()?),
+        ("RUSSET_KUBECTL", kubectl()?),
+        ("RUSSET_KUBE_APISERVER", apiserver),
+        ("RUSSET_KUBE_CONTROLLER_MANAGER", controller_manager),
+        ("RUSSET_HELM", helm()?),
+        ("RUSSET_FLUX_KUSTOMIZE", flux()?),
+    ])
+}
+
+impl Peer {
+    /// The folder with the programs. Two commands at once take turns, and each program is built
+    /// aside and renamed, so that a killed build leaves nothing that looks finished.
+    fn build(&self) -> Result<PathBuf> {
+        let Self { name, version, .. } = self;
+        let cache = cache_dir()?;
+        let folder = cache.join(format!("{name}-{version}"));
+        let missing = || self.programs.iter().filter(|(program, _)| !folder.join(program).exists());
+        if missing().next().is_none() {
+            return Ok(folder);
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
+        let lock = fs::File::create(cache.join(format!("{name}-{version}.lock")))?;
+        lock.lock().with_context(|| format!("lock {}", cache.display()))?;
+        if missing().next().is_none() {
+            return Ok(folder);
+        }
+        let begin = Instant::now();
+        println!("▸ building {name} {version} from its Go modules (once, some minutes)");
+        self.require(&folder)?;
+        for (program, package) in missing() {
+            let part = format!("{program}.part");
+            let stamps: String = self.stamp.iter().map(|stamp| format!(" -X {stamp}")).collect();
+            go(&folder, &["build", "-ldflags", &format!("-s -w{stamps}"), "-o", &part, package])?;
+            fs::rename(folder.join(part), folder.join(program))?;
+            println!("▸ {program} {version} is built after {:.0} s", begin.elapsed().as_secs_f64());
+        }
+        Ok(folder)
+    }
+
+    /// A module that requires the programs.
+    fn require(&self, folder: &Path) -> Result<()> {
+        let module = format!("module russet.dev/oracle/{}\n\ngo 1.26\n", self.name);
+        fs::write(folder.join("go.mod"), module)?;
+        let replaces = (self.replaces)(folder)?;
+        if !replaces.is_empty() {
+            let flags: Vec<String> = replaces.iter().map(|replace| format!("-replace={replace}")).collect();
+            let mut edit = vec!["mod", "edit"];
+            edit.extend(flags.iter().map(String::as_str));
+            go(folder, &edit)?;
+        }
+        let packages: Vec<String> =
+            self.programs.iter().map(|(_, package)| format!("{package}@{}", self.module_version)).collect();
+        let mut get = vec!["get", "-tool"];
+        get.extend(packages.iter().map(String::as_str));
+        go(folder, &get)
+    }
+}
+
+fn none(_: &Path) -> Result<Vec<String>> {
+    Ok(Vec::new())
+}
+
+/// Kubernetes takes its own libraries from a folder of its repository; the same are published, one
+/// version each, and its go.mod names them with a version that nobody has.
+fn staging(folder: &Path) -> Result<Vec<String>> {
+    let about = command(folder, &["mod", "download", "-json", "k8s.io/kubernetes@v1.36.3"]).output()?;
+    ensure!(about.status.success(), "go mod download: {}", String::from_utf8_lossy(&about.stderr).trim());
+    let about: serde_json::Value = serde_json::from_slice(&about.stdout)?;
+    let path = about["GoMod"].as_str().context("go mod download names no GoMod")?;
+    let text = fs::read_to_string(path).with_context(|| path.to_owned())?;
+    let libraries = staged(&text);
+    ensure!(libraries.len() > 20, "{path} names only {} staged libraries", libraries.len());
+    Ok(libraries.iter().map(|library| format!("{library}={library}@v0.36.3")).collect())
+}
+
+/// Libraries that a go.mod requires at the version nobody has.
+fn staged(module: &str) -> Vec<&str> {
+    module
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+            let library = words.next().filter(|name| name.starts_with("k8s.io/"))?;
+            (words.next() == Some("v0.0.0")).then_some(library)
+        })
+        .collect()
+}
+
+fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("go");
+    command.args(arguments).current_dir(folder);
+    command
+}
+
+/// Runs go; what it prints is shown only when it fails, because it names every module it fetches.
+fn go(folder: &Path, arguments: &[&str]) -> Result<()> {
+    let output = command(folder, arguments)
+        .output()
+        .context("cannot run go; install Go 1.26 or newer to build the oracles")?;
+    ensure!(
+        output.status.success(),
+        "go {} ended with {}:\n{}",
+        arguments.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
     );
-    let folder = cache_dir()?.join(format!("kubectl-{KUBERNETES}"));
-    let program = folder.join("kubectl");
-    if program.exists() {
-        return Ok(program);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_libraries_of_the_repository_are_those_without_a_version() {
+        let text = "module k8s.io/kubernetes\n\nrequire (\n\tk8s.io/api v0.0.0\n\tk8s.io/klog/v2 v2.1.0\n\tk8s.io/kubectl v0.0.0 // x\n)\n\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n";
+        assert_eq!(staged(text), ["k8s.io/api", "k8s.io/kubectl"]);
     }
-    println!("▸ building kubectl {KUBERNETES} from its Go modules (once, some minutes)");
-    std::fs::create_dir_all(&folder)?;
-    std::fs::write(folder.join("go.mod"), module)?;
-    std::fs::write(folder.join("main.go"), KUBECTL_MAIN)?;
-    let stamp = format!("-s -w -X k8s.io/component-base/version.gitVersion=v{KUBERNETES}");
-    // Built aside and renamed, so that a killed build leaves nothing that looks finished.
-    for step in [vec!["mod", "tidy"], vec!["build", "-ldflags", &stamp, "-o", "kubectl.part", "."]] {
-        let status = Command::new("go")
-            .args(&step)
-            .current_dir(&folder)
-            .status()
-            .context("cannot run go; install Go 1.26 or newer to build the oracles")?;
-        ensure!(status.success(), "go {} ended with {status}", step.join(" "));
-    }
-    std::fs::rename(folder.join("kubectl.part"), &program)?;
-    Ok(program)
 }

@@ -55,6 +55,12 @@ pub fn test() -> Result<()> {
 
 /// Suites that compare with programs built from Go modules; closes with `N passed, N failed`.
 pub fn oracle(arguments: &[String]) -> Result<()> {
+    if arguments == ["build"] {
+        for (name, program) in oracles::environment()? {
+            println!("export {name}={}", program.display());
+        }
+        return Ok(());
+    }
     ensure!(
         arguments.iter().all(|argument| argument == "kubectl"),
         "oracle suite {arguments:?} is not known; there is: kubectl"
