@@ -139,6 +139,14 @@ pub enum Reason {
     PeerLost,
     /// The group failed too often in a short time.
     TooManyRestarts,
+    /// The gateway takes the key.
+    KeyAccepted,
+    /// The key is disabled.
+    KeyDisabled,
+    /// The key's time is over.
+    KeyExpired,
+    /// An older AccessKey has the same secret, so this one is not taken.
+    DuplicateSecret,
 }
 
 /// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether

@@ -4,6 +4,7 @@
 // Every printer column is one more attribute of the same name, which clippy takes for a mistake.
 #![allow(clippy::duplicated_attributes)]
 
+mod access_key;
 pub mod conditions;
 mod inference_node;
 mod model;
@@ -19,6 +20,7 @@ mod shard_group;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
+pub use access_key::*;
 pub use inference_node::*;
 pub use model::*;
 pub use model_copy::*;
@@ -44,5 +46,6 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         ShardGroup::crd(),
         Shard::crd(),
         ModelRoute::crd(),
+        AccessKey::crd(),
     ]
 }

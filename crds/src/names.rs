@@ -32,6 +32,8 @@ pub const FINALIZER_COPIES: &str = "russet.dev/copies";
 pub const OPERATOR_MANAGER: &str = "russet-operator";
 /// Field manager of agents.
 pub const AGENT_MANAGER: &str = "russet-agent";
+/// Field manager of gateways.
+pub const GATEWAY_MANAGER: &str = "russet-gateway";
 
 /// Name of the Lease in [`SYSTEM_NAMESPACE`] that shows an agent is alive.
 pub fn node_lease(node: &str) -> String {

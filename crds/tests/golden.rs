@@ -47,7 +47,7 @@ fn names_of_kinds_never_collide() {
         }
         assert_eq!(names.categories.as_deref(), Some(&["russet".to_owned()][..]), "{}", names.kind);
     }
-    assert_eq!(seen.len(), 7 + 6, "seven kinds, six short names");
+    assert_eq!(seen.len(), 8 + 7, "eight kinds, seven short names");
 }
 
 #[test]
