@@ -86,7 +86,17 @@ impl<'a> Fit<'a> {
 
     /// What `part` takes.
     pub fn part(&self, part: &Part) -> Need {
-        let Part { rank: _, size: _, layers, embedding, head } = part;
+        let Part {
+            rank: _,
+            size: _,
+            stage: _,
+            stages: _,
+            tensor_index: _,
+            tensor_size: _,
+            layers,
+            embedding,
+            head,
+        } = part;
         self.need(layers.clone(), *embedding, *head)
     }
 

@@ -9,8 +9,7 @@ use crate::fit::Room;
 use crate::note::Note;
 use crate::snapshot::Snapshot;
 
-/// `model_type`s the engine can run.
-pub const ARCHITECTURES: [&str; 2] = ["llama", "mistral"];
+pub use russet_wire::architecture::ARCHITECTURES;
 
 /// Most ranks a group may have; the schema of ShardGroup says the same.
 pub const MAX_RANKS: u32 = 64;

@@ -36,6 +36,17 @@ pub struct ModelShape {
     pub layer_bytes: Vec<u64>,
     /// KV-cache bytes one layer keeps for one token, in the dtype the engine computes in.
     pub kv_bytes_per_token_per_layer: u64,
+    /// Width of the MLP; 0 in headers that an older release read.
+    #[serde(default)]
+    pub intermediate_size: u32,
+    /// Values that share one scale in the layers' quantised weights, the largest of all; 0 when none
+    /// are quantised.
+    #[serde(default)]
+    pub quantization_group_size: u32,
+    /// Bytes of a layer that every member of a tensor group holds whole, such as norms; the most of
+    /// any layer.
+    #[serde(default)]
+    pub whole_layer_bytes: u64,
 }
 
 impl ModelShape {
@@ -44,6 +55,34 @@ impl ModelShape {
         // Whoever wrote the headers may have written any number.
         let ends = self.embedding_bytes.saturating_add(self.head_bytes);
         self.layer_bytes.iter().fold(ends, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Every number of ranks that can share a layer, in order; 1 always can. Ranks share query heads,
+    /// key/value heads and the width of the MLP, each in equal parts of whole heads and whole groups
+    /// of quantised values.
+    pub fn tensor_sizes(&self) -> Vec<u32> {
+        (1..=self.key_value_heads.max(1)).filter(|&size| self.uncuttable(size).is_none()).collect()
+    }
+
+    /// Why `size` ranks cannot share a layer; `None` when they can.
+    pub fn uncuttable(&self, size: u32) -> Option<String> {
+        if size == 1 {
+            return None;
+        }
+        if self.intermediate_size == 0 {
+            return Some("its headers were read by an older release, which did not ask for the MLP's width; create the Model anew".to_owned());
+        }
+        let group = self.quantization_group_size.max(1);
+        let attention = self.attention_heads.saturating_mul(self.head_dim);
+        let counts = [
+            (self.key_value_heads, "KV heads".to_owned()),
+            (self.attention_heads, "attention heads".to_owned()),
+            (self.intermediate_size, "columns of the MLP".to_owned()),
+            (attention / group, format!("groups of {group} quantised attention columns")),
+            (self.intermediate_size / group, format!("groups of {group} quantised MLP columns")),
+        ];
+        let (count, what) = counts.into_iter().find(|(count, _)| size == 0 || count % size != 0 || *count == 0)?;
+        Some(format!("{count} {what} cannot be cut into {size}"))
     }
 
     /// KV-cache bytes the whole model keeps for one token.
@@ -61,6 +100,18 @@ pub enum Role {
     Head,
     /// One transformer layer.
     Layer(u32),
+}
+
+/// Whether members of a tensor group hold parts of this tensor of a layer: the projections of
+/// attention and MLP are cut, norms and the biases that are added after the sum are not.
+pub fn is_cut(tensor: &str) -> bool {
+    let mut words = tensor.rsplit('.');
+    let (field, module) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    match module {
+        "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj" => true,
+        "o_proj" | "down_proj" => field != "bias",
+        _ => false,
+    }
 }
 
 /// The role of a tensor by its Hugging Face name; `None` for names no known layout uses
@@ -86,6 +137,47 @@ pub fn role_of(tensor: &str) -> Option<Role> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_are_cut_into_whole_heads_and_whole_groups() {
+        let shape = |heads, kv, mlp, group| ModelShape {
+            attention_heads: heads,
+            key_value_heads: kv,
+            head_dim: 64,
+            intermediate_size: mlp,
+            quantization_group_size: group,
+            ..ModelShape::default()
+        };
+        for (heads, kv, mlp, group, sizes, size, why) in [
+            (32, 8, 14336, 0, vec![1, 2, 4, 8], 3, "8 KV heads cannot be cut into 3"),
+            (32, 8, 14336, 64, vec![1, 2, 4, 8], 16, "8 KV heads cannot be cut into 16"),
+            (28, 4, 18944, 0, vec![1, 2, 4], 8, "4 KV heads cannot be cut into 8"),
+            (30, 4, 4096, 0, vec![1, 2], 4, "30 attention heads cannot be cut into 4"),
+            (8, 8, 1001, 0, vec![1], 2, "1001 columns of the MLP cannot be cut into 2"),
+            (4, 2, 192, 64, vec![1], 2, "3 groups of 64 quantised MLP columns cannot be cut into 2"),
+            (4, 2, 256, 0, vec![1, 2], 0, "2 KV heads cannot be cut into 0"),
+            (4, 2, 0, 0, vec![1], 2, "create the Model anew"),
+        ] {
+            let shape = shape(heads, kv, mlp, group);
+            assert_eq!(shape.tensor_sizes(), sizes, "{shape:?}");
+            assert!(shape.uncuttable(size).is_some_and(|text| text.contains(why)), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn projections_are_cut_and_what_is_added_to_sums_is_not() {
+        for (name, cut) in [
+            ("model.layers.0.self_attn.q_proj.weight", true),
+            ("model.layers.0.self_attn.q_proj.bias", true),
+            ("model.layers.0.self_attn.o_proj.scales", true),
+            ("model.layers.0.self_attn.o_proj.bias", false),
+            ("model.layers.0.mlp.down_proj.biases", true),
+            ("model.layers.0.self_attn.q_norm.weight", false),
+            ("model.layers.0.input_layernorm.weight", false),
+        ] {
+            assert_eq!(is_cut(name), cut, "{name}");
+        }
+    }
 
     #[test]
     fn tensors_have_the_role_their_name_says() {
