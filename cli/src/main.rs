@@ -11,6 +11,7 @@ mod get;
 mod join;
 mod layout;
 mod logs;
+mod operator;
 mod resources;
 mod serve;
 mod signals;
@@ -51,6 +52,8 @@ enum Verb {
     /// Run the API server and the operator (started by `up`).
     #[command(hide = true)]
     Serve(serve::Arguments),
+    /// Run the operator alone, against an API server that is there already.
+    Operator(operator::Arguments),
     /// Run the gateway (started by `up`).
     #[command(hide = true)]
     Gateway(gateway::Arguments),
@@ -82,6 +85,7 @@ fn main() -> std::process::ExitCode {
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,
+            Verb::Operator(arguments) => operator::run(arguments).await,
             Verb::Gateway(arguments) => gateway::run(arguments).await,
             Verb::Agent(arguments) => agent::run(arguments).await,
         }

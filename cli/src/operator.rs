@@ -1,0 +1,64 @@
+//! `russet operator`: the operator alone, for a control plane that somebody else runs. The kinds and
+//! the roles must be installed there already; the chart does that, and this process may not.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use kube::{Client, Config};
+
+use crate::client::client_from;
+use crate::signals;
+
+/// Arguments of `russet operator`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Kubeconfig file; without it the ServiceAccount of the pod this runs in.
+    #[arg(long, env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served, without TLS.
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    metrics_listen: SocketAddr,
+    /// Log as JSON.
+    #[arg(long)]
+    json_logs: bool,
+    /// End when standard input closes.
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
+}
+
+/// Runs until a signal.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    russet_telemetry::logs::init("operator", arguments.json_logs);
+    let client = connect(arguments.kubeconfig).await?;
+    let registry = prometheus::Registry::new();
+    let ready = Arc::new(AtomicBool::new(false));
+    let listen = arguments.metrics_listen;
+    let metrics = tokio::net::TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot serve metrics on {listen}; choose another --metrics-listen"))?;
+    let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
+    tracing::info!(metrics = %listen, "the operator starts");
+    let result = russet_operator::run(client, registry, ready, async {
+        signals::ending(arguments.exit_with_parent).await;
+    })
+    .await;
+    metrics.abort();
+    result.context("the operator ended")
+}
+
+/// A client of the file named, or of the pod's own ServiceAccount, whose token is read again when the
+/// kubelet has renewed it.
+async fn connect(kubeconfig: Option<PathBuf>) -> Result<Client> {
+    match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
+        Some(path) => client_from(&path).await,
+        None => {
+            let config = Config::incluster().context(
+                "no API server is known: this is no pod with a ServiceAccount; name a kubeconfig with --kubeconfig",
+            )?;
+            Client::try_from(config).context("cannot set up the API client")
+        }
+    }
+}
