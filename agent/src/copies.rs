@@ -215,6 +215,13 @@ impl Job {
                 let published = self.fetch(&wanted).await.map_err(failed)?;
                 self.done(published);
             }
+            Want::Unknown => {
+                let version = env!("CARGO_PKG_VERSION");
+                let message = format!(
+                    "spec.want is a word of a newer release than this agent's {version}; update the agent"
+                );
+                return Err((Reason::NewerRelease, message));
+            }
         }
         Ok(())
     }

@@ -16,6 +16,8 @@ pub enum Type {
     Stalled,
     /// InferenceNode: the agent renews its Lease (operator).
     Reachable,
+    /// InferenceNode: nothing runs here any more; only while it is draining (operator).
+    Drained,
     /// InferenceNode: memory is short (agent).
     MemoryPressure,
     /// InferenceNode: disk is short (agent).
@@ -129,6 +131,8 @@ pub enum Reason {
     Loading,
     /// The engine waits for its peers.
     Joining,
+    /// The object uses a word of a newer release than this one.
+    NewerRelease,
     /// The engine process ended.
     EngineExited,
     /// The engine reported that it is of no more use.

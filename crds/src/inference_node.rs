@@ -53,6 +53,10 @@ pub enum Scheduling {
     Cordoned,
     /// What runs moves away.
     Draining,
+    /// A word of a newer release; treated like Cordoned, which harms nobody.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// The owner's bounds; the agent's own limit holds as well, the smallest wins.
@@ -112,7 +116,7 @@ pub struct InferenceNodeStatus {
     /// Address of the agent's metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_address: Option<String>,
-    /// Ready and Reachable (operator), MemoryPressure and DiskPressure (agent).
+    /// Ready, Reachable and Drained (operator), MemoryPressure and DiskPressure (agent).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -65,6 +65,10 @@ pub enum Want {
     Headers,
     /// Every file.
     Files,
+    /// A word of a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// What the agent has done.

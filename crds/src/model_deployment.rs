@@ -67,8 +67,12 @@ fn one() -> i32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
-    {"rule": "!has(self.layersPerRank) || !has(self.ranks) || size(self.layersPerRank) == self.ranks",
-     "message": "layersPerRank must name as many ranks as ranks says"},
+    {"rule": "!has(self.layersPerRank) || !has(self.ranks) || (self.mode in ['Auto', 'Tensor', 'Hybrid'] ? self.ranks % size(self.layersPerRank) == 0 : size(self.layersPerRank) == self.ranks)",
+     "message": "layersPerRank names stages; ranks must be as many, or a multiple where a stage has several"},
+    {"rule": "!has(self.tensorSize) || !has(self.ranks) || self.ranks % self.tensorSize == 0",
+     "message": "every stage has tensorSize ranks; ranks must be a multiple of it"},
+    {"rule": "!(self.mode in ['Single', 'Pipeline']) || !has(self.tensorSize) || self.tensorSize == 1",
+     "message": "modes Single and Pipeline cut no layer; leave tensorSize out, or choose Tensor or Hybrid"},
     {"rule": "self.mode != 'Single' || !has(self.ranks) || self.ranks == 1",
      "message": "mode Single runs on one rank; leave ranks out or choose Pipeline"},
 ]))]
@@ -76,7 +80,7 @@ pub struct Sharding {
     /// The kind of split; Auto takes one node when the model fits one.
     #[serde(default)]
     pub mode: ShardingMode,
-    /// Ranks, one a node; the planner chooses when absent.
+    /// Ranks in all, one a node; the planner chooses when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub ranks: Option<u32>,
@@ -101,7 +105,7 @@ pub struct Sharding {
 /// The kinds of split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ShardingMode {
-    /// One node when the model fits one, else a pipeline.
+    /// One node when the model fits one; else a tensor group where links offer RDMA, else a pipeline.
     #[default]
     Auto,
     /// One rank on one node.
@@ -112,6 +116,10 @@ pub enum ShardingMode {
     Tensor,
     /// A pipeline of tensor groups.
     Hybrid,
+    /// A word of a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// What may carry the sums of a tensor group.
@@ -126,6 +134,10 @@ pub enum BackendChoice {
     JacclRing,
     /// TCP.
     Ring,
+    /// A word of a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Room reserved for conversations: `contextTokens × maxSequences` tokens of KV cache, plus headroom.

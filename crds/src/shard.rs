@@ -129,6 +129,10 @@ pub enum Transport {
     Tunnel,
     /// As MLX sends it, over point-to-point Thunderbolt cables alone.
     Direct,
+    /// A word of a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 fn one() -> u32 {

@@ -112,6 +112,11 @@ pub struct GroupMember {
     pub kv_bytes: u64,
     /// Bytes reserved on top: activations, buffers, headroom.
     pub overhead_bytes: u64,
+    /// RDMA devices of this node towards every member of its stage, in member order; an empty cell is
+    /// no cable, several names are several cables. For Jaccl and JacclRing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub rdma_devices: Vec<Vec<String>>,
 }
 
 impl GroupMember {

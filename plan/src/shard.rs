@@ -74,6 +74,7 @@ impl Candidate {
             weight_bytes: rank.need.weights,
             kv_bytes: rank.need.kv,
             overhead_bytes: rank.need.overhead,
+            rdma_devices: Vec::new(),
         });
         GroupPlan {
             hash: String::new(),

@@ -191,7 +191,9 @@ fn split(
         (None, _) => match mode {
             ShardingMode::Single => Split::Single,
             ShardingMode::Pipeline => Split::Pipeline,
-            ShardingMode::Auto | ShardingMode::Tensor | ShardingMode::Hybrid => Split::Auto,
+            ShardingMode::Auto | ShardingMode::Tensor | ShardingMode::Hybrid | ShardingMode::Unknown => {
+                Split::Auto
+            }
         },
     }
 }

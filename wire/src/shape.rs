@@ -81,7 +81,8 @@ impl ModelShape {
             (attention / group, format!("groups of {group} quantised attention columns")),
             (self.intermediate_size / group, format!("groups of {group} quantised MLP columns")),
         ];
-        let (count, what) = counts.into_iter().find(|(count, _)| size == 0 || count % size != 0 || *count == 0)?;
+        let (count, what) =
+            counts.into_iter().find(|(count, _)| size == 0 || count % size != 0 || *count == 0)?;
         Some(format!("{count} {what} cannot be cut into {size}"))
     }
 

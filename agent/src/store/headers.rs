@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_wire::shape::{ModelShape, Role, role_of};
+use russet_wire::shape::{ModelShape, Role, is_cut, role_of};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -108,6 +108,7 @@ pub struct Config {
     attention_heads: u32,
     key_value_heads: u32,
     head_dim: u32,
+    intermediate_size: u32,
     vocabulary: u32,
     context_length: u32,
     tied: Option<bool>,
@@ -153,6 +154,8 @@ impl Config {
             attention_heads,
             key_value_heads: optional("num_key_value_heads")?.unwrap_or(attention_heads),
             head_dim: optional("head_dim")?.unwrap_or(hidden_size / attention_heads),
+            // Every known architecture has one; without it nothing is cut, and that is said then.
+            intermediate_size: optional("intermediate_size")?.unwrap_or(0),
             vocabulary: number("vocab_size", 1 << 30)?,
             context_length: optional("max_position_embeddings")?.unwrap_or(2048),
             tied: json.get("tie_word_embeddings").and_then(Value::as_bool),
@@ -286,6 +289,8 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
         return Err(HeaderError::Disagree { problem });
     }
     let mut layer_bytes = vec![0_u64; config.layers as usize];
+    let mut whole_bytes = layer_bytes.clone();
+    let mut largest_group = 0;
     let (mut embedding_bytes, mut head_bytes, mut parameters) = (0, 0, 0_u64);
     let (mut wide, mut own_head) = (false, false);
     for tensor in tensors {
@@ -294,7 +299,15 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
             Role::Embedding => embedding_bytes = tensor.bytes.saturating_add(embedding_bytes),
             Role::Head => head_bytes = tensor.bytes.saturating_add(head_bytes),
             Role::Layer(index) => match layer_bytes.get_mut(index as usize) {
-                Some(bytes) => *bytes = bytes.saturating_add(tensor.bytes),
+                Some(bytes) => {
+                    *bytes = bytes.saturating_add(tensor.bytes);
+                    let whole = &mut whole_bytes[index as usize];
+                    if !is_cut(&tensor.name) {
+                        *whole = whole.saturating_add(tensor.bytes);
+                    } else if let Some(module) = tensor.name.strip_suffix(".scales") {
+                        largest_group = config.group_size(module).max(largest_group);
+                    }
+                }
                 None => {
                     let problem = format!(
                         "{} is of layer {index}, but num_hidden_layers is {}",
@@ -334,6 +347,9 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
         tied: config.tied.unwrap_or(!own_head) && !own_head,
         layer_bytes,
         kv_bytes_per_token_per_layer: heads.saturating_mul(2 * element),
+        intermediate_size: config.intermediate_size,
+        quantization_group_size: u32::try_from(largest_group).unwrap_or(u32::MAX),
+        whole_layer_bytes: whole_bytes.into_iter().max().unwrap_or(0),
     })
 }
 
@@ -390,7 +406,7 @@ mod tests {
 
     fn llama(layers: u32) -> Value {
         json!({"model_type": "llama", "num_hidden_layers": layers, "hidden_size": 8, "num_attention_heads": 4,
-               "num_key_value_heads": 2, "vocab_size": 16, "max_position_embeddings": 128})
+               "num_key_value_heads": 2, "intermediate_size": 4, "vocab_size": 16, "max_position_embeddings": 128})
     }
 
     fn tensor(name: &str, dtype: &str, shape: &[u64]) -> Tensor {
@@ -420,6 +436,7 @@ mod tests {
             (256, 16, vec![64, 64])
         );
         assert_eq!((shape.parameters, shape.tied, shape.head_dim), (128 + 32 + 32 + 8, true, 2));
+        assert_eq!((shape.intermediate_size, shape.quantization_group_size, shape.whole_layer_bytes), (4, 0, 0));
         assert_eq!(shape.kv_bytes_per_token_per_layer, 2 * 2 * 2 * 2);
     }
 
@@ -435,10 +452,13 @@ mod tests {
             tensor("model.layers.0.mlp.up_proj.weight", "U32", &[4, 8]),
             tensor("model.layers.0.mlp.up_proj.scales", "F32", &[4, 2]),
             tensor("model.layers.0.mlp.up_proj.biases", "F32", &[4, 2]),
+            tensor("model.layers.0.input_layernorm.weight", "BF16", &[8]),
             tensor("lm_head.weight", "BF16", &[16, 8]),
         ];
         let shape = shape(&config(json), &tensors).unwrap();
-        assert_eq!(shape.parameters, 16 * 8 + 4 * 64 + 16 * 8);
+        // The embedding's own group does not count: it is not cut.
+        assert_eq!((shape.quantization_group_size, shape.whole_layer_bytes), (32, 16));
+        assert_eq!(shape.parameters, 16 * 8 + 4 * 64 + 8 + 16 * 8);
         assert_eq!((shape.kv_bytes_per_token_per_layer, shape.tied), (2 * 2 * 2 * 4, false));
     }
 

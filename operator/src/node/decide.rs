@@ -82,6 +82,11 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
             Scheduling::Cordoned => {
                 (true, Reason::Unschedulable, "cordoned: what runs stays, nothing new comes".to_owned())
             }
+            Scheduling::Unknown => (
+                true,
+                Reason::NewerRelease,
+                "spec.scheduling is a word of a newer release; what runs stays, nothing new comes".to_owned(),
+            ),
             Scheduling::Draining => {
                 (true, Reason::Unschedulable, "draining: what runs moves away".to_owned())
             }
@@ -166,7 +171,7 @@ pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
         return if lost { Availability::Lost } else { Availability::Unreachable };
     }
     match node.spec.scheduling {
-        Scheduling::Cordoned => Availability::Cordoned,
+        Scheduling::Cordoned | Scheduling::Unknown => Availability::Cordoned,
         Scheduling::Draining => Availability::Draining,
         Scheduling::Enabled if node.metadata.deletion_timestamp.is_some() => Availability::Draining,
         Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => {
