@@ -3,6 +3,7 @@
 
 mod bench;
 mod cargo;
+mod charts;
 mod deny;
 mod exactness;
 mod mlx;

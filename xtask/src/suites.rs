@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cargo, exactness, mlx, oracles, setup, tidy};
+use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies.
 pub fn build() -> Result<()> {
@@ -86,13 +86,15 @@ pub fn lint() -> Result<()> {
     tidy::run()
 }
 
-/// Writes what is generated from the Rust types; the golden tests check it.
+/// Writes what is generated from the Rust types, and the charts' copies of it; golden tests and tidy
+/// check them.
 pub fn codegen() -> Result<()> {
     let prepared = setup::all()?;
     cargo::run(
         cargo::command(&prepared, &["test", "--quiet", "-p", "russet-crds", "--test", "golden"])
             .env("RUSSET_UPDATE_GOLDENS", "1"),
-    )
+    )?;
+    charts::write()
 }
 
 /// Runs tests, shows their output, adds up what each test binary says of itself.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cargo;
+use crate::{cargo, charts};
 
 /// A finding, in one line.
 type Findings = Vec<String>;
@@ -26,6 +26,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("only_the_engine_links_mlx", only_the_engine_links_mlx),
     ("one_tls_provider", one_tls_provider),
     ("every_crate_obeys_the_workspace_lints", every_crate_obeys_the_workspace_lints),
+    ("charts_are_what_the_manifests_say", charts_are_what_the_manifests_say),
     ("no_work_is_left_in_comments", no_work_is_left_in_comments),
     ("every_invariant_is_executed", every_invariant_is_executed),
 ];
@@ -251,6 +252,11 @@ fn every_crate_obeys_the_workspace_lints(_: &[Source]) -> Result<Findings> {
         }
     }
     Ok(findings)
+}
+
+fn charts_are_what_the_manifests_say(_: &[Source]) -> Result<Findings> {
+    let stale = charts::stale()?;
+    Ok(stale.iter().map(|path| format!("{path} is old: run `cargo xtask codegen` and commit")).collect())
 }
 
 fn no_work_is_left_in_comments(sources: &[Source]) -> Result<Findings> {

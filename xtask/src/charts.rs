@@ -1,0 +1,150 @@
+//! The parts of the charts that are copies of `manifests/`: definitions, roles, admission policies.
+//! Written by `cargo xtask codegen`, so that nobody writes a rule twice; tidy says when they are old.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cargo::root;
+
+/// What uninstalling a chart must leave alone: with these, everything of the people's would go.
+const KEEP: &str = "  annotations:\n    helm.sh/resource-policy: keep\n";
+
+/// The identities of components on a server of somebody else's, in place of the embedded server's
+/// certificate users: rules are the same, subjects are not.
+const COMPONENTS: [&str; 2] = ["operator", "gateway"];
+
+/// A file of the repository and what it should hold.
+struct Copy {
+    path: String,
+    text: String,
+}
+
+/// Writes every copy and removes those whose original is gone.
+pub fn write() -> Result<()> {
+    let copies = copies()?;
+    for stale in unexpected(&copies)? {
+        std::fs::remove_file(root().join(stale))?;
+    }
+    for Copy { path, text } in copies {
+        std::fs::write(root().join(&path), text).with_context(|| path)?;
+    }
+    Ok(())
+}
+
+/// The copies that are not what their originals say.
+pub fn stale() -> Result<Vec<String>> {
+    let copies = copies()?;
+    let mut found = unexpected(&copies)?;
+    for Copy { path, text } in copies {
+        if std::fs::read_to_string(root().join(&path)).unwrap_or_default() != text {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+fn copies() -> Result<Vec<Copy>> {
+    let mut copies = Vec::new();
+    for name in files("manifests/crds")?.iter().filter(|name| *name != "kustomization.yaml") {
+        let text = read(&format!("manifests/crds/{name}"))?;
+        let text = definition(name, &text)?;
+        copies.push(Copy { path: format!("{DEFINITIONS}/{name}"), text });
+    }
+    for name in files("manifests")?.iter().filter(|name| name.ends_with(".yaml")) {
+        let text = rules(name, &read(&format!("manifests/{name}"))?)?;
+        copies.push(Copy { path: format!("charts/russet/templates/{name}"), text });
+    }
+    Ok(copies)
+}
+
+const DEFINITIONS: &str = "charts/russet-crds/templates";
+
+/// Definitions of the chart whose kind is gone.
+fn unexpected(copies: &[Copy]) -> Result<Vec<String>> {
+    let known = |path: &String| copies.iter().any(|copy| copy.path == *path);
+    let paths = files(DEFINITIONS)?.into_iter().map(|name| format!("{DEFINITIONS}/{name}"));
+    Ok(paths.filter(|path| path.ends_with(".yaml") && !known(path)).collect())
+}
+
+/// A definition as the chart has it.
+fn definition(name: &str, text: &str) -> Result<String> {
+    let text = literal(name, text)?;
+    let (head, rest) = text.split_once("\nmetadata:\n").with_context(|| {
+        format!("manifests/crds/{name} has no metadata at the place where it is looked for")
+    })?;
+    Ok(format!("{head}\nmetadata:\n{KEEP}{rest}"))
+}
+
+/// Roles or policies as the chart has them: for ServiceAccounts, and only where the control plane is
+/// the chart's, because the embedded one brings its own.
+fn rules(name: &str, text: &str) -> Result<String> {
+    let mut documents = Vec::new();
+    for document in literal(name, text)?.split("\n---\n") {
+        let document = document.trim_end();
+        if !document.contains("\nkind: Namespace") {
+            documents.push(for_service_accounts(document));
+        } else if !document.contains("name: russet-system") {
+            documents.push(document.replacen("metadata:\n", &format!("metadata:\n{KEEP}"), 1));
+        }
+    }
+    Ok(format!(
+        "# Generated from manifests/{name} by `cargo xtask codegen`; edit that file instead.\n\
+         {{{{- if .Values.controlPlane.enabled }}}}\n{}\n{{{{- end }}}}\n",
+        documents.join("\n---\n")
+    ))
+}
+
+fn for_service_accounts(document: &str) -> String {
+    COMPONENTS.iter().fold(document.to_owned(), |text, component| {
+        text.replace(
+            &format!("- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:{component}"),
+            &format!("- kind: ServiceAccount\n  name: russet-{component}\n  namespace: russet-system"),
+        )
+    })
+}
+
+/// The text, provided that Helm will not read a template into it.
+fn literal(name: &str, text: &str) -> Result<String> {
+    ensure!(!text.contains("{{"), "{name} holds {{{{, which Helm would take for a template");
+    Ok(text.to_owned())
+}
+
+fn files(folder: &str) -> Result<Vec<String>> {
+    let path: PathBuf = root().join(folder);
+    let entries = std::fs::read_dir(&path).with_context(|| folder.to_owned())?;
+    let mut names: Vec<String> =
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<Result<_>>()?;
+    names.sort();
+    Ok(names)
+}
+
+fn read(path: &str) -> Result<String> {
+    std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_become_service_accounts_and_the_release_brings_its_own_namespace() {
+        let text = "# Who may.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-system\n---\nkind: ClusterRoleBinding\nsubjects:\n- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:operator\n- apiGroup: rbac.authorization.k8s.io\n  kind: Group\n  name: russet:nodes\n---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-nodes\n";
+        let chart = rules("rbac.yaml", text).unwrap();
+        assert!(!chart.contains("  name: russet-system\n---"), "{chart}");
+        assert!(
+            chart.contains(
+                "- kind: ServiceAccount\n  name: russet-operator\n  namespace: russet-system\n- apiGroup"
+            ),
+            "{chart}"
+        );
+        assert!(chart.contains("  name: russet:nodes\n---"), "{chart}");
+        assert!(chart.contains("keep\n  name: russet-nodes"), "{chart}");
+    }
+
+    #[test]
+    fn what_helm_would_take_for_a_template_is_refused() {
+        assert!(definition("x.yaml", "a\nmetadata:\n  name: '{{ x }}'\n").is_err());
+        assert!(definition("x.yaml", "a\nmetadata:\n  name: x\n").unwrap().contains("keep\n  name: x"));
+    }
+}
