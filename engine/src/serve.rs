@@ -17,18 +17,19 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use crate::args::{Args, ArgsError, Peer};
-use crate::compute::Compute;
+use crate::compute::{Addresses, Compute};
 use crate::control::{self, Agent, Identity};
+use crate::follow::lead;
 use crate::follow::obey::Follower;
-use crate::follow::{Followers, lead};
 use crate::life::{Life, Phase};
 use crate::metrics::Metrics;
+use crate::rings::Carriers;
 use crate::schedule::{Entrance, Schedule};
 use crate::server::{Role, Service};
 use crate::tokens::Tokens;
+use crate::tunnel::TunnelError;
 
 /// A peer that froze or lost its power is given up after this long without an answer to a ping.
 const PING: Duration = Duration::from_secs(5);
@@ -49,14 +50,6 @@ pub enum ServeError {
     /// The node's identity is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// TLS could not be set up.
-    #[error("cannot set up TLS from {dir}; join the node again with `russet join`")]
-    Transport {
-        /// The folder of the identity.
-        dir: String,
-        /// Why.
-        source: tonic::transport::Error,
-    },
     /// An address is taken or not ours.
     #[error("cannot listen on {address} ({flag}); free it, or let the agent choose another")]
     Listen {
@@ -67,6 +60,9 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// The way to a neighbour.
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
     /// A metric was defined twice.
     #[error("cannot set up metrics")]
     Metrics(#[from] prometheus::Error),
@@ -87,6 +83,8 @@ pub struct Rank {
     followers: Vec<Peer>,
     tls: Files,
     compute: Arc<dyn Compute>,
+    carriers: Carriers,
+    addresses: Addresses,
     life: Life,
     metrics: Metrics,
     engine: TcpListener,
@@ -106,6 +104,7 @@ impl Rank {
     /// Checks the flags and binds every socket.
     pub async fn bind(args: Args, compute: Arc<dyn Compute>) -> Result<Self, ServeError> {
         let followers = args.followers()?;
+        let rings = args.rings()?;
         let tls = Files::in_dir(&args.tls_dir);
         let metrics =
             Metrics::new(&args.served_model_name, args.rank, args.context_tokens, args.max_sequences)?;
@@ -116,7 +115,9 @@ impl Rank {
         })?;
         let engine = listen("--listen", args.listen).await?;
         let admin = listen("--metrics-listen", args.metrics_listen).await?;
-        Ok(Self { args, followers, tls, compute, life: Life::default(), metrics, engine, control, admin })
+        let (carriers, addresses) = rings.open(&args, &tls).await?;
+        let life = Life::default();
+        Ok(Self { args, followers, tls, compute, carriers, addresses, life, metrics, engine, control, admin })
     }
 
     /// Its life, for whoever has to end it.
@@ -132,12 +133,25 @@ impl Rank {
     /// Serves until the end.
     pub async fn run(self) -> Result<Outcome, ServeError> {
         let born = Instant::now();
-        let Self { args, followers, tls, compute, life, metrics, engine, control, admin } = self;
+        let Self {
+            args,
+            followers,
+            tls,
+            compute,
+            carriers,
+            addresses,
+            life,
+            metrics,
+            engine,
+            control,
+            admin,
+        } = self;
         let hello = pb::Hello {
             build: russet_rpc::ENGINE_BUILD.to_owned(),
             group_uid: args.group_uid.clone(),
             epoch: args.epoch,
             size: args.size(),
+            tensor_size: args.tensor_size,
         };
         let entrance = Arc::new(OnceLock::new());
         let role = if args.rank == 0 {
@@ -148,6 +162,7 @@ impl Rank {
                 hello: hello.clone(),
                 max_sequences: args.max_sequences,
                 compute: compute.clone(),
+                addresses: addresses.clone(),
                 life: life.clone(),
                 metrics: metrics.clone(),
                 led: AtomicBool::new(false),
@@ -161,7 +176,7 @@ impl Rank {
             Identity { epoch: args.epoch, shard_uid: args.shard_uid.clone(), metrics_address: admin_address };
         let agent = Agent::new(compute.clone(), life.clone(), metrics.clone(), identity);
         let service = Service { description: describe(&args), role, life: life.clone() };
-        let engine = serve_engine(&args, &tls, engine, service, &life)?;
+        let engine = serve_engine(&tls, engine, service, &life)?;
         let (close_control, closed) = oneshot::channel();
         let control = serve_control(control, agent.clone(), &life, closed);
 
@@ -172,7 +187,8 @@ impl Rank {
         });
         let drain = tokio::spawn(bound_drain(life.clone(), Duration::from_secs(args.drain_seconds)));
         let readiness = tokio::spawn(follow_readiness(life.clone(), ready));
-        let work = work(args, followers, tls, hello, compute, life.clone(), metrics, entrance);
+        let carriers = tokio::spawn(carriers.watch(life.clone()));
+        let work = work(args, followers, tls, hello, compute, addresses, life.clone(), metrics, entrance);
         let work = tokio::spawn(supervise(life.clone(), work));
 
         life.ended().await;
@@ -192,7 +208,7 @@ impl Rank {
             let _ = control.await;
         })
         .await;
-        for task in [orphan, drain, readiness] {
+        for task in [orphan, drain, readiness, carriers] {
             task.abort();
         }
         admin.abort();
@@ -216,18 +232,15 @@ fn describe(args: &Args) -> pb::EngineDescription {
 type Serving = JoinHandle<()>;
 
 fn serve_engine(
-    args: &Args,
     tls: &Files,
     listener: TcpListener,
     service: Service,
     life: &Life,
 ) -> Result<Serving, ServeError> {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = tls.incoming(listener)?;
     let server = Server::builder()
         .http2_keepalive_interval(Some(PING))
         .http2_keepalive_timeout(Some(PING))
-        .tls_config(tls.server()?)
-        .map_err(|source| ServeError::Transport { dir: args.tls_dir.display().to_string(), source })?
         .add_service(EngineServer::new(service).max_decoding_message_size(LONGEST_REQUEST))
         .serve_with_incoming_shutdown(incoming, ended(life));
     Ok(tokio::spawn(report("engine", life.clone(), server)))
@@ -276,6 +289,7 @@ async fn work(
     tls: Files,
     hello: pb::Hello,
     compute: Arc<dyn Compute>,
+    addresses: Addresses,
     life: Life,
     metrics: Metrics,
     entrance: Arc<OnceLock<Entrance>>,
@@ -290,7 +304,7 @@ async fn work(
     let gathered = tokio::select! {
         biased;
         () = life.ended() => return,
-        gathered = gather(&followers, &tls, &hello, &compute, &life) => gathered,
+        gathered = lead::gather(&followers, &tls, &hello, &compute, addresses, &life) => gathered,
     };
     let followers = match gathered {
         Ok(followers) => followers,
@@ -331,16 +345,6 @@ async fn load(args: &Args, compute: &Arc<dyn Compute>, life: &Life) -> Result<Op
             Err(_) => Err("the compute thread ended while loading; see the engine's log".into()),
         },
     }
-}
-
-async fn gather(
-    followers: &[Peer],
-    tls: &Files,
-    hello: &pb::Hello,
-    compute: &Arc<dyn Compute>,
-    life: &Life,
-) -> Result<Followers, String> {
-    lead::gather(followers, tls, hello, compute, life).await
 }
 
 /// Ends a drain: at once where nothing can be running, after `patience` where it still does.

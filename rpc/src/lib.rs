@@ -1,6 +1,8 @@
-//! The gRPC services between gateway, agents and engines, their TLS, and the conversions to and
-//! from [`russet_wire`]. What the messages mean is `wire`'s business.
+//! The gRPC services between gateway, agents and engines, the identities with which they and the API
+//! server are reached, and the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
 
+#[cfg(feature = "api")]
+pub mod api;
 mod convert;
 pub mod tls;
 

@@ -2,10 +2,18 @@
 //! who it is stands in the subject's common name. Names, not addresses, are verified, so a node may
 //! change its address without a new certificate.
 
-use std::path::{Path, PathBuf};
+pub mod folder;
+mod live;
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
 use thiserror::Error;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+use tonic::transport::{Channel, Endpoint};
+
+pub(crate) use self::live::Stamp;
+pub use self::live::{Acceptor, Connector};
 
 /// Group (O) of agents' and engines' certificates.
 pub const NODES_GROUP: &str = "russet:nodes";
@@ -25,6 +33,9 @@ pub fn node_user(node: &str) -> String {
 pub fn node_dns_name(node: &str) -> String {
     format!("{node}.node.russet.dev")
 }
+
+/// The DNS name in the gateway's certificate.
+pub const GATEWAY_DNS_NAME: &str = "gateway.russet.dev";
 
 /// Files of one identity: certificate chain, key and the CA, all PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,14 +59,24 @@ pub enum TlsError {
         /// Why.
         source: std::io::Error,
     },
-    /// The material or the address does not parse.
-    #[error("cannot set up TLS to {target}")]
-    Setup {
-        /// The peer or the listener.
-        target: String,
-        /// Why.
-        source: tonic::transport::Error,
+    /// A file of the identity is not what it should be.
+    #[error("{path} cannot be used ({problem}); join the node again with `russet join`")]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
     },
+    /// The address does not parse, or the name is none.
+    #[error("{target} is no address of an engine")]
+    Address {
+        /// The peer.
+        target: String,
+    },
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
 impl Files {
@@ -64,34 +85,24 @@ impl Files {
         Self { cert: dir.join("tls.crt"), key: dir.join("tls.key"), ca: dir.join("ca.crt") }
     }
 
-    fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-        std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
-    }
-
-    /// A server that asks every client for a certificate of the same CA.
-    pub fn server(&self) -> Result<ServerTlsConfig, TlsError> {
-        Ok(ServerTlsConfig::new()
-            .identity(Identity::from_pem(Self::read(&self.cert)?, Self::read(&self.key)?))
-            .client_ca_root(Certificate::from_pem(Self::read(&self.ca)?)))
-    }
-
-    /// A lazily connected channel to the engine of `node` at `address` (`ip:port`).
+    /// A channel to the engine of `node` at `address` (`ip:port`). It connects when it is used, and
+    /// again when the connection is lost, each time with the identity as it is then.
     pub fn channel(&self, address: &str, node: &str) -> Result<Channel, TlsError> {
-        let setup = |source| TlsError::Setup { target: format!("{node} at {address}"), source };
-        let tls = ClientTlsConfig::new()
-            .domain_name(node_dns_name(node))
-            .identity(Identity::from_pem(Self::read(&self.cert)?, Self::read(&self.key)?))
-            .ca_certificate(Certificate::from_pem(Self::read(&self.ca)?));
-        let endpoint = Endpoint::from_shared(format!("https://{address}"))
-            .map_err(setup)?
+        let wrong = || TlsError::Address { target: format!("{node} at {address}") };
+        let name = ServerName::try_from(node_dns_name(node)).map_err(|_| wrong())?;
+        // TLS is the connector's, so the scheme names none.
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|_| wrong())?
             // A peer that vanished without closing (power, cable) must end streams, not hang them.
-            .http2_keep_alive_interval(std::time::Duration::from_secs(5))
-            .keep_alive_timeout(std::time::Duration::from_secs(5))
+            .http2_keep_alive_interval(Duration::from_secs(5))
+            .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true)
-            .connect_timeout(std::time::Duration::from_secs(5))
-            .tls_config(tls)
-            .map_err(setup)?;
-        Ok(endpoint.connect_lazy())
+            .connect_timeout(Duration::from_secs(5));
+        let (connector, address) = (self.connector()?, address.to_owned());
+        Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+            let (connector, name, address) = (connector.clone(), name.clone(), address.clone());
+            async move { connector.connect(name, &address).await.map(hyper_util::rt::TokioIo::new) }
+        })))
     }
 }
 

@@ -215,13 +215,10 @@ pub fn script_engine(
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let server = tonic::transport::Server::builder()
-        .tls_config(files.server().unwrap())
-        .unwrap()
-        .add_service(EngineServer::new(script));
+    let server = tonic::transport::Server::builder().add_service(EngineServer::new(script));
     runtime.spawn(async move {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        server.serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)).await
+        server.serve_with_incoming(files.incoming(listener).unwrap()).await
     });
     Engine { address, node: node.into(), seen, callers, running: watched, runtime: Some(runtime) }
 }

@@ -1,0 +1,98 @@
+//! A client of the API server that outlives its credentials: when the kubeconfig or a file it names
+//! was renewed, the next request goes through a client made of the new ones. Watches that are open
+//! stay on the connection they have.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kube::client::Body;
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+use thiserror::Error;
+use tokio::sync::Mutex;
+
+use crate::tls::{Stamp, folder};
+
+/// Why there is no client.
+#[derive(Debug, Error)]
+pub enum ApiError {
+    /// The file is missing or is none.
+    #[error("{path} is not a usable kubeconfig")]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<KubeconfigError>,
+    },
+    /// What it names does not make a client.
+    #[error("{path} does not make a client of the API server")]
+    Client {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// Sets what a kubeconfig does not say, such as timeouts.
+type Tune = dyn Fn(&mut Config) + Send + Sync;
+
+/// The kubeconfig, and the client made of it as it was last seen.
+struct Renewing {
+    path: PathBuf,
+    tune: Box<Tune>,
+    made: Mutex<(Vec<Stamp>, Client)>,
+}
+
+/// A client for the kubeconfig at `path`, for as long as the process runs.
+pub async fn client(
+    path: &Path,
+    tune: impl Fn(&mut Config) + Send + Sync + 'static,
+) -> Result<Client, ApiError> {
+    // Stamped before it is read: what changes in between is read again, never missed.
+    let stamps = stamps(path);
+    let (first, namespace) = connect(path, &tune).await?;
+    let renewing =
+        Arc::new(Renewing { path: path.to_owned(), tune: Box::new(tune), made: Mutex::new((stamps, first)) });
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let renewing = renewing.clone();
+        async move { renewing.current().await.send(request).await }
+    });
+    Ok(Client::new(service, namespace))
+}
+
+impl Renewing {
+    async fn current(&self) -> Client {
+        let stamps = stamps(&self.path);
+        let mut made = self.made.lock().await;
+        if made.0 != stamps {
+            match connect(&self.path, &self.tune).await {
+                Ok((fresh, _)) => *made = (stamps, fresh),
+                Err(error) => {
+                    tracing::warn!(%error, "the renewed credentials cannot be used yet; the former ones are");
+                }
+            }
+        }
+        made.1.clone()
+    }
+}
+
+/// The kubeconfig and what lies beside it: a version of an identity changes all of them.
+fn stamps(path: &Path) -> Vec<Stamp> {
+    let beside = |name: &str| Stamp::of(&path.with_file_name(name));
+    vec![Stamp::of(path), beside(folder::CERTIFICATE), beside(folder::TOKEN)]
+}
+
+async fn connect(path: &Path, tune: &Tune) -> Result<(Client, String), ApiError> {
+    let wrong = |source| ApiError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(wrong)?;
+    tune(&mut config);
+    let namespace = config.default_namespace.clone();
+    let client = Client::try_from(config)
+        .map_err(|source| ApiError::Client { path: path.to_owned(), source: Box::new(source) })?;
+    Ok((client, namespace))
+}

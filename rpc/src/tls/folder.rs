@@ -1,0 +1,158 @@
+//! How the files of one identity lie on disk, so that nobody ever reads half of a new one: every
+//! version has a folder of its own, and one rename of a symbolic link makes it the current one.
+//!
+//! ```text
+//! agent/tls.crt ─▶ current/tls.crt      agent/current ─▶ identity-18c1…/     agent/tls.key ─▶ current/tls.key
+//! ```
+//!
+//! One process writes a folder at a time: the agent holds its lock, `serve` owns its own.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Certificate chain.
+pub const CERTIFICATE: &str = "tls.crt";
+/// Private key of the certificate.
+pub const KEY: &str = "tls.key";
+/// Certificate of the data-plane CA.
+pub const CA: &str = "ca.crt";
+/// Certificate of the API server's CA; the same as [`CA`] on the embedded server.
+pub const SERVER_CA: &str = "server-ca.crt";
+/// ServiceAccount token, where the certificate is no credential of the API server.
+pub const TOKEN: &str = "token";
+/// How the API server is reached.
+pub const KUBECONFIG: &str = "kubeconfig";
+
+/// Everything that may belong to an identity; what a new version does not name is carried over.
+const NAMES: [&str; 6] = [CERTIFICATE, KEY, CA, SERVER_CA, TOKEN, KUBECONFIG];
+const CURRENT: &str = "current";
+const VERSION: &str = "identity-";
+
+/// Replaces the named files of the identity in `dir` in one step; the others stay as they are.
+pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
+    private(dir)?;
+    let stamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let version = format!("{VERSION}{stamp:x}-{}", std::process::id());
+    let fresh = dir.join(&version);
+    private(&fresh)?;
+    for name in NAMES {
+        let given = files.iter().find(|(given, _)| *given == name).map(|(_, bytes)| bytes.to_vec());
+        let bytes = match given {
+            Some(bytes) => bytes,
+            None => match fs::read(dir.join(name)) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            },
+        };
+        write(&fresh.join(name), &bytes)?;
+    }
+    fs::File::open(&fresh)?.sync_all()?;
+    link(dir, Path::new(&version), CURRENT)?;
+    for name in NAMES.into_iter().filter(|name| fresh.join(name).exists()) {
+        let target = Path::new(CURRENT).join(name);
+        if fs::read_link(dir.join(name)).ok().as_ref() != Some(&target) {
+            link(dir, &target, name)?;
+        }
+    }
+    fs::File::open(dir)?.sync_all()?;
+    for old in versions(dir)?.into_iter().filter(|old| *old != fresh) {
+        // A reader that is just opening a file there reads the new one at its next try.
+        fs::remove_dir_all(old)?;
+    }
+    Ok(())
+}
+
+/// Removes the identity in `dir`; everything else there stays.
+pub fn remove(dir: &Path) -> io::Result<()> {
+    let gone = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    };
+    // Without a kubeconfig there is no identity, so it goes first.
+    for name in NAMES.into_iter().rev().chain([CURRENT]) {
+        gone(fs::remove_file(dir.join(name)))?;
+    }
+    versions(dir)?.into_iter().try_for_each(fs::remove_dir_all)
+}
+
+/// Writes a file that only its owner may read, in one step.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let draft = path.with_extension(format!("fresh{}", std::process::id()));
+    gone_or(fs::remove_file(&draft))?;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&draft, path)
+}
+
+fn gone_or(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Points `dir/name` at `target`, replacing whatever it was.
+fn link(dir: &Path, target: &Path, name: &str) -> io::Result<()> {
+    let draft = dir.join(format!("{name}.fresh"));
+    gone_or(fs::remove_file(&draft))?;
+    symlink(target, &draft)?;
+    fs::rename(&draft, dir.join(name))
+}
+
+fn versions(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(VERSION) && entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_new_version_replaces_a_pair_at_once_and_keeps_what_it_does_not_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("agent");
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+        publish(&dir, &[(CERTIFICATE, b"c1"), (KEY, b"k1"), (CA, b"ca"), (KUBECONFIG, b"{}")]).unwrap();
+        publish(&dir, &[(CERTIFICATE, b"c2"), (KEY, b"k2")]).unwrap();
+        assert_eq!([read(CERTIFICATE), read(KEY), read(CA), read(KUBECONFIG)], ["c2", "k2", "ca", "{}"]);
+        assert_eq!(versions(&dir).unwrap().len(), 1, "older versions are removed");
+        let mode = fs::metadata(dir.join(KEY)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(dir.join("models"), "stay").unwrap();
+        remove(&dir).unwrap();
+        let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["models"]);
+    }
+
+    #[test]
+    fn plain_files_of_an_older_release_become_links() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [CERTIFICATE, KEY, CA] {
+            fs::write(folder.path().join(name), "old").unwrap();
+        }
+        publish(folder.path(), &[(CERTIFICATE, b"new"), (KEY, b"new")]).unwrap();
+        for (name, want) in [(CERTIFICATE, "new"), (KEY, "new"), (CA, "old")] {
+            let path = folder.path().join(name);
+            assert!(fs::symlink_metadata(&path).unwrap().is_symlink(), "{name}");
+            assert_eq!(fs::read_to_string(path).unwrap(), want, "{name}");
+        }
+    }
+}
