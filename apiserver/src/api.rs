@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::admission::Admission;
 use crate::auth::Policies;
 use crate::auth::tokens::Signer;
 use crate::kinds::Kinds;
@@ -18,6 +19,8 @@ pub struct Api {
     pub kinds: Kinds,
     /// Who may do what.
     pub policies: Policies,
+    /// What is admitted beyond that.
+    pub admission: Admission,
     /// Signs and checks the tokens of service accounts.
     pub signer: Signer,
     /// The OpenAPI documents.

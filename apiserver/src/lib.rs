@@ -2,11 +2,12 @@
 //!
 //! A request comes in through [`server`] (TLS, routing), is attributed and judged by [`auth`], finds its resource in the
 //! table of [`kinds`], and is answered by its verb in [`verbs`]. A write is read ([`protobuf`], [`schema::strict`]), made
-//! ([`patch`]), settled (pruned, completed, validated: [`schema`], [`kinds::rules`]) and stored ([`store`]) if nobody
-//! else was faster. Everything else follows from watching the store: watchers, [`gc`].
+//! ([`patch`]), settled (pruned, completed, validated: [`schema`], [`kinds::rules`]), admitted ([`admission`]) and stored
+//! ([`store`]) if nobody else was faster. Everything else follows from watching the store: watchers, [`gc`].
 //!
 //! Not here: any kind of ours; they arrive as custom resource definitions.
 
+pub mod admission;
 pub mod api;
 pub mod auth;
 pub mod bootstrap;
@@ -38,6 +39,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
+use crate::admission::Admission;
 use crate::api::Api;
 use crate::auth::tokens::Signer;
 use crate::auth::{MASTERS, Policies};
@@ -191,6 +193,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let api = Arc::new(Api {
         kinds: Kinds::load(&*store),
         policies: Policies::load(&*store),
+        admission: Admission::load(&*store),
         signer: Signer::ensure(&pki_dir.join("sa.key"))?,
         metrics: Metrics::new(config.registry.unwrap_or_default())?,
         documents: discovery::Documents::default(),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// One reason among the causes of a `Status`, for example one invalid field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// Machine-readable reason, such as `FieldValueInvalid`.
+    /// Machine-readable reason, such as `FieldValueInvalid`; empty when the message says it all.
     pub reason: String,
     /// What a person reads.
     pub message: String,
@@ -279,7 +279,9 @@ impl ApiError {
                 .iter()
                 .map(|cause| {
                     let mut entry = Map::new();
-                    entry.insert("reason".into(), json!(cause.reason));
+                    if !cause.reason.is_empty() {
+                        entry.insert("reason".into(), json!(cause.reason));
+                    }
                     entry.insert("message".into(), json!(cause.message));
                     if !cause.field.is_empty() {
                         entry.insert("field".into(), json!(cause.field));

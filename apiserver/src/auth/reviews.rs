@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::rbac::Attributes;
 use super::{MASTERS, User, tokens};
+use crate::admission::{self, Attempt, Operation};
 use crate::api::Api;
 use crate::object;
 use crate::output::{self, Body};
@@ -105,6 +106,17 @@ pub fn service_account_token(api: &Api, call: &Call) -> Result<Response<Body>> {
     let record = api.store.get(&call.key()).ok_or_else(|| call.not_found())?;
     let account = record.object();
     let (mut request, _) = write::decode(call)?;
+    admission::admit(
+        api,
+        &Attempt {
+            call,
+            operation: Operation::Create,
+            name: &call.name,
+            new: Some(&request),
+            old: None,
+            dry_run: call.query.dry_run,
+        },
+    )?;
     let now = Timestamp::now().as_second();
     let wanted = request["spec"]["expirationSeconds"].as_i64().unwrap_or(TOKEN_SECONDS);
     let seconds = wanted.clamp(600, LONGEST_TOKEN_SECONDS);

@@ -35,6 +35,7 @@ const fn line(
 const CORE: (&str, &str) = ("", "v1");
 const RBAC: (&str, &str) = ("rbac.authorization.k8s.io", "v1");
 const AUTHORIZATION: (&str, &str) = ("authorization.k8s.io", "v1");
+const ADMISSION: (&str, &str) = (crate::admission::GROUP, "v1");
 const AUTHENTICATION: (&str, &str) = ("authentication.k8s.io", "v1");
 
 const LINES: &[Line] = &[
@@ -51,6 +52,16 @@ const LINES: &[Line] = &[
     line(RBAC, "clusterrolebindings", "ClusterRoleBinding", &[], false, ALL, &[]),
     line(RBAC, "roles", "Role", &[], true, ALL, &[]),
     line(RBAC, "rolebindings", "RoleBinding", &[], true, ALL, &[]),
+    line(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", &[], false, ALL, &["status"]),
+    line(
+        ADMISSION,
+        "validatingadmissionpolicybindings",
+        "ValidatingAdmissionPolicyBinding",
+        &[],
+        false,
+        ALL,
+        &[],
+    ),
     line(
         ("apiextensions.k8s.io", "v1"),
         "customresourcedefinitions",

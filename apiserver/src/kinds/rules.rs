@@ -6,6 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::{Resource, definition};
+use crate::admission::check;
 use crate::object;
 use crate::status::Cause;
 use crate::verbs::Call;
@@ -31,6 +32,8 @@ pub fn prepare(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
         }
         "CertificateSigningRequest" => signing_request(call, new, old, now),
         "RoleBinding" | "ClusterRoleBinding" => binding(new),
+        "ValidatingAdmissionPolicy" => check::complete(&mut new["spec"], "matchConstraints"),
+        "ValidatingAdmissionPolicyBinding" => check::complete(&mut new["spec"], "matchResources"),
         "ClusterRole" | "Role" if new["rules"].is_null() => new["rules"] = json!([]),
         _ => {}
     }
@@ -192,6 +195,8 @@ pub fn validate(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Ca
             }
         }
         "CustomResourceDefinition" => causes.extend(definition::validate(new, old)),
+        "ValidatingAdmissionPolicy" => causes.extend(check::policy(new)),
+        "ValidatingAdmissionPolicyBinding" => causes.extend(check::binding(new)),
         _ => {}
     }
     causes

@@ -2,7 +2,7 @@
 //!
 //! Not here: the CEL language and its Kubernetes libraries (crate `kube-cel`), cost limits.
 
-mod declared;
+pub mod declared;
 
 use std::fmt;
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::write::{self, Origin};
 use super::{Call, check_namespace, list, respond};
+use crate::admission::{self, Attempt, Operation};
 use crate::api::Api;
 use crate::object;
 use crate::output::Body;
@@ -79,6 +80,18 @@ pub async fn create(
         }
         unknown.truncate(given);
         write::settle(api, &call, None, &mut attempt, unknown, origin)?;
+        unknown.extend(admission::admit(
+            api,
+            &Attempt {
+                call: &call,
+                operation: Operation::Create,
+                // A name that the server makes up is not the request's.
+                name: if made_up { "" } else { &call.name },
+                new: Some(&attempt),
+                old: None,
+                dry_run: call.query.dry_run,
+            },
+        )?);
         if call.query.dry_run {
             return Ok(Arc::new(attempt));
         }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::write;
 use super::{Call, list};
+use crate::admission::{self, Attempt, Operation};
 use crate::api::Api;
 use crate::kinds::definition;
 use crate::object;
@@ -72,17 +73,19 @@ impl Options {
 pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     call.shape()?;
     let options = Options::read(call)?;
-    let (object, gone) = delete(api, call, &options).await?;
+    let (object, gone, warnings) = delete(api, call, &options).await?;
     if gone && call.resource.kind != "Namespace" {
         let resource = &call.resource;
         let status = status::deleted(&resource.group, &resource.plural, &call.name, object::uid(&object));
-        return Ok(output::value(StatusCode::OK, &status));
+        let mut response = output::value(StatusCode::OK, &status);
+        output::warn(&mut response, &warnings);
+        return Ok(response);
     }
-    super::respond(call, StatusCode::OK, &object, &[])
+    super::respond(call, StatusCode::OK, &object, &warnings)
 }
 
-/// Deletes an object or marks it; tells its last state and whether it is gone.
-pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(Value, bool)> {
+/// Deletes an object or marks it; tells its last state, whether it is gone, and what policies warn of.
+pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(Value, bool, Vec<String>)> {
     let resource = &call.resource;
     if resource.kind == "Namespace" && matches!(call.name.as_str(), "default" | "kube-system" | "kube-public")
     {
@@ -102,14 +105,25 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
         };
         precondition("UID", &options.uid, object::uid(&current))?;
         precondition("ResourceVersion", &options.resource_version, object::resource_version(&current))?;
+        let warnings = admission::admit(
+            api,
+            &Attempt {
+                call,
+                operation: Operation::Delete,
+                name: &call.name,
+                new: None,
+                old: Some(&current),
+                dry_run: options.dry_run,
+            },
+        )?;
         let marked = mark(call, &current, options);
         let gone = object::finalizers(&marked).is_empty() && write::spec_finalized(&marked);
         if options.dry_run {
-            return Ok((marked, gone));
+            return Ok((marked, gone, warnings));
         }
         if !gone && marked == *current {
             // Already on its way.
-            return Ok((marked, false));
+            return Ok((marked, false, warnings));
         }
         let change = if gone {
             Change::Delete
@@ -122,7 +136,7 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
         match api.store.txn(txn).await.map_err(list::storage_error)? {
             Outcome::Done(written) => {
                 write::after(api, resource);
-                return Ok((Value::clone(&resource.view(&written)), gone));
+                return Ok((Value::clone(&resource.view(&written)), gone, warnings));
             }
             Outcome::Refused(None) => return Err(call.not_found()),
             Outcome::Refused(Some(_)) => {}

@@ -8,6 +8,7 @@ use http::header;
 use serde_json::{Value, json};
 
 use super::{Call, list, metadata};
+use crate::admission::{self, Attempt, Operation};
 use crate::api::Api;
 use crate::kinds::{Resource, definition, rules};
 use crate::object;
@@ -128,6 +129,17 @@ pub async fn modify(
         }
         settle(api, call, Some(&current), &mut new, &mut unknown, origin)?;
         object::copy_meta(&mut new, &current, "resourceVersion");
+        unknown.extend(admission::admit(
+            api,
+            &Attempt {
+                call,
+                operation: Operation::Update,
+                name: &call.name,
+                new: Some(&new),
+                old: Some(&current),
+                dry_run: call.query.dry_run,
+            },
+        )?);
         let finished =
             object::is_terminating(&new) && object::finalizers(&new).is_empty() && spec_finalized(&new);
         if new == *current && !finished {
@@ -172,6 +184,9 @@ pub fn after(api: &Api, resource: &Resource) {
     }
     if resource.group == crate::auth::rbac::GROUP {
         api.policies.refresh(&*api.store);
+    }
+    if resource.group == admission::GROUP {
+        api.admission.refresh(&*api.store);
     }
 }
 
@@ -230,6 +245,10 @@ pub fn settle(
     if resource.prefix == crate::kinds::DEFINITIONS && call.subresource.is_empty() {
         definition::establish(new, &api.kinds.table(), &object::timestamp(now));
     }
+    if resource.group == admission::GROUP && resource.has_subresource("status") && call.subresource.is_empty()
+    {
+        admission::check::observe(new, &api.kinds.table());
+    }
     if origin == Origin::Write {
         apply::track_update(old, new, &call.manager(), &call.subresource, now, schema);
     }
@@ -274,7 +293,9 @@ fn keep_what_is_not_written(call: &Call, old: &Value, new: &mut Value) {
 
 /// The generation counts changes of what people want: everything but metadata and, where it is separate, status.
 fn account_generation(resource: &Resource, old: Option<&Value>, new: &mut Value) {
-    let counted = resource.custom.is_some() || resource.kind == "CustomResourceDefinition";
+    let counted = resource.custom.is_some()
+        || resource.kind == "CustomResourceDefinition"
+        || resource.group == admission::GROUP;
     if !counted {
         return;
     }

@@ -29,8 +29,13 @@ pub fn undeclared(rule: &str, node: &Value, is_root: bool) -> Vec<String> {
     if is_root || node["x-kubernetes-embedded-resource"] == true {
         add_identity(&mut node);
     }
-    let mut walk = Walk { node: &node, bound: Vec::new(), problems: Vec::new() };
-    walk.expression(program.expression());
+    problems(program.expression(), vec![("self".into(), Some(&node)), ("oldSelf".into(), Some(&node))])
+}
+
+/// What an expression names beside `roots`, each of which has the schema of its value where that is known.
+pub fn problems(expression: &IdedExpr, roots: Vec<(String, Option<&Value>)>) -> Vec<String> {
+    let mut walk = Walk { bound: roots, problems: Vec::new() };
+    walk.expression(expression);
     walk.problems
 }
 
@@ -46,8 +51,7 @@ fn add_identity(node: &mut Value) {
 }
 
 struct Walk<'a> {
-    node: &'a Value,
-    /// Loop variables, innermost last, with the schema of what they hold where it is known.
+    /// What may be named, then loop variables, innermost last, with the schema of what they hold where it is known.
     bound: Vec<(String, Option<&'a Value>)>,
     problems: Vec<String>,
 }
@@ -96,7 +100,11 @@ impl<'a> Walk<'a> {
                 None
             }
             Expr::Map(map) => self.entries(map.entries.iter().map(|entry| &entry.expr)),
-            Expr::Struct(message) => self.entries(message.entries.iter().map(|entry| &entry.expr)),
+            Expr::Struct(message) => {
+                // The interpreter cannot make messages and would stop on one.
+                self.say(format!("undeclared reference to '{}' (in container '')", message.type_name));
+                self.entries(message.entries.iter().map(|entry| &entry.expr))
+            }
             Expr::Comprehension(comprehension) => {
                 let over = self.expression(&comprehension.iter_range);
                 // Over a map the first variable is a key, of which a schema says nothing.
@@ -131,22 +139,18 @@ impl<'a> Walk<'a> {
     }
 
     fn knows(&self, name: &str) -> bool {
-        matches!(name, "self" | "oldSelf") || self.bound.iter().any(|(bound, _)| bound == name)
+        self.bound.iter().any(|(bound, _)| bound == name)
     }
 
     fn identifier(&mut self, name: &str) -> Option<&'a Value> {
         if let Some((_, schema)) = self.bound.iter().rev().find(|(bound, _)| bound == name) {
             return *schema;
         }
-        match name {
-            "self" | "oldSelf" => Some(self.node),
-            // Names with a sign are the parser's own.
-            _ if TYPES.contains(&name) || name.starts_with('@') => None,
-            _ => {
-                self.say(format!("undeclared reference to '{name}' (in container '')"));
-                None
-            }
+        // Names with a sign are the parser's own.
+        if !TYPES.contains(&name) && !name.starts_with('@') {
+            self.say(format!("undeclared reference to '{name}' (in container '')"));
         }
+        None
     }
 }
 

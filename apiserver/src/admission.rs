@@ -1,0 +1,248 @@
+//! What is admitted beyond what roles allow: ValidatingAdmissionPolicies and their bindings, evaluated on every write before
+//! it is stored, and in force as soon as they are.
+//!
+//! Policies are not asked about policies, so that one that refuses everything can still be taken away, and not about what
+//! the server writes by itself. Not here: mutating policies and webhooks, which this server does not have.
+
+pub mod authorizer;
+pub mod check;
+pub mod expression;
+pub mod inputs;
+pub mod matching;
+pub mod parameters;
+pub mod policy;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use http::StatusCode;
+use serde_json::Value;
+
+use crate::api::Api;
+use crate::auth::User;
+use crate::kinds::{self, Resource};
+use crate::object;
+use crate::status::{ApiError, Cause, Result};
+use crate::store::{Record, Store};
+use crate::verbs::Call;
+use inputs::Inputs;
+use policy::{Action, Binding, Denial, Policy};
+
+/// The API group of policies and bindings.
+pub const GROUP: &str = "admissionregistration.k8s.io";
+/// Where they are stored.
+pub const PREFIX: &str = "/registry/admissionregistration.k8s.io/";
+
+/// What a request does to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Makes it.
+    Create,
+    /// Changes it, in whatever way.
+    Update,
+    /// Deletes it.
+    Delete,
+}
+
+impl Operation {
+    /// As rules and requests spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// A write that is about to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// Who asks, on what.
+    pub call: &'a Call,
+    /// What for.
+    pub operation: Operation,
+    /// The name in the request; empty when the server makes one up.
+    pub name: &'a str,
+    /// The state asked for; none for a deletion.
+    pub new: Option<&'a Value>,
+    /// The state before; none for a creation.
+    pub old: Option<&'a Value>,
+    /// Whether nothing will be stored.
+    pub dry_run: bool,
+}
+
+impl Attempt<'_> {
+    /// Whether the request is written in this version of its resource.
+    fn is_of(&self, resource: &Resource) -> bool {
+        let own = &self.call.resource;
+        own.group == resource.group && own.version == resource.version && own.plural == resource.plural
+    }
+}
+
+/// The policies in force, each with its bindings, in order of their names.
+#[derive(Debug, Default)]
+struct Book {
+    policies: Vec<(Arc<Policy>, Vec<Binding>)>,
+    /// The policies by the key and revision they were read at, for the next reading.
+    read: BTreeMap<(Arc<str>, u64), Arc<Policy>>,
+}
+
+impl Book {
+    fn new(records: &[Arc<Record>], before: &Self) -> Self {
+        let mut bindings: BTreeMap<String, Vec<Binding>> = BTreeMap::new();
+        let mut read = BTreeMap::new();
+        for record in records {
+            let object = record.object();
+            match object["kind"].as_str() {
+                Some("ValidatingAdmissionPolicy") => {
+                    let key = (record.key.clone(), record.revision);
+                    let known = before.read.get(&key).cloned();
+                    let policy = known.unwrap_or_else(|| Arc::new(Policy::read(object, None).0));
+                    read.insert(key, policy);
+                }
+                Some("ValidatingAdmissionPolicyBinding") => {
+                    let binding = Binding::read(object);
+                    bindings.entry(binding.policy.clone()).or_default().push(binding);
+                }
+                _ => {}
+            }
+        }
+        let bound = read
+            .values()
+            .filter_map(|policy| bindings.remove(&policy.name).map(|bindings| (policy.clone(), bindings)));
+        let policies = bound.collect();
+        Self { policies, read }
+    }
+}
+
+/// The policies in force; replaced whole when one changes.
+#[derive(Debug)]
+pub struct Admission {
+    current: RwLock<Arc<Book>>,
+    /// Held while a book is made, so that of two the one read later is also set later, and readers wait for neither.
+    refreshing: Mutex<()>,
+}
+
+impl Admission {
+    /// The policies that the store holds now.
+    pub fn load(store: &dyn Store) -> Self {
+        let admission = Self { current: RwLock::default(), refreshing: Mutex::new(()) };
+        admission.refresh(store);
+        admission
+    }
+
+    fn book(&self) -> Arc<Book> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads policies and bindings again.
+    pub fn refresh(&self, store: &dyn Store) {
+        let refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
+        match store.range(PREFIX, None, None) {
+            Ok(snapshot) => {
+                let book = Book::new(&snapshot.records, &self.book());
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(book);
+            }
+            Err(error) => tracing::error!(%error, "the admission policies could not be read"),
+        }
+        drop(refreshing);
+    }
+}
+
+/// Asks every policy in force; the warnings of those that only warn.
+pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
+    let call = attempt.call;
+    let book = api.admission.book();
+    if book.policies.is_empty() || call.resource.group == GROUP || call.user == User::server() {
+        return Ok(Vec::new());
+    }
+    let mut warnings = Vec::new();
+    for (policy, bindings) in &book.policies {
+        let Some(seen_as) = policy.matching.covers(api, attempt) else { continue };
+        let mut inputs = None;
+        for binding in bindings {
+            if binding.matching.as_ref().is_some_and(|matching| matching.covers(api, attempt).is_none()) {
+                continue;
+            }
+            let params = match parameters::find(api, policy, binding, &call.namespace) {
+                Ok(params) => params,
+                Err(why) if policy.fails => {
+                    let message = format!("failed to configure binding: {why}");
+                    return Err(refusal(
+                        attempt,
+                        policy,
+                        binding,
+                        &Denial { message, reason: "Invalid".into() },
+                    ));
+                }
+                Err(_) => continue,
+            };
+            let inputs =
+                inputs.get_or_insert_with(|| Inputs::new(attempt, &seen_as, namespace(api, attempt)));
+            for params in params {
+                let asked = || policy.judge(inputs, params.as_deref());
+                let denials = authorizer::asking(api.policies.policy(), call.user.clone(), asked);
+                for denial in &denials {
+                    for action in &binding.actions {
+                        match action {
+                            Action::Deny => return Err(refusal(attempt, policy, binding, denial)),
+                            Action::Warn => warnings.push(format!(
+                                "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
+                                policy.name, binding.name, denial.message
+                            )),
+                            Action::Audit => tracing::info!(
+                                policy = policy.name,
+                                binding = binding.name,
+                                user = call.user.name,
+                                resource = call.resource.plural,
+                                namespace = call.namespace,
+                                name = call.name,
+                                message = denial.message,
+                                "a policy would refuse what a user did"
+                            ),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(warnings)
+}
+
+/// The namespace of the object as policies see it.
+fn namespace(api: &Api, attempt: &Attempt<'_>) -> Option<Value> {
+    let call = attempt.call;
+    if !call.resource.namespaced {
+        return None;
+    }
+    let record = api.store.get(&kinds::builtin_namespace_key(&call.namespace))?;
+    let mut shown = Value::clone(record.object());
+    for field in ["managedFields", "ownerReferences"] {
+        object::set_meta(&mut shown, field, Value::Null);
+    }
+    Some(shown)
+}
+
+fn refusal(attempt: &Attempt<'_>, policy: &Policy, binding: &Binding, denial: &Denial) -> ApiError {
+    let resource = &attempt.call.resource;
+    let generated = attempt.new.map(|new| object::meta(new, "generateName")).unwrap_or_default();
+    let name = match (attempt.name, attempt.new.map(object::name)) {
+        ("", Some("")) => generated,
+        ("", Some(name)) => name,
+        (name, _) => name,
+    };
+    let message = format!(
+        "ValidatingAdmissionPolicy '{}' with binding '{}' denied request: {}",
+        policy.name, binding.name, denial.message
+    );
+    let mut error = ApiError::forbidden(&resource.group, &resource.plural, name, &message)
+        .with_causes(vec![Cause { reason: String::new(), message, field: String::new() }]);
+    (error.reason, error.code) = match denial.reason.as_str() {
+        "Forbidden" => ("Forbidden", StatusCode::FORBIDDEN),
+        "Unauthorized" => ("Unauthorized", StatusCode::UNAUTHORIZED),
+        "RequestEntityTooLarge" => ("RequestEntityTooLarge", StatusCode::PAYLOAD_TOO_LARGE),
+        _ => ("Invalid", StatusCode::UNPROCESSABLE_ENTITY),
+    };
+    error
+}

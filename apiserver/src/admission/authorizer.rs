@@ -1,0 +1,190 @@
+//! `authorizer` in expressions: asks the roles what the request's user, or a service account, may do.
+//!
+//! Each step (`authorizer.group('apps').resource('things')`) is a map that carries what was said so far; `check` asks.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kube_cel::cel::extractors::{Arguments, This};
+use kube_cel::cel::objects::{Key, Map};
+use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
+
+use crate::auth::User;
+use crate::auth::rbac::{Attributes, Policy};
+
+/// The name under which `authorizer.requestResource` is known.
+pub const REQUEST_RESOURCE: &str = "authorizer.requestResource";
+/// What a map is, so that nobody's data is taken for one of ours.
+const STEP: &str = "@authorizer";
+
+thread_local! {
+    static ASKED: RefCell<Option<(Arc<Policy>, User)>> = const { RefCell::new(None) };
+}
+
+/// Answers for this user and these roles while `run` runs.
+pub fn asking<T>(policy: Arc<Policy>, user: User, run: impl FnOnce() -> T) -> T {
+    ASKED.set(Some((policy, user)));
+    let outcome = run();
+    ASKED.set(None);
+    outcome
+}
+
+fn map(entries: impl IntoIterator<Item = (String, Value)>) -> Value {
+    let entries: HashMap<Key, Value> =
+        entries.into_iter().map(|(key, value)| (Key::String(Arc::new(key)), value)).collect();
+    Value::Map(Map { map: Arc::new(entries) })
+}
+
+fn string(text: &str) -> Value {
+    Value::String(Arc::new(text.to_string()))
+}
+
+/// The step that every expression starts with.
+pub fn start() -> Value {
+    map([(STEP.to_string(), string("authorizer"))])
+}
+
+/// The resource of the request itself.
+pub fn request_resource(
+    group: &str,
+    resource: &str,
+    subresource: &str,
+    namespace: &str,
+    name: &str,
+) -> Value {
+    let said = [
+        (STEP, "resource"),
+        ("group", group),
+        ("resource", resource),
+        ("subresource", subresource),
+        ("namespace", namespace),
+        ("name", name),
+    ];
+    map(said.map(|(key, value)| (key.to_string(), string(value))))
+}
+
+/// Adds the steps to the functions of a context.
+pub fn register(context: &mut Context<'_>) {
+    // After which step, the function, the step it makes.
+    context.add_function("path", |this: This<Value>, said: Arguments| {
+        step(&this, &said, "authorizer", "path", "path")
+    });
+    context.add_function("group", |this: This<Value>, said: Arguments| {
+        step(&this, &said, "authorizer", "group", "group")
+    });
+    context.add_function("resource", |this: This<Value>, said: Arguments| {
+        step(&this, &said, "group", "resource", "resource")
+    });
+    context.add_function("subresource", |this: This<Value>, said: Arguments| {
+        step(&this, &said, "resource", "subresource", "resource")
+    });
+    context.add_function("namespace", |this: This<Value>, said: Arguments| {
+        step(&this, &said, "resource", "namespace", "resource")
+    });
+    context.add_function("name", |this: This<Value>, said: Arguments| {
+        step(&this, &said, "resource", "name", "resource")
+    });
+    context.add_function("serviceAccount", |This(this): This<Value>, Arguments(said): Arguments| {
+        expect(&this, "authorizer")?;
+        let (namespace, name) = (argument(&said, 0)?, argument(&said, 1)?);
+        let user = format!("system:serviceaccount:{namespace}:{name}");
+        Ok(map([
+            (STEP.to_string(), string("authorizer")),
+            ("user".to_string(), string(&user)),
+            ("userNamespace".to_string(), string(namespace)),
+        ]))
+    });
+    context.add_function("check", |This(this): This<Value>, Arguments(said): Arguments| {
+        check(&this, argument(&said, 0)?)
+    });
+    context.add_function("allowed", |This(this): This<Value>| decision(&this, "allowed"));
+    context.add_function("reason", |This(this): This<Value>| decision(&this, "reason"));
+    context.add_function("errored", |This(this): This<Value>| decision(&this, "errored"));
+    context.add_function("error", |This(this): This<Value>| decision(&this, "error"));
+}
+
+fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
+    let Value::Map(map) = value else { return None };
+    map.map.get(&Key::String(Arc::new(name.to_string())))
+}
+
+fn said<'a>(value: &'a Value, name: &str) -> &'a str {
+    match field(value, name) {
+        Some(Value::String(text)) => text,
+        _ => "",
+    }
+}
+
+fn expect(value: &Value, step: &str) -> Result<(), ExecutionError> {
+    if said(value, STEP) == step { Ok(()) } else { Err(ExecutionError::NoSuchOverload) }
+}
+
+fn argument(arguments: &[Value], index: usize) -> Result<&str, ExecutionError> {
+    match arguments.get(index) {
+        Some(Value::String(text)) => Ok(text),
+        _ => Err(ExecutionError::NoSuchOverload),
+    }
+}
+
+fn step(
+    This(this): &This<Value>,
+    Arguments(arguments): &Arguments,
+    after: &str,
+    name: &str,
+    makes: &str,
+) -> ResolveResult {
+    expect(this, after)?;
+    let Value::Map(before) = this else { return Err(ExecutionError::NoSuchOverload) };
+    let mut entries = HashMap::clone(&before.map);
+    let key = |name: &str| Key::String(Arc::new(name.to_string()));
+    entries.insert(key(name), string(argument(arguments, 0)?));
+    entries.insert(key(STEP), string(makes));
+    Ok(Value::Map(Map { map: Arc::new(entries) }))
+}
+
+fn check(this: &Value, verb: &str) -> ResolveResult {
+    let resource = expect(this, "resource").is_ok();
+    if !resource {
+        expect(this, "path")?;
+    }
+    let allowed = ASKED.with_borrow(|asked| {
+        let Some((policy, user)) = asked else { return false };
+        let other;
+        let user = match said(this, "user") {
+            "" => user,
+            name => {
+                let groups = [
+                    "system:serviceaccounts".into(),
+                    format!("system:serviceaccounts:{}", said(this, "userNamespace")),
+                ];
+                other = User::known(name, groups.into());
+                &other
+            }
+        };
+        policy.allows(
+            user,
+            &Attributes {
+                verb,
+                group: said(this, "group"),
+                resource: said(this, "resource"),
+                subresource: said(this, "subresource"),
+                namespace: said(this, "namespace"),
+                name: said(this, "name"),
+                path: if resource { "" } else { said(this, "path") },
+            },
+        )
+    });
+    Ok(map([
+        (STEP.to_string(), string("decision")),
+        ("allowed".to_string(), Value::Bool(allowed)),
+        ("reason".to_string(), string(if allowed { "RBAC: allowed" } else { "" })),
+        ("errored".to_string(), Value::Bool(false)),
+        ("error".to_string(), string("")),
+    ]))
+}
+
+fn decision(this: &Value, name: &str) -> ResolveResult {
+    expect(this, "decision")?;
+    field(this, name).cloned().ok_or(ExecutionError::NoSuchOverload)
+}

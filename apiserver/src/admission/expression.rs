@@ -1,0 +1,371 @@
+//! One CEL expression of a policy: read, made strict, and run within a budget.
+//!
+//! The interpreter underneath is lenient in two ways that would let a policy admit what it means to refuse: a field of
+//! something that has no fields is `false` to it, and loops are not counted. So an expression is rewritten once when it is
+//! read: selections become look-ups that fail, and every loop pays for each of its steps.
+//!
+//! Not here: what the names stand for ([`super::inputs`]), and what a result means ([`super::policy`]).
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube_cel::KubeCelExt;
+use kube_cel::cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
+use kube_cel::cel::extractors::Arguments;
+use kube_cel::cel::parser::Parser;
+use kube_cel::cel::{Context, ExecutionError, ResolveResult, Value};
+
+use super::authorizer;
+use crate::schema::cel::declared;
+
+/// The longest expression: ten times what a reviewer would put up with.
+const LONGEST: usize = 16 * 1024;
+/// What one evaluation of a policy may cost. A step of a loop costs the size of its body, more for large objects; a
+/// million is about a second on a slow machine, and Kubernetes' own budget is of this order.
+const BUDGET: i64 = 1_000_000;
+/// Elements of data that make a step cost as much again: a loop's body may copy what it names.
+const GRAIN: i64 = 64;
+/// The function that pays for a step of a loop.
+const TICK: &str = "@tick";
+/// Told when the budget is spent.
+const EXHAUSTED: &str =
+    "validation failed due to running out of cost budget, no further validation rules will be run";
+
+/// An expression that was read.
+#[derive(Debug)]
+pub struct Expression {
+    /// As written.
+    pub source: String,
+    root: IdedExpr,
+    /// What it names of what a policy may name, such as `oldObject` or `variables.zone`.
+    pub names: BTreeSet<String>,
+}
+
+/// What an expression may name, each with the schema of its value where that is known.
+pub type Roots<'a> = Vec<(String, Option<&'a serde_json::Value>)>;
+
+impl Expression {
+    /// Reads an expression that may name `roots`; the error says why it cannot be used.
+    pub fn read(source: &str, roots: &Roots<'_>) -> Result<Self, String> {
+        let told = |why: String| format!("compilation failed: {why}");
+        if source.len() > LONGEST {
+            return Err(told(format!(
+                "the expression has {} bytes, and {LONGEST} are allowed",
+                source.len()
+            )));
+        }
+        let parsed = Parser::new().enable_optional_syntax(true).parse(source);
+        let mut root = parsed.map_err(|errors| told(errors.to_string()))?;
+        if let Some(problem) = declared::problems(&root, roots.clone()).into_iter().next() {
+            return Err(told(problem));
+        }
+        let mut rewrite = Rewrite::default();
+        rewrite.expression(&mut root);
+        if let Some(problem) = rewrite.problems.into_iter().next() {
+            return Err(told(problem));
+        }
+        if let Some(unknown) =
+            rewrite.functions.iter().find(|(any, _)| !any.iter().any(|name| is_known(name)))
+        {
+            return Err(told(format!("undeclared reference to '{}' (in container '')", unknown.1)));
+        }
+        Ok(Self { source: source.to_string(), root, names: rewrite.names })
+    }
+
+    /// The type of the result, where the outermost operation tells it.
+    pub fn result(&self) -> Option<&'static str> {
+        match &self.root.expr {
+            Expr::Literal(LiteralValue::Boolean(_)) => Some("bool"),
+            Expr::Literal(LiteralValue::String(_)) => Some("string"),
+            Expr::Literal(LiteralValue::Int(_)) => Some("int"),
+            Expr::Literal(LiteralValue::UInt(_)) => Some("uint"),
+            Expr::Literal(LiteralValue::Double(_)) => Some("double"),
+            Expr::Literal(LiteralValue::Bytes(_)) => Some("bytes"),
+            Expr::Literal(LiteralValue::Null) => Some("null_type"),
+            Expr::List(_) => Some("list"),
+            Expr::Map(_) => Some("map"),
+            Expr::Select(select) if select.test => Some("bool"),
+            Expr::Call(call) => match call.func_name.as_str() {
+                operators::LOGICAL_AND
+                | operators::LOGICAL_OR
+                | operators::LOGICAL_NOT
+                | operators::EQUALS
+                | operators::NOT_EQUALS
+                | operators::LESS
+                | operators::LESS_EQUALS
+                | operators::GREATER
+                | operators::GREATER_EQUALS
+                | operators::IN
+                | "startsWith"
+                | "endsWith"
+                | "matches" => Some("bool"),
+                "size" => Some("int"),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Makes an expression strict, and notes what it needs.
+#[derive(Default)]
+struct Rewrite {
+    bound: Vec<String>,
+    names: BTreeSet<String>,
+    /// What a call may mean, and how it is told.
+    functions: BTreeSet<(Vec<String>, String)>,
+    problems: Vec<String>,
+}
+
+impl Rewrite {
+    fn is_root(&self, expression: &IdedExpr, name: &str) -> bool {
+        matches!(&expression.expr, Expr::Ident(ident) if ident == name)
+            && !self.bound.iter().any(|bound| bound == name)
+    }
+
+    fn expression(&mut self, expression: &mut IdedExpr) {
+        let id = expression.id;
+        match &mut expression.expr {
+            Expr::Unspecified | Expr::Literal(_) => {}
+            Expr::Ident(name) => {
+                if !self.bound.contains(name) {
+                    self.names.insert(name.clone());
+                }
+            }
+            Expr::Select(select) => {
+                let joined = format!("variables.{}", select.field);
+                if self.is_root(&select.operand, "variables") {
+                    expression.expr = if select.test {
+                        Expr::Literal(LiteralValue::Boolean(true.into()))
+                    } else {
+                        self.names.insert(joined.clone());
+                        Expr::Ident(joined)
+                    };
+                } else if self.is_root(&select.operand, "authorizer") && select.field == "requestResource" {
+                    self.names.insert(authorizer::REQUEST_RESOURCE.into());
+                    expression.expr = Expr::Ident(authorizer::REQUEST_RESOURCE.into());
+                } else {
+                    self.expression(&mut select.operand);
+                    if !select.test {
+                        let field = text(id, &select.field);
+                        let operand = std::mem::take(&mut *select.operand);
+                        expression.expr = call(operators::INDEX, vec![operand, field]);
+                    }
+                }
+            }
+            Expr::Call(call) => {
+                if call.func_name == operators::OPT_SELECT {
+                    // The interpreter's own fails where the field is missing, which is what it is asked to forgive.
+                    call.func_name = operators::OPT_INDEX.into();
+                }
+                self.note(call);
+                if let Some(target) = &mut call.target {
+                    let library = matches!(&target.expr, Expr::Ident(name)
+                        if !self.bound.contains(name) && is_known(&format!("{name}.{}", call.func_name)));
+                    if !library {
+                        self.expression(target);
+                    }
+                }
+                for argument in &mut call.args {
+                    self.expression(argument);
+                }
+            }
+            Expr::List(list) => list.elements.iter_mut().for_each(|element| self.expression(element)),
+            Expr::Map(map) => {
+                for entry in &mut map.entries {
+                    if let kube_cel::cel::common::ast::EntryExpr::MapEntry(entry) = &mut entry.expr {
+                        self.expression(&mut entry.key);
+                        self.expression(&mut entry.value);
+                    }
+                }
+            }
+            Expr::Struct(message) => self.problems.push(format!(
+                "undeclared reference to '{}' (in container ''): messages cannot be made here",
+                message.type_name
+            )),
+            Expr::Comprehension(comprehension) => {
+                self.expression(&mut comprehension.iter_range);
+                self.expression(&mut comprehension.accu_init);
+                let outer = self.bound.len();
+                self.bound.push(comprehension.iter_var.clone());
+                self.bound.extend(comprehension.iter_var2.clone());
+                self.bound.push(comprehension.accu_var.clone());
+                self.expression(&mut comprehension.loop_cond);
+                self.expression(&mut comprehension.loop_step);
+                self.expression(&mut comprehension.result);
+                self.bound.truncate(outer);
+                let step = std::mem::take(&mut comprehension.loop_step);
+                let ident = |name: &str| IdedExpr { id, expr: Expr::Ident(name.into()) };
+                let weight = IdedExpr { id, expr: Expr::Literal(LiteralValue::Int(size(&step).into())) };
+                let tick = call(TICK, vec![ident(&comprehension.iter_var), weight]);
+                let accumulated = ident(&comprehension.accu_var);
+                let paid = call(operators::CONDITIONAL, vec![IdedExpr { id, expr: tick }, step, accumulated]);
+                comprehension.loop_step = IdedExpr { id, expr: paid };
+            }
+        }
+    }
+
+    fn note(&mut self, call: &CallExpr) {
+        // Operators have names that no identifier has.
+        if !call.func_name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
+            || call.func_name.starts_with('_')
+        {
+            return;
+        }
+        let mut any = vec![call.func_name.clone()];
+        if let Some(target) = &call.target
+            && let Expr::Ident(prefix) = &target.expr
+        {
+            any.push(format!("{prefix}.{}", call.func_name));
+        }
+        self.functions.insert((any, call.func_name.clone()));
+    }
+}
+
+fn call(function: &str, args: Vec<IdedExpr>) -> Expr {
+    Expr::Call(CallExpr { func_name: function.into(), target: None, args })
+}
+
+fn text(id: u64, value: &str) -> IdedExpr {
+    IdedExpr { id, expr: Expr::Literal(LiteralValue::String(value.into())) }
+}
+
+/// The nodes of an expression.
+fn size(expression: &IdedExpr) -> i64 {
+    1 + match &expression.expr {
+        Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) | Expr::Struct(_) => 0,
+        Expr::Select(select) => size(&select.operand),
+        Expr::Call(call) => call.target.iter().map(|it| size(it)).chain(call.args.iter().map(size)).sum(),
+        Expr::List(list) => list.elements.iter().map(size).sum(),
+        Expr::Map(map) => map.entries.len() as i64 * 4,
+        Expr::Comprehension(it) => {
+            size(&it.iter_range) + size(&it.accu_init) + size(&it.loop_step) + size(&it.result)
+        }
+    }
+}
+
+/// What is left of the budget, and how large the largest thing is that a step may copy.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meter {
+    left: i64,
+    largest: i64,
+}
+
+thread_local! {
+    /// The libraries. Registering them costs more than most expressions, and evaluation never leaves its thread.
+    static LIBRARIES: Context<'static> = libraries();
+    static METER: Cell<Meter> = const { Cell::new(Meter { left: 0, largest: 0 }) };
+}
+
+fn libraries() -> Context<'static> {
+    let mut context = Context::default().with_all();
+    context.add_function(TICK, tick);
+    context.add_function("dyn", |value: Value| -> ResolveResult { Ok(value) });
+    authorizer::register(&mut context);
+    context
+}
+
+fn tick(Arguments(arguments): Arguments) -> ResolveResult {
+    let mut meter = METER.get();
+    let weight = match arguments.get(1) {
+        Some(Value::Int(weight)) => *weight,
+        _ => 1,
+    };
+    meter.largest = meter.largest.max(arguments.first().map_or(1, elements));
+    meter.left = meter.left.saturating_sub(weight.saturating_mul(1 + meter.largest / GRAIN));
+    METER.set(meter);
+    if meter.left < 0 { Err(ExecutionError::function_error(TICK, EXHAUSTED)) } else { Ok(Value::Bool(true)) }
+}
+
+/// How much a value holds.
+fn elements(value: &Value) -> i64 {
+    match value {
+        Value::List(items) => 1 + items.iter().map(elements).sum::<i64>(),
+        Value::Map(map) => 1 + map.map.values().map(elements).sum::<i64>(),
+        Value::String(text) => 1 + (text.len() / 64) as i64,
+        Value::Bytes(bytes) => 1 + (bytes.len() / 64) as i64,
+        _ => 1,
+    }
+}
+
+/// Whether there is a function of this name.
+fn is_known(name: &str) -> bool {
+    let asked = IdedExpr { id: 0, expr: call(name, Vec::new()) };
+    LIBRARIES.with(|libraries| {
+        !matches!(Value::resolve(&asked, libraries), Err(ExecutionError::UndeclaredReference(unknown)) if *unknown == name)
+    })
+}
+
+/// What the expressions of one evaluation share: their names' values and the budget.
+pub struct Session<'a> {
+    context: Context<'a>,
+    /// Of the variables that could not be computed: why. Only who uses one is told.
+    failed: BTreeMap<String, String>,
+}
+
+/// Evaluates with a fresh budget.
+pub fn session<T>(run: impl FnOnce(&mut Session<'_>) -> T) -> T {
+    LIBRARIES.with(|libraries| {
+        METER.set(Meter { left: BUDGET, largest: 1 });
+        run(&mut Session { context: libraries.new_inner_scope(), failed: BTreeMap::new() })
+    })
+}
+
+impl Session<'_> {
+    /// Gives a name its value.
+    pub fn bind(&mut self, name: &str, value: Value) {
+        let mut meter = METER.get();
+        meter.largest = meter.largest.saturating_add(elements(&value));
+        METER.set(meter);
+        self.context.add_variable_from_value(name, value);
+    }
+
+    /// Computes a variable and gives it its name; a failure is kept for those who use it.
+    pub fn define(&mut self, name: &str, expression: &Expression) {
+        let key = format!("variables.{name}");
+        match self.evaluate(expression) {
+            Ok(value) => self.bind(&key, value),
+            Err(why) => {
+                self.failed.insert(key, format!("composited variable \"{name}\" fails to evaluate: {why}"));
+            }
+        }
+    }
+
+    /// The value of an expression, or why it has none.
+    pub fn run(&self, expression: &Expression) -> Result<Value, String> {
+        self.evaluate(expression).map_err(|why| {
+            if why == EXHAUSTED {
+                why
+            } else {
+                format!("expression '{}' resulted in error: {why}", expression.source)
+            }
+        })
+    }
+
+    fn evaluate(&self, expression: &Expression) -> Result<Value, String> {
+        if METER.get().left < 0 {
+            return Err(EXHAUSTED.into());
+        }
+        let outcome = Value::resolve(&expression.root, &self.context);
+        // Logic may have swallowed the error of a loop that was cut short.
+        if METER.get().left < 0 {
+            return Err(EXHAUSTED.into());
+        }
+        outcome.map_err(|error| match error {
+            ExecutionError::NoSuchKey(key) => format!("no such key: {key}"),
+            ExecutionError::UndeclaredReference(name) => self
+                .failed
+                .get(name.as_str())
+                .cloned()
+                .unwrap_or_else(|| format!("no such attribute(s): {name}")),
+            ExecutionError::NoSuchOverload
+            | ExecutionError::UnsupportedBinaryOperator(..)
+            | ExecutionError::UnsupportedUnaryOperator(..)
+            | ExecutionError::UnsupportedTargetType { .. }
+            | ExecutionError::UnexpectedType { .. } => "no such overload".into(),
+            ExecutionError::IndexOutOfBounds(Value::Int(index)) => format!("index out of bounds: {index}"),
+            ExecutionError::FunctionError { message, .. } => message,
+            other => other.to_string(),
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! What the expressions of a policy see of one request, in the shapes Kubernetes documents: `request`, `object`,
+//! `oldObject`, `namespaceObject`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use kube_cel::cel::Value as Cel;
+use kube_cel::cel::objects::{Key, Map};
+use serde_json::{Value, json};
+
+use super::{Attempt, Operation};
+use crate::kinds::Resource;
+
+/// Everything a policy may look at, as JSON.
+#[derive(Debug)]
+pub struct Inputs {
+    /// The state asked for; none for a deletion.
+    pub object: Option<Value>,
+    /// The state before; none for a creation.
+    pub old_object: Option<Value>,
+    /// Who asks for what.
+    pub request: Value,
+    /// The namespace of the object; none for objects of the cluster.
+    pub namespace: Option<Value>,
+}
+
+impl Inputs {
+    /// What is seen of an attempt by a policy that matched it as `resource`.
+    pub fn new(attempt: &Attempt<'_>, resource: &Resource, namespace: Option<Value>) -> Self {
+        let shown = |object: &Value| {
+            let same = attempt.is_of(resource);
+            if same { object.clone() } else { resource.convert(object.clone()) }
+        };
+        Self {
+            object: attempt.new.map(shown),
+            old_object: attempt.old.map(shown),
+            request: request(attempt, resource),
+            namespace,
+        }
+    }
+}
+
+/// `request`. What is empty is left out, as Kubernetes does: an expression asks with `has` first.
+fn request(attempt: &Attempt<'_>, resource: &Resource) -> Value {
+    let call = attempt.call;
+    let kind = |resource: &Resource| json!({"group": resource.group, "version": resource.version, "kind": resource.kind});
+    let plural = |resource: &Resource| json!({"group": resource.group, "version": resource.version, "resource": resource.plural});
+    let options = match attempt.operation {
+        Operation::Create => "CreateOptions",
+        Operation::Update => "UpdateOptions",
+        Operation::Delete => "DeleteOptions",
+    };
+    let mut request = json!({
+        "uid": "",
+        "kind": kind(resource), "resource": plural(resource),
+        "requestKind": kind(&call.resource), "requestResource": plural(&call.resource),
+        "operation": attempt.operation.as_str(),
+        "userInfo": call.user.to_value(),
+        "dryRun": attempt.dry_run,
+        "options": {"kind": options, "apiVersion": "meta.k8s.io/v1"},
+    });
+    let optional = [
+        ("subResource", call.subresource.as_str()),
+        ("requestSubResource", call.subresource.as_str()),
+        ("name", attempt.name),
+        ("namespace", call.namespace.as_str()),
+    ];
+    for (field, value) in optional {
+        if !value.is_empty() {
+            request[field] = json!(value);
+        }
+    }
+    request
+}
+
+/// The schema of `request`, against which names are checked when a policy is written.
+pub static REQUEST: LazyLock<Value> = LazyLock::new(|| {
+    let text = || json!({"type": "string"});
+    let texts = || json!({"type": "array", "items": {"type": "string"}});
+    let fields = |fields: Value| json!({"type": "object", "properties": fields});
+    let kind = fields(json!({"group": text(), "version": text(), "kind": text()}));
+    let resource = fields(json!({"group": text(), "version": text(), "resource": text()}));
+    let user = fields(json!({
+        "username": text(), "uid": text(), "groups": texts(),
+        "extra": {"type": "object", "additionalProperties": texts()},
+    }));
+    fields(json!({
+        "kind": kind, "resource": resource, "subResource": text(),
+        "requestKind": kind, "requestResource": resource, "requestSubResource": text(),
+        "name": text(), "namespace": text(), "operation": text(), "userInfo": user,
+        "dryRun": {"type": "boolean"}, "options": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+    }))
+});
+
+/// The schema of `namespaceObject`.
+pub static NAMESPACE: LazyLock<Value> = LazyLock::new(|| {
+    let fields = |fields: Value| json!({"type": "object", "properties": fields});
+    let text = || json!({"type": "string"});
+    let map = || json!({"type": "object", "additionalProperties": {"type": "string"}});
+    let list = |items: Value| json!({"type": "array", "items": items});
+    let condition = fields(json!({
+        "type": text(), "status": text(), "reason": text(), "message": text(), "lastTransitionTime": text(),
+    }));
+    fields(json!({
+        "metadata": fields(json!({
+            "name": text(), "generateName": text(), "namespace": text(), "labels": map(), "annotations": map(),
+            "uid": text(), "resourceVersion": text(), "creationTimestamp": text(), "deletionTimestamp": text(),
+            "deletionGracePeriodSeconds": {"type": "integer"}, "generation": {"type": "integer"},
+            "finalizers": list(text()),
+        })),
+        "spec": fields(json!({"finalizers": list(text())})),
+        "status": fields(json!({"phase": text(), "conditions": list(condition)})),
+    }))
+});
+
+/// JSON as an expression sees it.
+pub fn value(json: &Value) -> Cel {
+    match json {
+        Value::Null => Cel::Null,
+        Value::Bool(value) => Cel::Bool(*value),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(value), _) => Cel::Int(value),
+            (None, Some(value)) => Cel::UInt(value),
+            (None, None) => Cel::Float(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Value::String(text) => Cel::String(Arc::new(text.clone())),
+        Value::Array(items) => Cel::List(Arc::new(items.iter().map(value).collect())),
+        Value::Object(fields) => {
+            let map: HashMap<Key, Cel> = fields
+                .iter()
+                .map(|(key, field)| (Key::String(Arc::new(key.clone())), value(field)))
+                .collect();
+            Cel::Map(Map { map: Arc::new(map) })
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Which requests a policy or a binding is about: `matchConstraints` and `matchResources`.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::Attempt;
+use crate::api::Api;
+use crate::kinds::{self, Resource, Table};
+use crate::selector;
+
+/// What `matchConstraints` says.
+#[derive(Clone, Debug, Default)]
+pub struct Matching {
+    rules: Vec<Rule>,
+    excluded: Vec<Rule>,
+    /// Whether a rule about one version of a resource is about the others, too.
+    equivalent: bool,
+    namespaces: Value,
+    objects: Value,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Rule {
+    operations: Vec<String>,
+    groups: Vec<String>,
+    versions: Vec<String>,
+    resources: Vec<String>,
+    names: Vec<String>,
+    scope: String,
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_string).collect()
+}
+
+fn listed(list: &[String], value: &str) -> bool {
+    list.iter().any(|entry| entry == "*" || entry == value)
+}
+
+impl Rule {
+    fn read(rule: &Value) -> Self {
+        Self {
+            operations: strings(&rule["operations"]),
+            groups: strings(&rule["apiGroups"]),
+            versions: strings(&rule["apiVersions"]),
+            resources: strings(&rule["resources"]),
+            names: strings(&rule["resourceNames"]),
+            scope: rule["scope"].as_str().unwrap_or("*").to_string(),
+        }
+    }
+
+    fn covers(&self, attempt: &Attempt<'_>, resource: &Resource) -> bool {
+        let subresource = attempt.call.subresource.as_str();
+        let of_resource = self.resources.iter().any(|entry| {
+            let (main, sub) = entry.split_once('/').unwrap_or((entry, ""));
+            (main == "*" || main == resource.plural) && (sub == "*" || sub == subresource)
+        });
+        let in_scope = match self.scope.as_str() {
+            "Cluster" => !resource.namespaced,
+            "Namespaced" => resource.namespaced,
+            _ => true,
+        };
+        of_resource
+            && in_scope
+            && listed(&self.operations, attempt.operation.as_str())
+            && listed(&self.groups, &resource.group)
+            && listed(&self.versions, &resource.version)
+            && (self.names.is_empty() || self.names.iter().any(|name| name == attempt.name))
+    }
+}
+
+/// The resource as which one of the rules covers an attempt.
+fn covered(rules: &[Rule], attempt: &Attempt<'_>, equivalent: bool, table: &Table) -> Option<Arc<Resource>> {
+    let own = &attempt.call.resource;
+    if rules.iter().any(|rule| rule.covers(attempt, own)) {
+        return Some(own.clone());
+    }
+    if !equivalent {
+        return None;
+    }
+    // The same objects under another group or version.
+    let others = || table.all().iter().filter(|other| other.prefix == own.prefix && !attempt.is_of(other));
+    rules.iter().find_map(|rule| others().find(|other| rule.covers(attempt, other)).cloned())
+}
+
+impl Matching {
+    /// Reads `matchConstraints` or `matchResources`.
+    pub fn read(source: &Value) -> Self {
+        let rules = |field: &str| source[field].as_array().into_iter().flatten().map(Rule::read).collect();
+        Self {
+            rules: rules("resourceRules"),
+            excluded: rules("excludeResourceRules"),
+            equivalent: source["matchPolicy"] != "Exact",
+            namespaces: source["namespaceSelector"].clone(),
+            objects: source["objectSelector"].clone(),
+        }
+    }
+
+    /// The resource as which an attempt is looked at, if it is looked at. Without any rules everything is.
+    pub fn covers(&self, api: &Api, attempt: &Attempt<'_>) -> Option<Arc<Resource>> {
+        let table = api.kinds.table();
+        let found = if self.rules.is_empty() {
+            attempt.call.resource.clone()
+        } else {
+            covered(&self.rules, attempt, self.equivalent, &table)?
+        };
+        let excluded = covered(&self.excluded, attempt, self.equivalent, &table).is_some();
+        (!excluded && self.selects_namespace(api, attempt) && self.selects_object(attempt)).then_some(found)
+    }
+
+    fn selects_object(&self, attempt: &Attempt<'_>) -> bool {
+        is_open(&self.objects)
+            || [attempt.new, attempt.old]
+                .into_iter()
+                .flatten()
+                .any(|object| selector::matches_labels(&self.objects, &object["metadata"]["labels"]))
+    }
+
+    /// By the labels of the namespace the object is in; of a namespace itself by its own. Objects of the cluster are in none
+    /// and always selected.
+    fn selects_namespace(&self, api: &Api, attempt: &Attempt<'_>) -> bool {
+        let call = attempt.call;
+        let itself = call.resource.group.is_empty() && call.resource.kind == "Namespace";
+        if is_open(&self.namespaces) || !(itself || call.resource.namespaced) {
+            return true;
+        }
+        if let Some(namespace) = attempt.new.or(attempt.old).filter(|_| itself) {
+            return selector::matches_labels(&self.namespaces, &namespace["metadata"]["labels"]);
+        }
+        match api.store.get(&kinds::builtin_namespace_key(&call.namespace)) {
+            Some(record) => {
+                selector::matches_labels(&self.namespaces, &record.object()["metadata"]["labels"])
+            }
+            None => selector::matches_labels(&self.namespaces, &Value::Null),
+        }
+    }
+}
+
+/// Whether a selector selects everything.
+fn is_open(selector: &Value) -> bool {
+    let none = |field: &str| {
+        let field = &selector[field];
+        field.as_object().is_none_or(serde_json::Map::is_empty) && field.as_array().is_none_or(Vec::is_empty)
+    };
+    none("matchLabels") && none("matchExpressions")
+}

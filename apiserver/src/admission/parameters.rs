@@ -1,0 +1,64 @@
+//! The parameters a binding gives its policy: objects of the policy's `paramKind`, found by `paramRef`.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::policy::{Binding, Policy};
+use crate::api::Api;
+use crate::object;
+use crate::selector;
+
+/// The parameters to evaluate with, one after another; the error says what is wrong with the binding. A policy without
+/// parameters is evaluated once, with none.
+pub fn find(
+    api: &Api,
+    policy: &Policy,
+    binding: &Binding,
+    namespace: &str,
+) -> Result<Vec<Option<Arc<Value>>>, String> {
+    let (Some((api_version, kind)), Some(wanted)) = (&policy.param_kind, &binding.param_ref) else {
+        return Ok(vec![None]);
+    };
+    let resource = api
+        .kinds
+        .table()
+        .of_kind(api_version, kind)
+        .ok_or_else(|| format!("paramKind kind `{api_version}, Kind={kind}` not known"))?;
+    let given = wanted["namespace"].as_str().unwrap_or_default();
+    let place = match (resource.namespaced, given) {
+        (false, "") => "",
+        (false, _) => {
+            return Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`".into());
+        }
+        (true, "") if namespace.is_empty() => {
+            return Err(
+                "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources"
+                    .into(),
+            );
+        }
+        (true, "") => namespace,
+        (true, given) => given,
+    };
+    let found: Vec<Arc<Value>> = match wanted["name"].as_str().unwrap_or_default() {
+        "" => {
+            let snapshot =
+                api.store.range(&resource.prefix_of(place), None, None).map_err(|error| error.to_string())?;
+            let chosen = snapshot.records.iter().filter(|record| {
+                selector::matches_labels(&wanted["selector"], &record.object()["metadata"]["labels"])
+                    && object::namespace(record.object()) == place
+            });
+            chosen.map(|record| resource.view(record)).collect()
+        }
+        name => api
+            .store
+            .get(&resource.key(place, name))
+            .map(|record| resource.view(&record))
+            .into_iter()
+            .collect(),
+    };
+    if found.is_empty() && wanted["parameterNotFoundAction"] == "Deny" {
+        return Err("no params found for policy binding with `Deny` parameterNotFoundAction".into());
+    }
+    Ok(found.into_iter().map(Some).collect())
+}

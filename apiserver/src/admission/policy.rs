@@ -1,0 +1,344 @@
+//! A policy and its bindings, read from the objects people write, and the judgement of a policy on one request. Pure but for
+//! the thread's CEL libraries.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use kube_cel::cel::Value as Cel;
+use serde_json::{Value, json};
+
+use super::authorizer;
+use super::expression::{Expression, Roots, Session, session};
+use super::inputs::{Inputs, NAMESPACE, REQUEST, value};
+use super::matching::Matching;
+use crate::object;
+
+/// The longest message an expression may make.
+const LONGEST_MESSAGE: usize = 5 * 1024;
+
+/// What `spec.validations` holds, read.
+#[derive(Debug)]
+struct Validation {
+    expression: Expression,
+    message: String,
+    message_expression: Option<Expression>,
+    reason: String,
+}
+
+/// One policy.
+#[derive(Debug)]
+pub struct Policy {
+    /// Its name.
+    pub name: String,
+    /// Whether what cannot be evaluated is refused.
+    pub fails: bool,
+    /// `apiVersion` and kind of its parameters, if it takes any.
+    pub param_kind: Option<(String, String)>,
+    /// What it is about.
+    pub matching: Matching,
+    conditions: Vec<Expression>,
+    variables: Vec<(String, Expression)>,
+    validations: Vec<Validation>,
+    /// What its expressions name.
+    names: BTreeSet<String>,
+}
+
+/// What keeps a stored policy from being evaluated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The field, such as `spec.validations[0].expression`.
+    pub field: String,
+    /// The expression.
+    pub expression: String,
+    /// Why it cannot be used.
+    pub why: String,
+}
+
+/// One failed validation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// What a person reads.
+    pub message: String,
+    /// `Forbidden`, `Invalid` and so on.
+    pub reason: String,
+}
+
+/// What a policy's expressions may name.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    /// The schema of the objects, where it is known.
+    pub object: Option<&'a Value>,
+    /// Whether there are parameters.
+    pub params: bool,
+    /// Whether the roles may be asked.
+    pub authorizer: bool,
+    /// The schema of `variables`; none where there are none yet.
+    pub variables: Option<&'a Value>,
+}
+
+impl<'a> Names<'a> {
+    fn roots(&self) -> Roots<'a> {
+        let mut roots: Roots<'a> = vec![
+            ("object".into(), self.object),
+            ("oldObject".into(), self.object),
+            ("request".into(), Some(LazyLock::force(&REQUEST))),
+            ("namespaceObject".into(), Some(LazyLock::force(&NAMESPACE))),
+        ];
+        if self.params {
+            roots.push(("params".into(), None));
+        }
+        if self.authorizer {
+            roots.push(("authorizer".into(), None));
+        }
+        if let Some(variables) = self.variables {
+            roots.push(("variables".into(), Some(variables)));
+        }
+        roots
+    }
+}
+
+fn list<'a>(spec: &'a Value, field: &str) -> impl Iterator<Item = (usize, &'a Value)> {
+    spec[field].as_array().into_iter().flatten().enumerate()
+}
+
+/// Reads one expression and asks for its result to be one of `results`, as far as it shows.
+fn read(
+    source: &Value,
+    field: String,
+    names: &Names<'_>,
+    results: &[&str],
+    problems: &mut Vec<Problem>,
+) -> Option<Expression> {
+    let text = source.as_str().unwrap_or_default();
+    let outcome = Expression::read(text, &names.roots()).and_then(|expression| match expression.result() {
+        Some(result) if !results.is_empty() && !results.contains(&result) => {
+            Err(format!("must evaluate to {} but got {result}", results.join(" or ")))
+        }
+        _ => Ok(expression),
+    });
+    match outcome {
+        Ok(expression) => Some(expression),
+        Err(why) => {
+            problems.push(Problem { field, expression: text.to_string(), why });
+            None
+        }
+    }
+}
+
+impl Policy {
+    /// Reads a policy, and tells the expressions that cannot be used. `schema` describes the objects, where that is known.
+    pub fn read(policy: &Value, schema: Option<&Value>) -> (Self, Vec<Problem>) {
+        let spec = &policy["spec"];
+        let mut problems = Vec::new();
+        let params = spec["paramKind"].is_object();
+        let mut shape = json!({"type": "object", "properties": {}});
+        let plain = Names { object: schema, params, authorizer: true, variables: None };
+        let conditions = list(spec, "matchConditions").filter_map(|(index, condition)| {
+            let field = format!("spec.matchConditions[{index}].expression");
+            read(&condition["expression"], field, &plain, &["bool"], &mut problems)
+        });
+        let conditions = conditions.collect();
+        let mut variables = Vec::new();
+        for (index, variable) in list(spec, "variables") {
+            let field = format!("spec.variables[{index}].expression");
+            let names = Names { variables: Some(&shape), ..plain };
+            let name = variable["name"].as_str().unwrap_or_default().to_string();
+            let expression = read(&variable["expression"], field, &names, &[], &mut problems);
+            shape["properties"][&name] = json!({});
+            variables.extend(expression.map(|expression| (name, expression)));
+        }
+        let names = Names { variables: Some(&shape), ..plain };
+        let mut validations = Vec::new();
+        for (index, validation) in list(spec, "validations") {
+            let field = |name: &str| format!("spec.validations[{index}].{name}");
+            let expression =
+                read(&validation["expression"], field("expression"), &names, &["bool"], &mut problems);
+            let silent = Names { authorizer: false, ..names };
+            let told = &validation["messageExpression"];
+            let message_expression = (!told.is_null())
+                .then(|| read(told, field("messageExpression"), &silent, &["string"], &mut problems));
+            let text = |name: &str| validation[name].as_str().unwrap_or_default().trim().to_string();
+            validations.extend(expression.map(|expression| Validation {
+                expression,
+                message: text("message"),
+                message_expression: message_expression.flatten(),
+                reason: Some(text("reason")).filter(|it| !it.is_empty()).unwrap_or_else(|| "Invalid".into()),
+            }));
+        }
+        for (index, annotation) in list(spec, "auditAnnotations") {
+            let field = format!("spec.auditAnnotations[{index}].valueExpression");
+            read(&annotation["valueExpression"], field, &names, &["string", "null_type"], &mut problems);
+        }
+        let mut read = Self {
+            name: object::name(policy).to_string(),
+            fails: spec["failurePolicy"] != "Ignore",
+            param_kind: params.then(|| {
+                let text = |name: &str| spec["paramKind"][name].as_str().unwrap_or_default().to_string();
+                (text("apiVersion"), text("kind"))
+            }),
+            matching: Matching::read(&spec["matchConstraints"]),
+            conditions,
+            variables,
+            validations,
+            names: BTreeSet::new(),
+        };
+        read.names = read.expressions().flat_map(|expression| expression.names.iter().cloned()).collect();
+        (read, problems)
+    }
+
+    fn expressions(&self) -> impl Iterator<Item = &Expression> {
+        let validations = self.validations.iter();
+        self.conditions
+            .iter()
+            .chain(self.variables.iter().map(|(_, expression)| expression))
+            .chain(validations.flat_map(|it| std::iter::once(&it.expression).chain(&it.message_expression)))
+    }
+
+    fn bind(&self, session: &mut Session<'_>, inputs: &Inputs, params: Option<&Value>) {
+        let null = Value::Null;
+        let known = [
+            ("object", inputs.object.as_ref().unwrap_or(&null)),
+            ("oldObject", inputs.old_object.as_ref().unwrap_or(&null)),
+            ("request", &inputs.request),
+            ("namespaceObject", inputs.namespace.as_ref().unwrap_or(&null)),
+            ("params", params.unwrap_or(&null)),
+        ];
+        for (name, json) in known {
+            if self.names.contains(name) {
+                session.bind(name, value(json));
+            }
+        }
+        if self.names.contains("authorizer") {
+            session.bind("authorizer", authorizer::start());
+        }
+        if self.names.contains(authorizer::REQUEST_RESOURCE) {
+            let text = |field: &Value| field.as_str().unwrap_or_default().to_string();
+            let request = &inputs.request;
+            let resource = &request["requestResource"];
+            let own = authorizer::request_resource(
+                &text(&resource["group"]),
+                &text(&resource["resource"]),
+                &text(&request["requestSubResource"]),
+                &text(&request["namespace"]),
+                &text(&request["name"]),
+            );
+            session.bind(authorizer::REQUEST_RESOURCE, own);
+        }
+    }
+
+    /// What is wrong with a request, in the order of the validations.
+    pub fn judge(&self, inputs: &Inputs, params: Option<&Value>) -> Vec<Denial> {
+        session(|session| {
+            self.bind(session, inputs, params);
+            match self.applies(session) {
+                Ok(true) => {}
+                Ok(false) => return Vec::new(),
+                Err(message) => return self.failure(message).into_iter().collect(),
+            }
+            for (name, expression) in &self.variables {
+                session.define(name, expression);
+            }
+            self.validations
+                .iter()
+                .filter_map(|validation| match session.run(&validation.expression) {
+                    Ok(Cel::Bool(true)) => None,
+                    Ok(_) => Some(validation.denial(session)),
+                    Err(message) => self.failure(message),
+                })
+                .collect()
+        })
+    }
+
+    /// Whether all conditions hold. One that does not hold decides; otherwise one that fails does.
+    fn applies(&self, session: &Session<'_>) -> Result<bool, String> {
+        let mut failed = Vec::new();
+        for condition in &self.conditions {
+            match session.run(condition) {
+                Ok(Cel::Bool(true)) => {}
+                Ok(Cel::Bool(false)) => return Ok(false),
+                Ok(_) => failed.push(format!("expression '{}' is not a bool", condition.source)),
+                Err(why) => failed.push(why),
+            }
+        }
+        match failed.as_slice() {
+            [] => Ok(true),
+            [one] => Err(one.clone()),
+            many => Err(format!("[{}]", many.join(", "))),
+        }
+    }
+
+    /// What an error means under the failure policy.
+    fn failure(&self, message: String) -> Option<Denial> {
+        self.fails.then(|| Denial { message, reason: "Invalid".into() })
+    }
+}
+
+impl Validation {
+    fn denial(&self, session: &Session<'_>) -> Denial {
+        let computed =
+            self.message_expression.as_ref().and_then(|expression| match session.run(expression) {
+                Ok(Cel::String(text)) => {
+                    let text = text.trim();
+                    let usable = !text.is_empty() && text.len() <= LONGEST_MESSAGE && !text.contains('\n');
+                    usable.then(|| text.to_string())
+                }
+                _ => None,
+            });
+        let message = computed.unwrap_or_else(|| {
+            if self.message.is_empty() {
+                format!("failed expression: {}", self.expression.source.trim())
+            } else {
+                self.message.clone()
+            }
+        });
+        Denial { message, reason: self.reason.clone() }
+    }
+}
+
+/// What a binding does about a failed validation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Refuses the request.
+    Deny,
+    /// Lets it pass and tells the client.
+    Warn,
+    /// Lets it pass and logs.
+    Audit,
+}
+
+/// One binding: it puts a policy into force.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    /// Its name.
+    pub name: String,
+    /// The policy's.
+    pub policy: String,
+    /// What it is about; none for everything the policy is.
+    pub matching: Option<Matching>,
+    /// Where the parameters are.
+    pub param_ref: Option<Value>,
+    /// What it does.
+    pub actions: Vec<Action>,
+}
+
+impl Binding {
+    /// Reads a binding.
+    pub fn read(binding: &Value) -> Self {
+        let spec = &binding["spec"];
+        let actions = spec["validationActions"].as_array().into_iter().flatten();
+        Self {
+            name: object::name(binding).to_string(),
+            policy: spec["policyName"].as_str().unwrap_or_default().to_string(),
+            matching: spec["matchResources"].is_object().then(|| Matching::read(&spec["matchResources"])),
+            param_ref: Some(spec["paramRef"].clone()).filter(Value::is_object),
+            actions: actions
+                .filter_map(|action| match action.as_str() {
+                    Some("Deny") => Some(Action::Deny),
+                    Some("Warn") => Some(Action::Warn),
+                    Some("Audit") => Some(Action::Audit),
+                    _ => None,
+                })
+                .collect(),
+        }
+    }
+}
