@@ -8,20 +8,24 @@
 //!
 //! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
 //! and the agent, [`schedule`] gives [`sequence`]s their steps, [`tokens`] turns text into tokens and
-//! back, [`follow`] keeps the ranks of a pipeline together and [`life`] says when it is over.
+//! back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet, and
+//! [`life`] says when it is over.
 
 pub mod args;
 pub mod compute;
 pub mod control;
 pub mod follow;
+pub mod jaccl;
 pub mod life;
 pub mod metrics;
+pub mod rings;
 pub mod sample;
 pub mod schedule;
 pub mod sequence;
 pub mod serve;
 pub mod server;
 pub mod tokens;
+pub mod tunnel;
 
 #[cfg(test)]
 mod fixture;

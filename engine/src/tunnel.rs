@@ -1,0 +1,288 @@
+//! MLX's ring between machines, carried over mutual TLS.
+//!
+//! MLX's ring has neither secrecy nor a handshake: whoever connects first is taken for the peer. So
+//! every rank is told a ring on loopback, and this module is what lies behind it:
+//!
+//! ```text
+//! machine of member r                              machine of member r+1
+//! MLX ──▶ 127.0.0.1 forwarder ══ mTLS, label ══▶ published address ──▶ 127.0.0.1 MLX
+//!         (next)                                 (hosts[r+1])           (own)
+//! ```
+//!
+//! Each way carries exactly one connection: of this process on loopback, of the neighbour's node
+//! outside. It lives in the engine and not in the agent, because engines outlive their agents.
+
+mod greeting;
+mod identity;
+mod local;
+mod relay;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_rpc::tls::Files;
+use thiserror::Error;
+use tokio::io::BufReader;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use identity::Identity;
+use local::Reserved;
+
+/// How long one end waits for the other to be there. MLX itself tries for about 31 s; the control
+/// path, which notices lost ranks, is quicker than this.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// For the handshakes of one connection, so that a silent stranger holds nothing for long.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Strangers shaking hands at a time; the neighbour is one of them, and tries again if it is not.
+const HANDSHAKES: usize = 16;
+/// Between two attempts, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Why a tunnel could not be opened or is of no more use.
+#[derive(Debug, Error)]
+pub enum TunnelError {
+    /// What the engine was told does not describe a ring.
+    #[error(
+        "a ring needs at least two members, as many nodes as addresses and an own index among them; got {hosts} addresses, {nodes} nodes and index {own}"
+    )]
+    Members {
+        /// Addresses given.
+        hosts: usize,
+        /// Nodes given.
+        nodes: usize,
+        /// Own index.
+        own: usize,
+    },
+    /// The node's identity is unusable.
+    #[error("cannot use the node's identity in {path}; join the node again with `russet join`")]
+    Identity {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An address is taken or not ours.
+    #[error("cannot listen on {address} for the ring {label}; free it, or let the agent choose another")]
+    Listen {
+        /// The ring.
+        label: String,
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The neighbour was not there in time.
+    #[error(
+        "ring {label}: {node} at {address} was not to be reached within {} s; the last attempt said: {reason}",
+        PATIENCE.as_secs()
+    )]
+    Unreachable {
+        /// The ring.
+        label: String,
+        /// The neighbour's node.
+        node: String,
+        /// Its published address.
+        address: SocketAddr,
+        /// What the last attempt said.
+        reason: String,
+    },
+    /// MLX did not take the neighbour's connection.
+    #[error(
+        "ring {label}: MLX of this process did not listen on 127.0.0.1:{port} within {} s",
+        PATIENCE.as_secs()
+    )]
+    Deaf {
+        /// The ring.
+        label: String,
+        /// Where it was told to listen.
+        port: u16,
+    },
+    /// Somebody on this machine reached MLX before its neighbour did.
+    #[error(
+        "ring {label}: another process of this machine connected to MLX's port 127.0.0.1:{port}; the group has to be formed again"
+    )]
+    Intruder {
+        /// The ring.
+        label: String,
+        /// MLX's port.
+        port: u16,
+    },
+    /// An established connection ended.
+    #[error("ring {label}: the connection {way} {node} ended: {reason}")]
+    Lost {
+        /// The ring.
+        label: String,
+        /// `from` or `to`.
+        way: &'static str,
+        /// The neighbour's node.
+        node: String,
+        /// Who closed, or what went wrong.
+        reason: String,
+    },
+}
+
+/// A rank's neighbourhood in one MLX ring, made to look like loopback. Its connections end when it
+/// is dropped.
+#[derive(Debug)]
+pub struct Tunnel {
+    ways: JoinSet<TunnelError>,
+}
+
+/// What both ways of a tunnel need.
+struct Ring {
+    identity: Identity,
+    label: String,
+}
+
+impl Tunnel {
+    /// `hosts[i]` and `nodes[i]` are the published address and the node of ring member `i`; `own` is
+    /// this process's index. Listens on `hosts[own]`. Returns the addresses MLX is to be told; those of
+    /// members it never speaks to have port 0. `label` names group, epoch and ring; a neighbour that
+    /// says another one is refused.
+    pub async fn open(
+        tls: &Files,
+        label: &str,
+        hosts: &[SocketAddr],
+        nodes: &[String],
+        own: usize,
+    ) -> Result<(Self, Vec<SocketAddr>), TunnelError> {
+        let size = hosts.len();
+        if size < 2 || nodes.len() != size || own >= size {
+            return Err(TunnelError::Members { hosts: size, nodes: nodes.len(), own });
+        }
+        let (previous, next) = ((own + size - 1) % size, (own + 1) % size);
+        let listen = |address| move |source| TunnelError::Listen { label: label.to_owned(), address, source };
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+
+        let ring = Arc::new(Ring { identity: Identity::read(tls)?, label: label.to_owned() });
+        let published = TcpListener::bind(hosts[own]).await.map_err(listen(hosts[own]))?;
+        let forwarder = TcpListener::bind(loopback).await.map_err(listen(loopback))?;
+        let reserved = Reserved::take().map_err(listen(loopback))?;
+
+        let mut told = vec![loopback; size];
+        told[own].set_port(reserved.port());
+        told[next] = forwarder.local_addr().map_err(listen(loopback))?;
+
+        let mut ways = JoinSet::new();
+        ways.spawn(inward(ring.clone(), published, nodes[previous].clone(), reserved));
+        ways.spawn(outward(ring, forwarder, nodes[next].clone(), hosts[next]));
+        Ok((Self { ways }, told))
+    }
+
+    /// Waits until one way is of no more use and says why. A neighbour that stops in good order looks the
+    /// same, so this explains a failure rather than being one.
+    pub async fn lost(&mut self) -> TunnelError {
+        loop {
+            match self.ways.join_next().await {
+                Some(Ok(error)) => return error,
+                // A way that was cancelled or has a bug, which the panic hook has told.
+                Some(Err(_)) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+/// From the previous member to MLX's own port.
+async fn inward(ring: Arc<Ring>, published: TcpListener, node: String, reserved: Reserved) -> TunnelError {
+    let remote = neighbour(&ring, published, &node).await;
+    let label = ring.label.clone();
+    let local = match local::connect(reserved, PATIENCE).await {
+        Ok(local) => local,
+        Err(local::Refused::Deaf(port)) => return TunnelError::Deaf { label, port },
+        Err(local::Refused::Intruder(port)) => return TunnelError::Intruder { label, port },
+    };
+    tracing::info!(ring = label, node, "the previous rank is connected");
+    let reason = relay::run(local, remote).await;
+    TunnelError::Lost { label, way: "from", node, reason }
+}
+
+/// The first connection that shows the certificate of `node` and knows the label. Everybody else is
+/// turned away and leaves nothing behind.
+async fn neighbour(ring: &Arc<Ring>, published: TcpListener, node: &str) -> identity::Accepted {
+    let mut shaking = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = published.accept(), if shaking.len() < HANDSHAKES => match accepted {
+                Ok((stream, from)) => {
+                    let (ring, node) = (ring.clone(), node.to_owned());
+                    shaking.spawn(async move {
+                        let greeted = timeout(HANDSHAKE, greet_guest(&ring, stream, &node)).await;
+                        (from, greeted.unwrap_or_else(|_| Err("it did not finish its handshake".into())))
+                    });
+                }
+                // Out of descriptors, or the connection was gone already.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept");
+                    sleep(RETRY.1).await;
+                }
+            },
+            Some(greeted) = shaking.join_next() => match greeted {
+                Ok((_, Ok(stream))) => return stream,
+                Ok((from, Err(reason))) => tracing::warn!(ring = ring.label, %from, reason, "refused a connection"),
+                Err(_) => {}
+            },
+        }
+    }
+}
+
+async fn greet_guest(ring: &Ring, stream: TcpStream, node: &str) -> Result<identity::Accepted, String> {
+    stream.set_nodelay(true).map_err(words)?;
+    let mut stream = ring.identity.accept(buffered(stream), node).await?;
+    greeting::exchange(&mut stream, &ring.label).await?;
+    Ok(stream)
+}
+
+/// From MLX's own connection to the next member.
+async fn outward(ring: Arc<Ring>, forwarder: TcpListener, node: String, address: SocketAddr) -> TunnelError {
+    let local = local::accept_own(forwarder).await;
+    let label = ring.label.clone();
+    let (since, mut pause) = (Instant::now(), RETRY.0);
+    let remote = loop {
+        let greeted = timeout(HANDSHAKE, greet_host(&ring, address, &node)).await;
+        let reason = match greeted.unwrap_or_else(|_| Err("it did not answer".into())) {
+            Ok(stream) => break stream,
+            Err(reason) => reason,
+        };
+        if since.elapsed() >= PATIENCE {
+            return TunnelError::Unreachable { label, node, address, reason };
+        }
+        tracing::debug!(ring = label, node, %address, reason, "not there yet");
+        sleep(pause).await;
+        pause = (2 * pause).min(RETRY.1);
+    };
+    tracing::info!(ring = label, node, %address, "connected to the next rank");
+    let reason = relay::run(local, remote).await;
+    TunnelError::Lost { label, way: "to", node, reason }
+}
+
+async fn greet_host(ring: &Ring, address: SocketAddr, node: &str) -> Result<identity::Dialled, String> {
+    let stream = TcpStream::connect(address).await.map_err(words)?;
+    stream.set_nodelay(true).map_err(words)?;
+    let mut stream = ring.identity.dial(buffered(stream), node).await?;
+    greeting::exchange(&mut stream, &ring.label).await?;
+    Ok(stream)
+}
+
+/// rustls reads 4 KiB at a time, each of which would be a call of the system.
+fn buffered(stream: TcpStream) -> BufReader<TcpStream> {
+    BufReader::with_capacity(relay::BUFFER, stream)
+}
+
+/// An error with its causes.
+fn words(error: impl std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,306 @@
+//! Tunnels between members on one machine, with sockets in MLX's place.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
+
+use super::*;
+use crate::identities::Identities;
+
+const LABEL: &str = "group 7b1f, epoch 3, pipeline 0";
+
+/// What MLX of one member has in its hands.
+struct Member {
+    left: TcpStream,
+    right: TcpStream,
+    tunnel: Option<Tunnel>,
+}
+
+fn free_addresses(count: usize) -> Vec<SocketAddr> {
+    let held: Vec<_> = (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    held.iter().map(|listener| listener.local_addr().unwrap()).collect()
+}
+
+fn names(size: usize) -> Vec<String> {
+    (0..size).map(|member| format!("node-{member}")).collect()
+}
+
+async fn open(identities: &Identities, hosts: &[SocketAddr], own: usize) -> (Tunnel, Vec<SocketAddr>) {
+    let files = Files::in_dir(&identities.node(&format!("node-{own}")));
+    Tunnel::open(&files, LABEL, hosts, &names(hosts.len()), own).await.unwrap()
+}
+
+/// Binds as MLX does.
+fn listen(address: SocketAddr) -> TcpListener {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.set_reuseport(true).unwrap();
+    socket.bind(address).unwrap();
+    socket.listen(1).unwrap()
+}
+
+/// Joins as MLX does: everybody connects to the next and accepts the previous.
+async fn join(tunnel: Option<Tunnel>, told: &[SocketAddr], own: usize) -> Member {
+    let listener = listen(told[own]);
+    let connect = async {
+        loop {
+            match TcpStream::connect(told[(own + 1) % told.len()]).await {
+                Ok(stream) => return stream,
+                Err(_) => sleep(RETRY.0).await,
+            }
+        }
+    };
+    let (accepted, right) = tokio::join!(listener.accept(), connect);
+    let left = accepted.unwrap().0;
+    left.set_nodelay(true).unwrap();
+    right.set_nodelay(true).unwrap();
+    Member { left, right, tunnel }
+}
+
+async fn ring(identities: &Identities, size: usize) -> Vec<Member> {
+    let hosts = free_addresses(size);
+    let members = (0..size).map(|own| {
+        let hosts = &hosts;
+        async move {
+            let (tunnel, told) = open(identities, hosts, own).await;
+            join(Some(tunnel), &told, own).await
+        }
+    });
+    futures::future::join_all(members).await
+}
+
+/// The same without tunnels.
+async fn plain_ring(size: usize) -> Vec<Member> {
+    let hosts = free_addresses(size);
+    futures::future::join_all((0..size).map(|own| join(None, &hosts, own))).await
+}
+
+#[tokio::test]
+async fn rings_of_two_and_three_carry_bytes_both_ways() {
+    let identities = Identities::new();
+    for size in [2, 3] {
+        let mut members = ring(&identities, size).await;
+        for round in 0..3_u8 {
+            for (own, member) in members.iter_mut().enumerate() {
+                member.right.write_all(&[round, own as u8, b'>']).await.unwrap();
+                member.left.write_all(&[round, own as u8, b'<']).await.unwrap();
+            }
+            for (own, member) in members.iter_mut().enumerate() {
+                let (previous, next) = ((own + size - 1) % size, (own + 1) % size);
+                let mut got = [0; 3];
+                member.left.read_exact(&mut got).await.unwrap();
+                assert_eq!(got, [round, previous as u8, b'>'], "member {own} of {size}");
+                member.right.read_exact(&mut got).await.unwrap();
+                assert_eq!(got, [round, next as u8, b'<'], "member {own} of {size}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_megabyte_arrives_whole_while_another_goes_the_other_way() {
+    let mut members = ring(&Identities::new(), 2).await;
+    let sent: Vec<u8> = (0..3_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let (first, second) = members.split_at_mut(1);
+    let (right, left) = (&mut first[0].right, &mut second[0].left);
+    let (mut out, mut back) = (vec![0; sent.len()], vec![0; sent.len()]);
+    let (mut from_right, mut to_right) = right.split();
+    let (mut from_left, mut to_left) = left.split();
+    tokio::try_join!(
+        to_right.write_all(&sent),
+        to_left.write_all(&sent),
+        from_left.read_exact(&mut out).map_ok_usize(),
+        from_right.read_exact(&mut back).map_ok_usize(),
+    )
+    .unwrap();
+    assert!(out == sent && back == sent);
+}
+
+/// `try_join!` wants one kind of result only for reading's sake.
+trait Unit: Sized {
+    async fn map_ok_usize(self) -> std::io::Result<()>;
+}
+
+impl<F: Future<Output = std::io::Result<usize>>> Unit for F {
+    async fn map_ok_usize(self) -> std::io::Result<()> {
+        self.await.map(|_| ())
+    }
+}
+
+/// Tries what a stranger may, and demands that nothing comes back but the end.
+async fn turned_away(what: &str, attempt: impl Future<Output = Result<(), String>>) {
+    let outcome = timeout(PATIENCE, attempt).await.unwrap_or_else(|_| panic!("{what} was left hanging"));
+    assert!(outcome.is_err(), "{what} was let in");
+}
+
+#[tokio::test]
+async fn strangers_are_turned_away_and_the_neighbour_still_gets_in() {
+    let (identities, others) = (Identities::new(), Identities::new());
+    let hosts = free_addresses(3);
+    let (first, told_first) = open(&identities, &hosts, 0).await;
+    // The member before 0 is 2; 1 is a node of the same cluster and of the same ring.
+    let known = |dir: std::path::PathBuf| Ring {
+        identity: Identity::read(&Files::in_dir(&dir)).unwrap(),
+        label: LABEL.to_owned(),
+    };
+    for (what, ring) in [
+        ("the node of another member", known(identities.node("node-1"))),
+        ("a node outside the group", known(identities.node("node-9"))),
+        ("a gateway", known(identities.folder("russet:gateway", "gateway.russet.dev"))),
+        ("a certificate of another CA", {
+            let mut files = Files::in_dir(&others.node("node-2"));
+            files.ca = Files::in_dir(&identities.node("node-0")).ca;
+            Ring { identity: Identity::read(&files).unwrap(), label: LABEL.to_owned() }
+        }),
+        (
+            "another epoch",
+            Ring { label: "group 7b1f, epoch 2, pipeline 0".into(), ..known(identities.node("node-2")) },
+        ),
+    ] {
+        turned_away(what, async { greet_host(&ring, hosts[0], "node-0").await.map(|_| ()) }).await;
+    }
+    turned_away("TLS without a certificate", async {
+        let mut roots = rustls::RootCertStore::empty();
+        let ca = std::fs::read(Files::in_dir(&identities.node("node-0")).ca).unwrap();
+        roots.add(rustls::pki_types::pem::PemObject::from_pem_slice(&ca).unwrap()).unwrap();
+        let mut config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"russet-ring/1".to_vec()];
+        let stream = TcpStream::connect(hosts[0]).await.map_err(words)?;
+        let name = ServerName::try_from("node-0.node.russet.dev").unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let mut stream = connector.connect(name, stream).await.map_err(words)?;
+        greeting::exchange(&mut stream, LABEL).await
+    })
+    .await;
+    turned_away("plain TCP", async {
+        let mut stream = TcpStream::connect(hosts[0]).await.map_err(words)?;
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(words)?;
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).await.map_err(words)?;
+        // An alert is all that may come.
+        if got.first() == Some(&0x15) { Err("an alert".into()) } else { greeting_of(&got) }
+    })
+    .await;
+    // And the dialling side is as careful: a host with another node's certificate is not spoken to.
+    turned_away("a host that is another node", async {
+        greet_host(&known(identities.node("node-2")), hosts[0], "node-1").await.map(|_| ())
+    })
+    .await;
+
+    let (second, told_second) = open(&identities, &hosts, 1).await;
+    let (third, told_third) = open(&identities, &hosts, 2).await;
+    let (mut a, _b, mut c) = tokio::join!(
+        join(Some(first), &told_first, 0),
+        join(Some(second), &told_second, 1),
+        join(Some(third), &told_third, 2)
+    );
+    c.right.write_all(b"it is me").await.unwrap();
+    let mut got = [0; 8];
+    a.left.read_exact(&mut got).await.unwrap();
+    assert_eq!(&got, b"it is me");
+}
+
+/// Whatever was said to somebody without TLS.
+fn greeting_of(got: &[u8]) -> Result<(), String> {
+    if got.is_empty() { Err("closed".into()) } else { Ok(()) }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn another_process_of_the_machine_is_not_taken_for_mlx() {
+    let identities = Identities::new();
+    let hosts = free_addresses(2);
+    let (first, told_first) = open(&identities, &hosts, 0).await;
+    let (second, told_second) = open(&identities, &hosts, 1).await;
+    // It reads until it is closed, so its end says that it was turned away.
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}; cat <&3", told_first[1].port());
+    let stranger = tokio::process::Command::new("bash").args(["-c", &script]).kill_on_drop(true).output();
+    let output = timeout(PATIENCE, stranger).await.expect("the stranger was let in").unwrap();
+    assert!(output.stdout.is_empty());
+    let (mut a, mut b) = tokio::join!(join(Some(first), &told_first, 0), join(Some(second), &told_second, 1));
+    a.right.write_all(b"ours").await.unwrap();
+    let mut got = [0; 4];
+    b.left.read_exact(&mut got).await.unwrap();
+    assert_eq!(&got, b"ours");
+}
+
+#[tokio::test]
+async fn what_closes_on_one_side_closes_on_the_other_with_a_reason() {
+    let mut members = ring(&Identities::new(), 2).await;
+    let mut second = members.pop().unwrap();
+    let mut first = members.pop().unwrap();
+    // MLX of 0 is gone; its tunnel is still there.
+    drop(first.right);
+    let end = timeout(PATIENCE, second.left.read(&mut [0; 1])).await.expect("the close did not arrive");
+    assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    let lost = timeout(PATIENCE, second.tunnel.as_mut().unwrap().lost()).await.unwrap();
+    assert!(lost.to_string().contains("the connection from node-0 ended"), "{lost}");
+    // The whole process of 1 is gone.
+    drop(second);
+    let end = timeout(PATIENCE, first.left.read(&mut [0; 1])).await.expect("the end did not arrive");
+    assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+}
+
+#[tokio::test]
+async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
+    let identities = Identities::new();
+    let files = Files::in_dir(&identities.node("node-0"));
+    let hosts = free_addresses(2);
+    for (hosts, nodes, own) in
+        [(&hosts[..1], names(1), 0), (&hosts[..], names(1), 0), (&hosts[..], names(2), 2)]
+    {
+        let error = Tunnel::open(&files, LABEL, hosts, &nodes, own).await.unwrap_err();
+        assert!(matches!(error, TunnelError::Members { .. }), "{error}");
+    }
+    let nowhere = Files::in_dir(std::path::Path::new("/nowhere"));
+    let error = Tunnel::open(&nowhere, LABEL, &hosts, &names(2), 0).await.unwrap_err();
+    assert!(error.to_string().contains("/nowhere/tls.crt"), "{error}");
+    let taken = std::net::TcpListener::bind(hosts[0]).unwrap();
+    let error = Tunnel::open(&files, LABEL, &hosts, &names(2), 0).await.unwrap_err();
+    assert!(error.to_string().contains(&taken.local_addr().unwrap().to_string()), "{error}");
+}
+
+/// Seconds for `rounds` times `size` bytes there and as many back.
+async fn ping_pong(members: &mut [Member], rounds: u32, size: usize) -> f64 {
+    let (first, second) = members.split_at_mut(1);
+    let (a, b) = (&mut first[0].right, &mut second[0].left);
+    let since = Instant::now();
+    let ping = async {
+        let mut buffer = vec![0; size];
+        for _ in 0..rounds {
+            a.write_all(&buffer).await.unwrap();
+            a.read_exact(&mut buffer).await.unwrap();
+        }
+    };
+    let pong = async {
+        let mut buffer = vec![0; size];
+        for _ in 0..rounds {
+            b.read_exact(&mut buffer).await.unwrap();
+            b.write_all(&buffer).await.unwrap();
+        }
+    };
+    tokio::join!(ping, pong);
+    since.elapsed().as_secs_f64()
+}
+
+/// Prints what a tunnel costs beside plain loopback TCP; `cargo xtask bench tunnel` reads it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_and_plain_tcp_carry_the_same_and_say_how_quickly() {
+    let identities = Identities::new();
+    let mut tunnelled = ring(&identities, 2).await;
+    let mut plain = plain_ring(2).await;
+    for (what, rounds, size) in [("latency", 200, 16 << 10), ("throughput", 8, 4 << 20)] {
+        let direct = ping_pong(&mut plain, rounds, size).await;
+        let through = ping_pong(&mut tunnelled, rounds, size).await;
+        assert!(direct > 0.0 && through > 0.0);
+        let there = f64::from(2 * rounds);
+        let unit = |seconds: f64| match what {
+            "latency" => seconds / there * 1e6,
+            _ => there * size as f64 / seconds / 1e6,
+        };
+        println!("tunnel: {what} = {:.2} {:.2}", unit(through), unit(direct));
+    }
+}
