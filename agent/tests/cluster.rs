@@ -78,7 +78,7 @@ impl Plane {
         let client = self.client.clone();
         self.operator = Some(tokio::spawn(async move {
             let (registry, ready) = (prometheus::Registry::new(), Arc::new(AtomicBool::new(false)));
-            russet_operator::run(client, registry, ready, std::future::pending()).await.unwrap();
+            russet_operator::run(client, "test", registry, ready, std::future::pending()).await.unwrap();
         }));
     }
 

@@ -3,6 +3,7 @@
 
 mod agent;
 mod apply;
+mod candidate;
 mod client;
 mod delete;
 mod describe;

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use kube::{Client, Config};
 
+use crate::candidate::Candidate;
 use crate::client::client_from;
 use crate::signals;
 
@@ -41,7 +42,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         .with_context(|| format!("cannot serve metrics on {listen}; choose another --metrics-listen"))?;
     let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
     tracing::info!(metrics = %listen, "the operator starts");
-    let result = russet_operator::run(client, registry, ready, async {
+    let candidate = Candidate::passing();
+    let result = russet_operator::run(client, &candidate.identity, registry, ready, async {
         signals::ending(arguments.exit_with_parent).await;
     })
     .await;

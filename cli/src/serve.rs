@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use russet_apiserver::pki;
 use russet_rpc::tls;
 
+use crate::candidate::Candidate;
 use crate::client::client_from;
 use crate::layout::{self, Layout};
 use crate::signals;
@@ -38,6 +39,8 @@ pub struct Arguments {
 
 /// Days an identity made at start is good for; every start makes new ones.
 const IDENTITY_DAYS: i64 = 365;
+/// An operator that has not ended by then is left behind; its Lease runs out.
+const FAREWELL: std::time::Duration = std::time::Duration::from_secs(3);
 
 /// Serves until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
@@ -74,13 +77,19 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     pki::write_private(&layout.metrics_address(), metrics.local_addr()?.to_string().as_bytes())?;
     let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let mut operator = tokio::spawn(russet_operator::run(operator, registry, ready, async {
-        let _ = stopped.await;
-    }));
+    let candidate = Candidate::kept_in(&operator_dir)?;
+    let mut operator = tokio::spawn(async move {
+        russet_operator::run(operator, &candidate.identity, registry, ready, async {
+            let _ = stopped.await;
+        })
+        .await
+    });
     tracing::info!(%server, "the control plane serves");
     tokio::select! {
         _ = signals::ending(arguments.exit_with_parent) => {
             let _ = stop.send(());
+            // It gives its Lease back, for which the API server must still answer.
+            let _ = tokio::time::timeout(FAREWELL, &mut operator).await;
         }
         result = &mut operator => {
             result.context("the operator panicked")?.context("the operator ended")?;

@@ -7,22 +7,27 @@
 //!  (caches)            (pure)            (conditions)     the last two touch the network
 //! ```
 
+mod accounts;
+mod authority;
 mod context;
 mod csr;
 mod deployment;
 mod group;
 pub mod install;
+pub mod leader;
+mod leave;
 mod metrics;
 mod model;
 mod node;
 mod reconcile;
 mod route;
 mod ssa;
+pub mod tokens;
 mod watch;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
 
@@ -37,19 +42,21 @@ pub enum Error {
     Ended(&'static str),
 }
 
-/// Runs every controller until `shutdown` completes. `ready` becomes true once all caches are full.
-/// The kinds must be installed ([`install::apply`]); until they are, the watches retry.
+/// Runs every controller until `shutdown` completes, whenever this process leads ([`leader`]); `identity`
+/// names it among its peers and stays the same over restarts. `ready` is true once all caches are full,
+/// and while standing by. The kinds must be installed ([`install::apply`]); until they are, the watches
+/// retry.
 pub async fn run(
     client: kube::Client,
+    identity: &str,
     registry: prometheus::Registry,
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let metrics = metrics::Metrics::register(&registry)?;
-    let result = tokio::select! {
-        () = shutdown => Ok(()),
-        ended = watch::run(client, metrics, &ready) => Err(Error::Ended(ended)),
-    };
-    ready.store(false, Ordering::Release);
-    result
+    let act = || watch::run(client.clone(), metrics.clone(), &ready);
+    match leader::run_as_leader(client.clone(), identity, leader::TIMING, &ready, shutdown, act).await {
+        None => Ok(()),
+        Some(ended) => Err(Error::Ended(ended)),
+    }
 }

@@ -40,7 +40,7 @@ impl Operator {
         let registry = prometheus::Registry::new();
         let ready = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = oneshot::channel::<()>();
-        let run = russet_operator::run(user, registry.clone(), ready.clone(), async {
+        let run = russet_operator::run(user, "test", registry.clone(), ready.clone(), async {
             let _ = stopped.await;
         });
         let task = tokio::spawn(run);
@@ -71,12 +71,21 @@ impl Cluster {
         russet_operator::install::apply(&admin).await.unwrap();
 
         let operator = Operator::start(&server).await;
-        let mut agents = Vec::new();
+        let mut cluster = Self { admin, server, agents: Vec::new(), operator, _dir: dir };
         for (name, bytes) in nodes {
-            let user = client(&server, &russet_rpc::tls::node_user(name), russet_rpc::tls::NODES_GROUP).await;
-            agents.push(Agent::start(user, name, *bytes).await);
+            // Machines that join are admitted by the operator; these are there from the beginning.
+            let node = InferenceNode::new(name, Default::default());
+            Api::all(cluster.admin.clone()).create(&Default::default(), &node).await.unwrap();
+            cluster.play(name, *bytes).await;
         }
-        Self { admin, server, agents, operator, _dir: dir }
+        cluster
+    }
+
+    /// Plays the agent of a node that has been admitted.
+    pub async fn play(&mut self, name: &str, bytes: u64) {
+        let user =
+            client(&self.server, &russet_rpc::tls::node_user(name), russet_rpc::tls::NODES_GROUP).await;
+        self.agents.push(Agent::start(user, name, bytes).await);
     }
 
     pub async fn client(&self, user: &str, group: &str) -> Client {

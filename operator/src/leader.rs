@@ -1,0 +1,273 @@
+//! Leader election: of several operators one acts, the others stand by. Who holds the Lease
+//! `russet-system/russet-operator` acts; the rules are [`rules`], the reading and writing is here.
+//!
+//! ```text
+//! standing by ──the Lease is free, ours, or silent for its duration──▶ acting
+//!      ▲                                                                 │
+//!      └── another holds it, or it could not be renewed by the deadline ─┘
+//! ```
+//!
+//! # Why no two ever act
+//!
+//! A holder stops at [`Timing::deadline`] after the beginning of its last successful renewal. Another
+//! takes the Lease only after it saw no renewal for [`Timing::duration`], which began to count when that
+//! last renewal was already stored, that is later. What lies between is for requests the old holder
+//! had sent and the server had not yet answered; the API server gives up on a write sooner than that.
+//! Nobody's clock is compared with anybody else's: each measures on its own. The old holder looks at
+//! its clock before every step of its work, not only when a timer fires, so a process that was frozen
+//! acts on nothing when it thaws; and it takes the longer of the monotonic and the wall clock, because
+//! the former stands still while a machine sleeps. The Lease itself is written by compare-and-swap.
+
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant, SystemTime};
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use rules::{Seen, Verdict};
+use russet_crds::names;
+
+/// Name of the Lease.
+pub const LEASE: &str = "russet-operator";
+
+/// The periods of the election.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// A Lease that was not renewed for so long is free.
+    pub duration: Duration,
+    /// A holder that could not renew for so long stops acting.
+    pub deadline: Duration,
+    /// Pause between looks at the Lease, and between renewals.
+    pub retry: Duration,
+}
+
+/// The periods every Kubernetes controller uses.
+pub const TIMING: Timing = Timing {
+    duration: Duration::from_secs(15),
+    deadline: Duration::from_secs(10),
+    retry: Duration::from_secs(2),
+};
+
+/// Runs what `act` makes while this process holds the Lease, and drops it the moment that is no longer
+/// sure; then stands by until it may act anew. Ends with what `act` returned, or with `None` once
+/// `shutdown` completes; the Lease is given back then, so that another need not wait.
+///
+/// `identity` names this process among its peers. It must stay the same over restarts, because a holder
+/// that comes back takes its own Lease up again at once, and no two processes may share it.
+/// `ready` is true while another is seen to act; while this process acts, `act` answers for it.
+pub async fn run_as_leader<T, F: Future<Output = T>>(
+    client: Client,
+    identity: &str,
+    timing: Timing,
+    ready: &AtomicBool,
+    shutdown: impl Future<Output = ()>,
+    mut act: impl FnMut() -> F,
+) -> Option<T> {
+    let api = Api::namespaced(client, names::SYSTEM_NAMESPACE);
+    let election = Election { api, identity, timing };
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let held = tokio::select! {
+            () = &mut shutdown => return None,
+            held = election.win(ready) => held,
+        };
+        ready.store(false, Ordering::Release);
+        tracing::info!(identity, "this operator leads");
+        let ended = tokio::select! {
+            () = &mut shutdown => Some(None),
+            () = election.keep(&held) => None,
+            result = held.fence(timing.deadline, act()) => result.map(Some),
+        };
+        ready.store(false, Ordering::Release);
+        match ended {
+            Some(result) => {
+                election.release(&held).await;
+                return result;
+            }
+            None => tracing::warn!(identity, "this operator no longer leads and has stopped acting"),
+        }
+    }
+}
+
+/// A point in time on both clocks.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    monotonic: Instant,
+    wall: SystemTime,
+}
+
+impl Moment {
+    fn now() -> Self {
+        Self { monotonic: Instant::now(), wall: SystemTime::now() }
+    }
+
+    /// The longer of what the two clocks say has passed.
+    fn elapsed(&self) -> Duration {
+        self.monotonic.elapsed().max(self.wall.elapsed().unwrap_or_default())
+    }
+}
+
+/// The Lease as this process last wrote it, and when it began to.
+struct Held(Mutex<(Moment, Lease)>);
+
+impl Held {
+    fn expired(&self, deadline: Duration) -> bool {
+        self.0.lock().0.elapsed() >= deadline
+    }
+
+    /// Lets `act` take a step only while the Lease is surely held; `None` once it is not.
+    async fn fence<T>(&self, deadline: Duration, act: impl Future<Output = T>) -> Option<T> {
+        let mut act = pin!(act);
+        poll_fn(|context| {
+            if self.expired(deadline) {
+                return Poll::Ready(None);
+            }
+            act.as_mut().poll(context).map(Some)
+        })
+        .await
+    }
+}
+
+/// One candidate.
+struct Election<'a> {
+    api: Api<Lease>,
+    identity: &'a str,
+    timing: Timing,
+}
+
+impl Election<'_> {
+    /// Stands by until the Lease is ours.
+    async fn win(&self, ready: &AtomicBool) -> Held {
+        let mut seen: Option<(Seen, Moment)> = None;
+        loop {
+            let begun = Moment::now();
+            match self.attempt(&mut seen).await {
+                Ok(Some(lease)) => return Held(Mutex::new((begun, lease))),
+                Ok(None) => ready.store(true, Ordering::Release),
+                Err(error) => {
+                    ready.store(false, Ordering::Release);
+                    tracing::debug!(%error, "the operator's Lease cannot be read or written; it is tried again");
+                }
+            }
+            tokio::time::sleep(self.timing.retry).await;
+        }
+    }
+
+    /// One look at the Lease; the Lease when it is ours now.
+    async fn attempt(&self, seen: &mut Option<(Seen, Moment)>) -> Result<Option<Lease>, kube::Error> {
+        let Some(lease) = self.timely(self.api.get_opt(LEASE)).await? else {
+            let lease = Lease {
+                metadata: ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() },
+                spec: Some(self.taken(&LeaseSpec::default())),
+            };
+            return won(self.timely(self.api.create(&PostParams::default(), &lease)).await);
+        };
+        let now = Seen::of(&lease);
+        // What counts is how long this very state has been seen here, not what time it names.
+        let since = match seen {
+            Some((before, since)) if *before == now => *since,
+            _ => Moment::now(),
+        };
+        let verdict = rules::judge(&now, self.identity, since.elapsed(), self.timing.duration);
+        *seen = Some((now, since));
+        match verdict {
+            Verdict::Wait => Ok(None),
+            Verdict::Take => {
+                let spec = self.taken(&lease.spec.clone().unwrap_or_default());
+                won(self.write(lease, spec).await)
+            }
+        }
+    }
+
+    /// Renews until the Lease is lost: somebody else holds it, or the deadline passed.
+    async fn keep(&self, held: &Held) {
+        loop {
+            tokio::time::sleep(self.timing.retry.min(self.timing.deadline / 3)).await;
+            if held.expired(self.timing.deadline) {
+                return;
+            }
+            let begun = Moment::now();
+            let mine = held.0.lock().1.clone();
+            let spec = self.renewed(&mine.spec.clone().unwrap_or_default());
+            let left = self.timing.deadline.saturating_sub(held.0.lock().0.elapsed());
+            let renewed = tokio::time::timeout(left, self.write(mine, spec)).await;
+            match renewed {
+                Ok(Ok(lease)) => *held.0.lock() = (begun, lease),
+                Ok(Err(error)) if is_conflict(&error) => match self.timely(self.api.get(LEASE)).await {
+                    // An answer that was lost on the way: the write was ours.
+                    Ok(lease) if Seen::of(&lease).holder == self.identity => held.0.lock().1 = lease,
+                    Ok(_) => return,
+                    Err(error) => tracing::warn!(%error, "the operator's Lease cannot be read"),
+                },
+                Ok(Err(error)) => tracing::warn!(%error, "the operator's Lease could not be renewed"),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Gives the Lease back. Whatever `act` did has ended before.
+    async fn release(&self, held: &Held) {
+        let mine = held.0.lock().1.clone();
+        let mut spec = self.renewed(&mine.spec.clone().unwrap_or_default());
+        spec.holder_identity = Some(String::new());
+        if let Err(error) = self.write(mine, spec).await {
+            tracing::debug!(%error, "the operator's Lease was not given back; it runs out");
+        }
+    }
+
+    async fn write(&self, mut lease: Lease, spec: LeaseSpec) -> Result<Lease, kube::Error> {
+        lease.spec = Some(spec);
+        self.timely(self.api.replace(LEASE, &PostParams::default(), &lease)).await
+    }
+
+    /// A request that hangs is a request that failed.
+    async fn timely<T>(
+        &self,
+        request: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, kube::Error> {
+        match tokio::time::timeout(self.timing.deadline / 2, request).await {
+            Ok(result) => result,
+            Err(elapsed) => Err(kube::Error::Service(Box::new(elapsed))),
+        }
+    }
+
+    fn renewed(&self, spec: &LeaseSpec) -> LeaseSpec {
+        LeaseSpec { renew_time: Some(MicroTime(Timestamp::now())), ..spec.clone() }
+    }
+
+    fn taken(&self, before: &LeaseSpec) -> LeaseSpec {
+        let changes = before.holder_identity.as_deref() != Some(self.identity);
+        let mut spec = self.renewed(before);
+        spec.holder_identity = Some(self.identity.to_owned());
+        spec.lease_duration_seconds =
+            Some(i32::try_from(self.timing.duration.as_secs().max(1)).unwrap_or(i32::MAX));
+        if changes {
+            spec.acquire_time.clone_from(&spec.renew_time);
+            spec.lease_transitions = Some(before.lease_transitions.unwrap_or(0).saturating_add(1));
+        }
+        spec
+    }
+}
+
+/// A write that another was faster with is no error: the next look sees theirs.
+fn won(written: Result<Lease, kube::Error>) -> Result<Option<Lease>, kube::Error> {
+    match written {
+        Ok(lease) => Ok(Some(lease)),
+        Err(error) if is_conflict(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
+}
