@@ -88,7 +88,9 @@ async fn show(cluster: &mut Cluster, arguments: &Arguments, started: std::time::
     println!("           export KUBECONFIG={}", cluster.kubeconfig().display());
     println!("  Gateway  {}   (OpenAI's API, any key)", cluster.base_url());
     println!("  Metrics  http://127.0.0.1:{}/metrics (gateway)", cluster.gateway_port);
-    println!("           http://{}/metrics (control plane)", cluster.serve_metrics()?);
+    for (url, _) in cluster.plane()?.metrics()? {
+        println!("           {url}/metrics (control plane)");
+    }
     for line in metrics_addresses(cluster).await? {
         println!("           {line}");
     }

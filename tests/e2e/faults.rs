@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use russet_tests::ask::{self, Answer, End};
 use russet_tests::cluster::{Cluster, kill};
+use russet_tests::control_plane::Role;
 
 use crate::path;
 
@@ -34,18 +35,31 @@ async fn expected(cluster: &mut Cluster) -> Result<String> {
     Ok(answer.text)
 }
 
+/// Kills what stands for the role, and says which processes that was.
+fn strike(cluster: &Cluster, role: Role) -> Result<Vec<i32>> {
+    let pids = cluster.pids(role)?;
+    pids.iter().for_each(|pid| kill(*pid));
+    Ok(pids)
+}
+
+/// Waits until others run in place of all who were killed.
+async fn back(cluster: &mut Cluster, role: Role, killed: &[i32]) -> Result<()> {
+    cluster
+        .until("others run in place of the killed", async |cluster| {
+            Ok(cluster.pids(role).is_ok_and(|now| now.iter().all(|pid| !killed.contains(pid))))
+        })
+        .await
+}
+
 /// The API server and operator die: no stream notices.
 pub async fn serve(cluster: &mut Cluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
-    let pid = cluster.child_of_up("serve")?;
-    kill(pid);
+    let killed = strike(cluster, Role::Serve)?;
     let struck = Instant::now();
+    back(cluster, Role::Serve, &killed).await?;
     cluster
-        .until("serve is back", async |cluster| {
-            Ok(cluster.child_of_up("serve").is_ok_and(|new| new != pid)
-                && cluster.get("modeldeployments smoke").await.is_ok())
-        })
+        .until("the API answers", async |cluster| Ok(cluster.get("modeldeployments smoke").await.is_ok()))
         .await?;
     println!("fault: serve killed, API back = {:.2}", struck.elapsed().as_secs_f64());
     finish_undisturbed(&mut answer).await?;
@@ -60,16 +74,17 @@ pub async fn agents(cluster: &mut Cluster) -> Result<()> {
     for near in [true, false] {
         let engines = cluster.engines().await?;
         let mut answer = path::endless(cluster, TOKENS).await?;
-        let pid = if near { cluster.child_of_up("agent")? } else { cluster.far_agent()? };
-        kill(pid);
+        let killed = match near {
+            true => strike(cluster, Role::Agent)?,
+            false => {
+                kill(cluster.far_agent()?);
+                Vec::new()
+            }
+        };
         let struck = Instant::now();
         let killed_at = renew_time(cluster, if near { "node-a" } else { "node-b" }).await?;
         if near {
-            cluster
-                .until("the near agent is back", async |cluster| {
-                    Ok(cluster.child_of_up("agent").is_ok_and(|new| new != pid))
-                })
-                .await?;
+            back(cluster, Role::Agent, &killed).await?;
         } else {
             cluster.restart_far_agent().await?;
         }
@@ -97,8 +112,7 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     path::quickstart(cluster).await?;
     let engines = cluster.engines().await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
-    let pid = cluster.child_of_up("gateway")?;
-    kill(pid);
+    strike(cluster, Role::Gateway)?;
     let struck = Instant::now();
     let end = answer.finish().await;
     ensure!(end == End::Broken, "the gateway is dead, yet its stream ended with {end:?}");

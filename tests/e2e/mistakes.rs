@@ -173,7 +173,8 @@ pub async fn cut_download(cluster: &mut Cluster) -> Result<()> {
 /// Another `up` on a port that is taken.
 pub async fn port_in_use(cluster: &mut Cluster) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let port = cluster.api_port.to_string();
+    // Taken on loopback, whichever control plane there is.
+    let port = cluster.gateway_port.to_string();
     let error = cluster
         .russet(&[
             "up",

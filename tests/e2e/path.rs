@@ -67,7 +67,7 @@ pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
     let client = ask::client()?;
     let gateway = format!("http://127.0.0.1:{}", cluster.gateway_port);
     let mut wanted: Vec<(String, &str)> = vec![(gateway, "russet_gateway_request_total")];
-    wanted.push((format!("http://{}", cluster.serve_metrics()?), "apiserver_request_total"));
+    wanted.extend(cluster.plane()?.metrics()?);
     let nodes = cluster.get("inferencenodes node-a").await?;
     let agent = nodes["status"]["metricsAddress"].as_str().context("node-a reports no metricsAddress")?;
     wanted.push((format!("http://{agent}"), "russet_node_memory"));

@@ -1,6 +1,6 @@
-//! A running cluster: `russet up` on the near machine, `russet join` on the far one, as a person
-//! would start them. Everything ends with the value: children stop when their input closes, engines
-//! when nobody watches them, and what is left is killed.
+//! A running cluster: a control plane and an agent on the near machine, an agent on the far one,
+//! started as a person would. Everything ends with the value: children stop when their input closes,
+//! engines when nobody watches them, and what is left is killed.
 
 use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
+use crate::control_plane::embedded::Embedded;
+use crate::control_plane::kubernetes::Kubernetes;
+use crate::control_plane::{ControlPlane, Kind, Role};
 use crate::hub::Hub;
 use crate::lab::{Lab, Machine};
+use crate::processes::{Supervised, processes, tail};
+pub use crate::processes::{kill, program};
 
 /// Waits are for conditions; this bounds a wait that would never end.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -29,22 +34,8 @@ pub struct Cluster {
     pub gateway_port: u16,
     russet: PathBuf,
     folder: tempfile::TempDir,
-    up: Option<Child>,
+    plane: Option<ControlPlane>,
     join: Option<Child>,
-}
-
-/// The programs, beside the running one.
-pub fn program(name: &str) -> Result<PathBuf> {
-    let mut folder = std::env::current_exe()?;
-    folder.pop();
-    if folder.ends_with("deps") {
-        folder.pop();
-    }
-    let path = folder.join(name);
-    if !path.exists() {
-        bail!("{} is not built; `cargo xtask build` builds it", path.display());
-    }
-    Ok(path)
 }
 
 /// The repository.
@@ -66,8 +57,9 @@ fn free_port(address: IpAddr) -> Result<u16> {
 }
 
 impl Cluster {
-    /// Starts both machines; `say` hears each step.
+    /// Starts both machines under the control plane the environment chooses; `say` hears each step.
     pub async fn start(models: &[(&str, &Path)], say: &mut dyn FnMut(&str)) -> Result<Self> {
+        let kind = Kind::chosen()?;
         let lab = Lab::new()?;
         if let Some(why) = &lab.fallback {
             say(&format!("both nodes share this machine's loopback, because {why}"));
@@ -77,9 +69,19 @@ impl Cluster {
         program("russet-engine")?;
         let folder = tempfile::Builder::new().prefix("russet-").tempdir()?;
         let (api_port, gateway_port) = (free_port(lab.near.address)?, free_port(lab.near.address)?);
-        let mut cluster = Self { lab, hub, api_port, gateway_port, russet, folder, up: None, join: None };
-        say("starting the control plane and node-a (russet up)");
-        cluster.start_up().await?;
+        let mut cluster = Self { lab, hub, api_port, gateway_port, russet, folder, plane: None, join: None };
+        match kind {
+            Kind::Embedded => {
+                say("starting the control plane and node-a (russet up)");
+                cluster.start_up(&[])?;
+            }
+            Kind::Etcd => bail!("the cluster on etcd is not built yet"),
+            Kind::Kubernetes => {
+                say("starting etcd, kube-apiserver and kube-controller-manager");
+                cluster.start_kubernetes(say).await?;
+            }
+        }
+        cluster.until_joined("node-a").await?;
         say("joining node-b from its own machine (russet token create, russet join)");
         cluster.start_join().await?;
         Ok(cluster)
@@ -95,15 +97,14 @@ impl Cluster {
         self.folder.path().join("node-b")
     }
 
-    /// Administrator's kubeconfig.
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.near_dir().join("kubeconfig")
+    /// The control plane.
+    pub fn plane(&self) -> Result<&ControlPlane> {
+        self.plane.as_ref().context("there is no control plane")
     }
 
-    /// Where the control plane shows its metrics, `ip:port`.
-    pub fn serve_metrics(&self) -> Result<String> {
-        let path = self.near_dir().join("serve/metrics-address");
-        std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))
+    /// Administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.plane.as_ref().map(ControlPlane::kubeconfig).unwrap_or_default()
     }
 
     /// Base URL of the OpenAI API.
@@ -115,62 +116,91 @@ impl Cluster {
         let mut command = machine.command(&self.russet);
         command
             .env("HF_ENDPOINT", self.hub.endpoint())
-            .env("RUSSET_LOG", std::env::var("RUSSET_LOG").unwrap_or_else(|_| "info".into()))
+            .env("RUSSET_LOG", log_level())
             .env_remove("KUBECONFIG")
             .stdin(Stdio::piped())
             .kill_on_drop(true);
         command
     }
 
-    async fn start_up(&mut self) -> Result<()> {
+    fn start_up(&mut self, more: &[String]) -> Result<()> {
         let near = self.lab.near.clone();
+        let mut arguments = [
+            ("--node-name", near.name.clone()),
+            ("--api-port", self.api_port.to_string()),
+            ("--gateway-port", self.gateway_port.to_string()),
+            ("--address", near.address.to_string()),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect::<Vec<_>>();
+        arguments.extend_from_slice(more);
         let log = self.log("up.log")?;
-        let data_dir = self.near_dir();
-        let mut command = self.command(&near);
-        command
-            .args(["up", "--exit-with-parent", "--node-name", &near.name])
-            .arg("--data-dir")
-            .arg(&data_dir)
-            .args(["--api-port", &self.api_port.to_string()])
-            .args(["--gateway-port", &self.gateway_port.to_string()])
-            .args(["--address", &near.address.to_string()])
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        self.up = Some(command.spawn().context("cannot start russet up")?);
-        self.until("node-a is Ready", async |cluster| {
-            if let Some(status) = cluster.up.as_mut().and_then(|child| child.try_wait().ok().flatten()) {
-                bail!("russet up ended ({status}): {}", cluster.read_log("up.log"));
+        let up = Embedded::start(self.command(&near), &self.near_dir(), log, &arguments)?;
+        self.plane = Some(ControlPlane::Embedded(up));
+        Ok(())
+    }
+
+    async fn start_kubernetes(&mut self, say: &mut dyn FnMut(&str)) -> Result<()> {
+        let folder = self.folder.path().join("kubernetes");
+        let mut plane = Kubernetes::bare(self.lab.near.address, self.api_port, &folder).await?;
+        say("installing charts/russet-crds and charts/russet with Helm");
+        plane.install(&repository().join("charts"), self.gateway_port).await?;
+        say("running the chart's Deployments as processes");
+        let programs = self.russet.parent().context("a program has a folder")?.to_owned();
+        plane.run_pods(&programs).await?;
+        self.plane = Some(ControlPlane::Kubernetes(Box::new(plane)));
+        say("joining node-a (russet token create, russet join)");
+        let arguments = self.join_arguments(&self.lab.near, &self.near_dir()).await?;
+        let (near, russet, endpoint) = (self.lab.near.clone(), self.russet.clone(), self.hub.endpoint());
+        let agent = Supervised::start("near agent", &self.folder.path().join("near.log"), move || {
+            let mut command = near.command(&russet);
+            command.args(&arguments).env("HF_ENDPOINT", &endpoint).env("RUSSET_LOG", log_level());
+            command.env_remove("KUBECONFIG");
+            command
+        })?;
+        match &mut self.plane {
+            Some(ControlPlane::Kubernetes(plane)) => plane.set_agent(agent),
+            _ => bail!("the control plane went"),
+        }
+        Ok(())
+    }
+
+    /// `join URL …` with a fresh token, for a machine.
+    async fn join_arguments(&self, machine: &Machine, data_dir: &Path) -> Result<Vec<String>> {
+        let mut create = vec!["token".to_owned(), "create".into(), "--quiet".into()];
+        create.extend(self.plane()?.token_arguments());
+        let create: Vec<&str> = create.iter().map(String::as_str).collect();
+        let token = self.russet(&create).await?.trim().to_owned();
+        let (url, address) =
+            (format!("https://{}:{}", self.lab.near.address, self.api_port), machine.address.to_string());
+        let data_dir = data_dir.display().to_string();
+        let words = ["join", &url, "--exit-with-parent", "--node-name", &machine.name, "--token", &token];
+        let words = words.into_iter().chain(["--address", &address, "--data-dir", &data_dir]);
+        Ok(words.map(str::to_owned).collect())
+    }
+
+    async fn until_joined(&mut self, node: &str) -> Result<()> {
+        self.until(&format!("{node} is Ready"), async |cluster| {
+            if let Some(ControlPlane::Embedded(up)) = cluster.plane.as_mut() {
+                up.check().map_err(|error| error.context(cluster.read_log("up.log")))?;
             }
-            Ok(cluster.is_ready("inferencenodes", "node-a").await)
+            if let Some(status) = cluster.join.as_mut().and_then(|child| child.try_wait().ok().flatten()) {
+                bail!("russet join ended ({status}): {}", cluster.read_log("join.log"));
+            }
+            Ok(cluster.is_ready("inferencenodes", node).await)
         })
         .await
     }
 
     async fn start_join(&mut self) -> Result<()> {
-        let line = self
-            .russet(&["token", "create", "--quiet", "--data-dir", &self.near_dir().display().to_string()])
-            .await?;
-        let token = line.trim().to_owned();
         let far = self.lab.far.clone();
+        let arguments = self.join_arguments(&far, &self.far_dir()).await?;
         let log = self.log("join.log")?;
-        let data_dir = self.far_dir();
         let mut command = self.command(&far);
-        command
-            .args(["join", &format!("https://{}:{}", self.lab.near.address, self.api_port)])
-            .args(["--exit-with-parent", "--node-name", &far.name, "--token", &token])
-            .args(["--address", &far.address.to_string()])
-            .arg("--data-dir")
-            .arg(&data_dir)
-            .stdout(log.try_clone()?)
-            .stderr(log);
+        command.args(&arguments).stdout(log.try_clone()?).stderr(log);
         self.join = Some(command.spawn().context("cannot start russet join")?);
-        self.until("node-b is Ready", async |cluster| {
-            if let Some(status) = cluster.join.as_mut().and_then(|child| child.try_wait().ok().flatten()) {
-                bail!("russet join ended ({status}): {}", cluster.read_log("join.log"));
-            }
-            Ok(cluster.is_ready("inferencenodes", "node-b").await)
-        })
-        .await
+        self.until_joined("node-b").await
     }
 
     /// Starts the far machine's agent again after its process was killed, as a service manager would.
@@ -253,14 +283,11 @@ impl Cluster {
                 text.push_str(&table);
             }
         }
-        for name in ["up.log", "join.log"] {
-            text.push_str(&format!("--- {name}\n{}", tail(&self.folder.path().join(name), 30)));
-        }
-        for machine in [self.near_dir(), self.far_dir()] {
-            for folder in ["logs", "agent/engines"] {
-                for entry in std::fs::read_dir(machine.join(folder)).into_iter().flatten().flatten() {
-                    let path =
-                        if entry.path().is_dir() { entry.path().join("engine.log") } else { entry.path() };
+        let root = self.folder.path();
+        for folder in ["", "kubernetes", "node-a/logs", "node-a/agent/engines", "node-b/agent/engines"] {
+            for entry in std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
+                let path = if entry.path().is_dir() { entry.path().join("engine.log") } else { entry.path() };
+                if path.extension().is_some_and(|extension| extension == "log") && path.exists() {
                     text.push_str(&format!("--- {}\n{}", path.display(), tail(&path, 30)));
                 }
             }
@@ -283,16 +310,10 @@ impl Cluster {
         Ok(found)
     }
 
-    /// Process id of a child of `russet up`, by its verb.
-    pub fn child_of_up(&self, verb: &str) -> Result<i32> {
-        let up = self.up.as_ref().and_then(Child::id).context("russet up is not running")?;
-        processes()
-            .into_iter()
-            .find(|process| {
-                process.parent == up as i32 && process.arguments.get(1).is_some_and(|word| word == verb)
-            })
-            .map(|process| process.pid)
-            .with_context(|| format!("russet up has no child `{verb}`"))
+    /// Process ids that stand for a role of the control plane or the near machine: one with the
+    /// embedded API server, several elsewhere.
+    pub fn pids(&self, role: Role) -> Result<Vec<i32>> {
+        self.plane()?.pids(role)
     }
 
     /// Process id of the far machine's agent.
@@ -304,7 +325,7 @@ impl Cluster {
 
     /// Ends everything and waits until no process is left.
     pub async fn stop(mut self) -> Result<()> {
-        for mut child in [self.join.take(), self.up.take()].into_iter().flatten() {
+        if let Some(mut child) = self.join.take() {
             // Held open until the end: a closed pipe means something else than Ctrl-C.
             let _input = child.stdin.take();
             if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
@@ -313,6 +334,9 @@ impl Cluster {
             if tokio::time::timeout(Duration::from_secs(60), child.wait()).await.is_err() {
                 bail!("a process did not end within 60 s of Ctrl-C:\n{}", self.diagnosis().await);
             }
+        }
+        if let Some(plane) = self.plane.take() {
+            plane.stop().await?;
         }
         // A killed process may take a moment to give its memory back.
         let begin = Instant::now();
@@ -346,51 +370,11 @@ impl Drop for Cluster {
     }
 }
 
-/// SIGKILL.
-pub fn kill(pid: i32) {
-    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    }
-}
-
 /// The condition of an object.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }
 
-struct Process {
-    pid: i32,
-    parent: i32,
-    arguments: Vec<String>,
-}
-
-fn processes() -> Vec<Process> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-            continue;
-        };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
-        let mut fields = rest.split_whitespace();
-        let state = fields.next().unwrap_or("");
-        let parent = fields.next().and_then(|field| field.parse().ok()).unwrap_or(0);
-        if state == "Z" {
-            continue;
-        }
-        let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let arguments = arguments
-            .split(|byte| *byte == 0)
-            .map(|word| String::from_utf8_lossy(word).into_owned())
-            .collect();
-        found.push(Process { pid, parent, arguments });
-    }
-    found
-}
-
-fn tail(path: &Path, lines: usize) -> String {
-    let text = std::fs::read(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let all: Vec<&str> = text.lines().collect();
-    all[all.len().saturating_sub(lines)..].iter().map(|line| format!("{line}\n")).collect()
+fn log_level() -> String {
+    std::env::var("RUSSET_LOG").unwrap_or_else(|_| "info".into())
 }

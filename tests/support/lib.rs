@@ -3,5 +3,7 @@
 
 pub mod ask;
 pub mod cluster;
+pub mod control_plane;
 pub mod hub;
 pub mod lab;
+pub mod processes;

@@ -1,0 +1,100 @@
+//! The control plane a cluster under test has. `RUSSET_CONTROL_PLANE` chooses: `embedded` (the
+//! default: `russet up`), `etcd` (the same with its objects in etcd) or `kubernetes` (the real API
+//! server with both charts). Scenarios are the same for all; what differs is said here.
+
+pub mod embedded;
+pub mod kubernetes;
+mod pod;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use self::embedded::Embedded;
+use self::kubernetes::Kubernetes;
+
+/// A process of the control plane or of the near machine, by what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The API server and the operator, be they one process or two.
+    Serve,
+    /// The gateway.
+    Gateway,
+    /// The near machine's agent.
+    Agent,
+}
+
+/// Which control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The embedded API server over its own store.
+    Embedded,
+    /// The embedded API server over etcd.
+    Etcd,
+    /// kube-apiserver, its controller manager, etcd; operator and gateway from the chart.
+    Kubernetes,
+}
+
+impl Kind {
+    /// What the environment says.
+    pub fn chosen() -> Result<Self> {
+        Ok(match std::env::var("RUSSET_CONTROL_PLANE").as_deref() {
+            Err(_) | Ok("" | "embedded") => Self::Embedded,
+            Ok("etcd") => Self::Etcd,
+            Ok("kubernetes") => Self::Kubernetes,
+            Ok(other) => {
+                bail!("RUSSET_CONTROL_PLANE is {other}; there is embedded, etcd and kubernetes")
+            }
+        })
+    }
+}
+
+/// A running control plane.
+pub enum ControlPlane {
+    /// `russet up`.
+    Embedded(Embedded),
+    /// The real one.
+    Kubernetes(Box<Kubernetes>),
+}
+
+impl ControlPlane {
+    /// Kubeconfig of an administrator.
+    pub fn kubeconfig(&self) -> PathBuf {
+        match self {
+            Self::Embedded(plane) => plane.kubeconfig(),
+            Self::Kubernetes(plane) => plane.kubeconfig(),
+        }
+    }
+
+    /// Process ids that stand for the role; an error while one of them does not run.
+    pub fn pids(&self, role: Role) -> Result<Vec<i32>> {
+        match self {
+            Self::Embedded(plane) => Ok(vec![plane.pid(role)?]),
+            Self::Kubernetes(plane) => plane.pids(role),
+        }
+    }
+
+    /// Where the processes of the control plane show their metrics, each with one that must be there.
+    pub fn metrics(&self) -> Result<Vec<(String, &'static str)>> {
+        match self {
+            Self::Embedded(plane) => Ok(vec![(plane.metrics()?, "apiserver_request_total")]),
+            Self::Kubernetes(plane) => Ok(vec![(plane.metrics(), "russet_operator_reconciles_total")]),
+        }
+    }
+
+    /// Arguments by which a person's `russet token` finds the control plane.
+    pub fn token_arguments(&self) -> Vec<String> {
+        match self {
+            Self::Embedded(plane) => vec!["--data-dir".into(), plane.data_dir().display().to_string()],
+            Self::Kubernetes(plane) => vec!["--kubeconfig".into(), plane.kubeconfig().display().to_string()],
+        }
+    }
+
+    /// Ends it; the near machine's agent and its engines first.
+    pub async fn stop(self) -> Result<()> {
+        match self {
+            Self::Embedded(plane) => plane.stop().await,
+            Self::Kubernetes(plane) => plane.stop().await,
+        }
+    }
+}
