@@ -7,6 +7,8 @@ use std::str::FromStr;
 use clap::{Parser, ValueEnum};
 use thiserror::Error;
 
+use crate::jaccl::{Devices, DevicesError, Topology};
+
 /// One rank of a group that serves a model. Agents start it; the flags say everything it knows.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "russet-engine", version)]
@@ -23,6 +25,12 @@ pub struct Args {
     /// Layers each rank holds, in rank order; left out, one rank holds all of them.
     #[arg(long, value_delimiter = ',')]
     pub layers_per_rank: Vec<u32>,
+    /// Ranks that share every layer of a stage: rank r is member r % N of stage r / N.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tensor_size: u32,
+    /// How the members of a stage add up.
+    #[arg(long, value_enum, default_value_t = Backend::Ring)]
+    pub backend: Backend,
     /// Which formation of the group this is; a higher one replaces it.
     #[arg(long, default_value_t = 0)]
     pub epoch: u64,
@@ -35,9 +43,18 @@ pub struct Args {
     /// Where gateways and rank 0 reach this rank.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Addresses of MLX's ring, in rank order; left out for one rank.
+    /// Addresses at which stages meet, in rank order; left out for one stage.
     #[arg(long, value_delimiter = ',')]
     pub ring_hosts: Vec<SocketAddr>,
+    /// Addresses at which the members of a stage meet, in rank order; left out when stages have one.
+    #[arg(long, value_delimiter = ',')]
+    pub tensor_hosts: Vec<SocketAddr>,
+    /// RDMA devices between the members of this rank's stage, for jaccl: JSON rows of cells of names.
+    #[arg(long, default_value = "[]")]
+    pub rdma_devices: Devices,
+    /// How connections between ranks travel.
+    #[arg(long, value_enum, default_value_t = Transport::Tunnel)]
+    pub transport: Transport,
     /// Where the ranks listen and on which nodes: rank=ip:port@node.
     #[arg(long, value_delimiter = ',')]
     pub peers: Vec<Peer>,
@@ -68,6 +85,37 @@ pub struct Args {
     /// Seconds that running requests get when the engine is asked to stop.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,
+}
+
+/// How the members of a stage add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// MLX's ring over TCP.
+    Ring,
+    /// RDMA over Thunderbolt, everybody with everybody.
+    Jaccl,
+    /// RDMA over Thunderbolt, each with its neighbours.
+    JacclRing,
+}
+
+impl Backend {
+    /// How the members are cabled, if over RDMA.
+    pub fn topology(self) -> Option<Topology> {
+        match self {
+            Self::Ring => None,
+            Self::Jaccl => Some(Topology::Mesh),
+            Self::JacclRing => Some(Topology::Ring),
+        }
+    }
+}
+
+/// How connections between ranks travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// Inside mutual TLS.
+    Tunnel,
+    /// As MLX makes them, unauthenticated.
+    Direct,
 }
 
 /// Element type of the weights in memory.
@@ -102,6 +150,27 @@ pub struct Peer {
 /// Flags that contradict each other.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ArgsError {
+    /// Ranks that do not fill the stages.
+    #[error(
+        "{ranks} ranks do not make stages of {members}; give --layers-per-rank a multiple of --tensor-size entries"
+    )]
+    Members {
+        /// Ranks of the group.
+        ranks: u32,
+        /// Members of a stage.
+        members: u32,
+    },
+    /// An address MLX cannot use by itself.
+    #[error("{address} of {flag} is IPv6, which MLX's ring does not speak; use --transport tunnel or IPv4")]
+    Family {
+        /// The flag.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+    },
+    /// RDMA devices that do not connect the members.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     /// Not `rank=ip:port@node`.
     #[error("{0:?} is no peer; write rank=ip:port@node, such as 1=192.0.2.7:4100@mac-2")]
     Peer(String),
@@ -158,9 +227,6 @@ impl Args {
         if size == 1 {
             return Ok(Vec::new());
         }
-        if self.ring_hosts.len() != size as usize {
-            return Err(ArgsError::Count { flag: "--ring-hosts", given: self.ring_hosts.len(), size });
-        }
         let mut followers: Vec<Peer> = self.peers.iter().filter(|peer| peer.rank > 0).cloned().collect();
         followers.sort_by_key(|peer| peer.rank);
         if self.rank == 0 && !followers.iter().map(|peer| peer.rank).eq(1..size) {
@@ -181,22 +247,17 @@ mod tests {
 
     #[test]
     fn a_group_needs_every_rank_once() {
-        let ring = "--ring-hosts 127.0.0.1:1,127.0.0.1:2";
         for (flags, expected) in [
             (String::new(), Ok(0)),
-            (format!("--layers-per-rank 2,2 {ring} --peers 1=127.0.0.1:9@b,0=127.0.0.1:8@a"), Ok(1)),
-            (format!("--layers-per-rank 2,2 {ring} --rank 1"), Ok(0)),
+            (format!("--layers-per-rank 2,2 --peers 1=127.0.0.1:9@b,0=127.0.0.1:8@a"), Ok(1)),
+            (format!("--layers-per-rank 2,2 --rank 1"), Ok(0)),
             ("--rank 1".into(), Err(ArgsError::Rank { rank: 1, size: 1 })),
             (
-                "--layers-per-rank 2,2".into(),
-                Err(ArgsError::Count { flag: "--ring-hosts", given: 0, size: 2 }),
-            ),
-            (
-                format!("--layers-per-rank 2,2 {ring} --peers 0=127.0.0.1:8@a"),
+                format!("--layers-per-rank 2,2 --peers 0=127.0.0.1:8@a"),
                 Err(ArgsError::Count { flag: "--peers", given: 1, size: 2 }),
             ),
             (
-                format!("--layers-per-rank 2,2 {ring} --peers 1=127.0.0.1:8@a,1=127.0.0.1:9@a"),
+                format!("--layers-per-rank 2,2 --peers 1=127.0.0.1:8@a,1=127.0.0.1:9@a"),
                 Err(ArgsError::Count { flag: "--peers", given: 2, size: 2 }),
             ),
         ] {

@@ -7,9 +7,11 @@
 //! other ranks: load ─▶ join ─▶ step(slot, offset, tokens)         ─▶ nothing to say
 //! ```
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use russet_wire::request::Sampling;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
@@ -38,6 +40,16 @@ pub struct Choice {
     pub index: u32,
     /// Tokens that must not be chosen.
     pub banned: Arc<[u32]>,
+}
+
+/// Where MLX is told to meet this rank's neighbours: one address for each rank of a ring, in the order
+/// of the ring. A ring this rank is not part of is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Addresses {
+    /// The members of its stage.
+    pub tensor: Vec<SocketAddr>,
+    /// The same member of every stage.
+    pub pipeline: Vec<SocketAddr>,
 }
 
 /// Bytes of weights read so far.
@@ -74,9 +86,9 @@ pub trait Compute: Send + Sync + 'static {
     fn load(&self) -> Answer<()>;
     /// How far `load` has come; cheap, asked twice a second.
     fn progress(&self) -> Progress;
-    /// Join the ring of ranks; answers when every neighbour is connected. With one rank it answers
+    /// Join the rings of ranks; answers when every neighbour is connected. With one rank it answers
     /// at once. May block for ever when a peer dies, so nobody waits for it alone.
-    fn join(&self) -> Answer<()>;
+    fn join(&self, addresses: Addresses) -> Answer<()>;
     /// Run a step. `Some(token)` exactly when the step holds a [`Choice`].
     fn step(&self, step: Step) -> Answer<Option<u32>>;
     /// Forget a sequence: the slot's cache is empty afterwards.

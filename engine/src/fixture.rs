@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::compute::{Answer, Compute, ComputeError, Memory, Progress, Step};
+use crate::compute::{Addresses, Answer, Compute, ComputeError, Memory, Progress, Step};
 
 pub use crate::model::*;
 
@@ -112,7 +112,7 @@ impl Compute for Fake {
         Progress { loaded_bytes: 10, total_bytes: 10 }
     }
 
-    fn join(&self) -> Answer<()> {
+    fn join(&self, _: Addresses) -> Answer<()> {
         let (sender, answer) = oneshot::channel();
         let _ = sender.send(Ok(()));
         answer

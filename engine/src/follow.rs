@@ -1,4 +1,4 @@
-//! The control path of a pipeline: rank 0 leads, the others follow. Activations travel between
+//! The control path of a group: rank 0 leads, the others follow. Activations travel between
 //! ranks through MLX, never here; but a lost rank is noticed here, because MLX may block for ever
 //! when a peer dies and a gRPC stream does not.
 //!

@@ -1,5 +1,5 @@
 //! The pieces that architectures are made of. Each computes exactly what its mlx-lm counterpart
-//! does, operation by operation; none knows which rank it runs on.
+//! does, operation by operation, sharded or whole; none knows which rank it runs on.
 
 pub mod attention;
 pub mod embedding;
@@ -7,3 +7,4 @@ pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod rope;
+pub mod stage;

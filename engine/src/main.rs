@@ -21,7 +21,8 @@ mod engine {
     use clap::Parser as _;
     use russet_engine::args::{Args, Dtype, LogFormat};
     use russet_engine::life::Life;
-    use russet_engine::runtime::{Runtime, RuntimeConfig, environment};
+    use russet_engine::runtime::environment::{self, Place};
+    use russet_engine::runtime::{Runtime, RuntimeConfig};
     use russet_engine::serve::{Outcome, Rank};
     use russet_engine::weights::LoadDtype;
     use tokio::signal::unix::{SignalKind, signal};
@@ -29,9 +30,7 @@ mod engine {
     pub fn main() -> anyhow::Result<()> {
         let args = Args::parse();
         // Before any thread exists: this may replace the process by itself.
-        let hostfile = args.control_socket.with_extension("ring.json");
-        let ring = (args.size() > 1).then_some((args.rank, hostfile.as_path()));
-        environment::ensure(ring).context("cannot set MLX's environment")?;
+        environment::ensure(place(&args).as_ref()).context("cannot set MLX's environment")?;
         russet_telemetry::logs::init(&format!("engine-{}", args.rank), args.log == LogFormat::Json);
         // Installed already only if something else in this process did; all of it is the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -52,13 +51,21 @@ mod engine {
         russet_mlx::leave(code)
     }
 
+    /// What MLX reads of this rank.
+    fn place(args: &Args) -> Option<Place> {
+        // Flags that do not fit each other are refused later, where the log is.
+        let coordinator = || args.tensor_hosts.get((args.rank - args.rank % args.tensor_size) as usize);
+        let jaccl = args.backend.topology().and_then(|topology| Some((*coordinator()?, topology)));
+        (args.size() > 1).then(|| Place { rank: args.rank, files: args.control_socket.clone(), jaccl })
+    }
+
     async fn run(args: Args) -> anyhow::Result<Outcome> {
-        let hosts = args.ring_hosts.iter().map(ToString::to_string).collect();
         let compute = Runtime::start(RuntimeConfig {
             model_dir: args.model_dir.clone(),
             layers_per_rank: (!args.layers_per_rank.is_empty()).then(|| args.layers_per_rank.clone()),
+            tensor_size: args.tensor_size,
             rank: args.rank,
-            hosts,
+            devices: args.backend.topology().map(|_| args.rdma_devices.clone()),
             dtype: match args.dtype {
                 Dtype::Auto => LoadDtype::AsStored,
                 Dtype::F32 => LoadDtype::Float32,

@@ -2,6 +2,7 @@
 //! is the part of one rank; it knows its layers, not its neighbours.
 
 pub mod llama;
+pub mod qwen3;
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +12,13 @@ use thiserror::Error;
 
 use crate::{
     cache::KvCache,
-    layers::rope::RopeError,
+    layers::{rope::RopeError, stage::Stage},
+    partition::Slice,
     weights::{Checkpoint, LoadDtype, Weights, WeightsError},
 };
 
-/// Every architecture, by the `model_type` of config.json.
-pub const ARCHITECTURES: &[Architecture] = &[llama::ARCH, llama::MISTRAL];
+/// Every architecture, by the `model_type` of config.json; `wire` lists the same names for the planner.
+pub const ARCHITECTURES: &[Architecture] = &[llama::ARCH, llama::MISTRAL, qwen3::ARCH];
 
 /// How to read one architecture's configuration.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub trait Configuration: Send + std::fmt::Debug {
     fn vocabulary(&self) -> usize;
     /// Longest context, tokens.
     fn context(&self) -> u32;
+    /// Whether so many ranks can share every layer.
+    fn check_members(&self, members: u32) -> Result<(), ConfigError>;
     /// Whether the head is the embedding.
     fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError>;
     /// Loads one rank's part.
@@ -49,8 +53,8 @@ pub trait Model {
     fn new_cache(&self) -> Vec<KvCache>;
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError>;
-    /// Runs the layers held.
-    fn forward(&self, hidden: Array, cache: &mut [KvCache]) -> Result<Array, Exception>;
+    /// Runs the layers held, together with the other members of `stage`.
+    fn forward(&self, hidden: Array, cache: &mut [KvCache], stage: &Stage) -> Result<Array, Exception>;
     /// Logits of hidden states; only on the rank with the head.
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError>;
 }
@@ -84,6 +88,18 @@ pub enum ConfigError {
         value: String,
         /// What is needed.
         needed: String,
+    },
+    /// A number that the members of a stage cannot share evenly.
+    #[error(
+        "config.json: {field} is {value}, which {members} ranks cannot share evenly; use a tensor size that divides {value}"
+    )]
+    Members {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+        /// Members of the stage.
+        members: u32,
     },
     /// A feature this engine does not have.
     #[error("config.json: {0} is not supported")]
@@ -152,7 +168,7 @@ pub fn load(
     on_bytes: &mut dyn FnMut(u64),
 ) -> Result<Box<dyn Model>, ModelError> {
     let tied = configuration.tied(checkpoint)?;
-    configuration.load(part, tied, &mut Weights::new(checkpoint, dtype, on_bytes))
+    configuration.load(part, tied, &mut Weights::new(checkpoint, dtype, Slice::of_part(part), on_bytes))
 }
 
 #[cfg(test)]
@@ -166,6 +182,39 @@ mod tests {
     }
 
     #[test]
+    fn the_planner_knows_the_same_architectures() {
+        let names: Vec<&str> = ARCHITECTURES.iter().map(|architecture| architecture.model_type).collect();
+        assert_eq!(names, russet_wire::architecture::ARCHITECTURES);
+    }
+
+    #[test]
+    fn what_ranks_cannot_share_is_named_with_the_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = r#"{"model_type":"qwen3","hidden_size":64,"num_hidden_layers":2,"intermediate_size":132,
+            "num_attention_heads":12,"num_key_value_heads":4,"head_dim":32,"rms_norm_eps":1e-6,
+            "vocab_size":100,"rope_theta":1e6}"#;
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let config = configure(dir.path()).unwrap();
+        for (members, said) in [
+            (1, None),
+            (2, None),
+            (4, None),
+            (
+                3,
+                Some(
+                    "num_key_value_heads is 4, which 3 ranks cannot share evenly; use a tensor size that divides 4",
+                ),
+            ),
+            (5, Some("num_attention_heads is 12, which 5")),
+            (12, Some("num_key_value_heads is 4, which 12")),
+        ] {
+            let error = config.check_members(members).err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), said.is_some(), "{members}: {error:?}");
+            assert!(error.unwrap_or_default().contains(said.unwrap_or_default()), "{members}");
+        }
+    }
+
+    #[test]
     fn configurations_that_cannot_be_served_say_why() {
         let llama = |extra: &str| {
             format!(
@@ -175,7 +224,7 @@ mod tests {
         };
         for (config, said) in [
             ("{".to_owned(), "EOF"),
-            ("{}".to_owned(), "model_type \"\" is not supported; supported are llama, mistral"),
+            ("{}".to_owned(), "model_type \"\" is not supported; supported are llama, mistral, qwen3"),
             (r#"{"model_type":"gpt_oss"}"#.to_owned(), "\"gpt_oss\" is not supported"),
             (r#"{"model_type":"llama"}"#.to_owned(), "missing field `hidden_size`"),
             (llama(r#","num_key_value_heads":3"#), "num_key_value_heads is 3"),
@@ -188,6 +237,12 @@ mod tests {
             (llama(r#","quantization_config":{"quant_method":"gptq"}"#), "quantization method \"gptq\""),
             (llama(r#","layer_types":["sliding_attention","full_attention"]"#), "sliding_attention"),
             (llama(r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#), "rope scaling \"yarn\""),
+            (llama("").replace("llama", "qwen3"), "head_dim is missing"),
+            (llama(r#","head_dim":16"#).replace("llama", "qwen3"), "rope_theta is missing"),
+            (
+                llama(r#","head_dim":16,"rope_theta":1e6,"attention_bias":true"#).replace("llama", "qwen3"),
+                "attention_bias",
+            ),
         ] {
             let error = error_of(&config);
             assert!(error.contains(said), "{config}: {error}");

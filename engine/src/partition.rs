@@ -1,5 +1,5 @@
-//! Applies `wire::partition` to a model: which tensors a rank loads. What a rank *runs* follows from
-//! the same [`Part`]; the split itself is decided elsewhere.
+//! Applies `wire::partition` to a model: which tensors a rank loads, and which slice of them. What a rank
+//! *runs* follows from the same [`Part`]; the split itself is decided elsewhere.
 
 use russet_wire::{partition::Part, shape::Role};
 
@@ -10,6 +10,48 @@ pub fn holds(part: &Part, tied: bool, role: Role) -> bool {
         Role::Embedding => part.embedding || (tied && part.head),
         Role::Head => part.head,
         Role::Layer(index) => part.layers.contains(&index),
+    }
+}
+
+/// Which equal slice of the matrices that are cut a rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// From 0.
+    pub index: usize,
+    /// Slices there are; 1 is everything.
+    pub of: usize,
+}
+
+impl Slice {
+    /// Everything.
+    pub const WHOLE: Self = Self { index: 0, of: 1 };
+
+    /// The slice of the rank of `part`.
+    pub fn of_part(part: &Part) -> Self {
+        Self { index: part.tensor_index as usize, of: part.tensor_size as usize }
+    }
+}
+
+/// How a tensor is shared by the members of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Every member holds all of it.
+    Whole,
+    /// Each holds some rows: outputs of a projection, and their biases.
+    Rows,
+    /// Each holds some columns: inputs of a projection whose outputs are then summed.
+    Columns,
+}
+
+/// How the tensor of this Hugging Face name is cut, as mlx-lm cuts it: weights, scales and biases of a
+/// projection alike, and the bias of a summed projection not at all, since it is added after the sum.
+pub fn cut_of(tensor: &str) -> Cut {
+    let mut parts = tensor.rsplit('.');
+    let (field, projection) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    match (projection, field) {
+        ("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj", _) => Cut::Rows,
+        ("o_proj" | "down_proj", "weight" | "scales" | "biases") => Cut::Columns,
+        _ => Cut::Whole,
     }
 }
 
@@ -31,5 +73,37 @@ mod tests {
         assert_eq!(holders(false, Role::Layer(2)), [1]);
         assert_eq!(holders(false, Role::Layer(4)), [0]);
         assert!(holders(false, Role::Layer(5)).is_empty());
+    }
+
+    #[test]
+    fn members_hold_their_stage_and_rank_zero_alone_the_head() {
+        let partition = Partition::with_tensor(vec![3, 3, 2, 2], 2, 5).unwrap();
+        let holders = |role| -> Vec<u32> {
+            (0..4).filter(|&rank| holds(&partition.part(rank).unwrap(), true, role)).collect()
+        };
+        assert_eq!(holders(Role::Embedding), [0, 2, 3]);
+        assert_eq!(holders(Role::Head), [0]);
+        assert_eq!(holders(Role::Layer(1)), [2, 3]);
+        assert_eq!(holders(Role::Layer(4)), [0, 1]);
+        assert_eq!(Slice::of_part(&partition.part(3).unwrap()), Slice { index: 1, of: 2 });
+    }
+
+    #[test]
+    fn projections_are_cut_and_everything_else_is_whole() {
+        for (tensor, cut) in [
+            ("model.layers.0.self_attn.q_proj.weight", Cut::Rows),
+            ("model.layers.0.self_attn.k_proj.bias", Cut::Rows),
+            ("model.layers.0.mlp.up_proj.scales", Cut::Rows),
+            ("model.layers.0.self_attn.o_proj.weight", Cut::Columns),
+            ("model.layers.0.mlp.down_proj.biases", Cut::Columns),
+            ("model.layers.0.self_attn.o_proj.bias", Cut::Whole),
+            ("model.layers.0.self_attn.q_norm.weight", Cut::Whole),
+            ("model.layers.0.input_layernorm.weight", Cut::Whole),
+            ("model.embed_tokens.weight", Cut::Whole),
+            ("lm_head.weight", Cut::Whole),
+            ("weight", Cut::Whole),
+        ] {
+            assert_eq!(cut_of(tensor), cut, "{tensor}");
+        }
     }
 }

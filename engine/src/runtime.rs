@@ -6,8 +6,8 @@
 //! nothing.
 
 pub mod environment;
+mod groups;
 mod rank;
-mod ring;
 
 use std::{
     path::PathBuf,
@@ -24,7 +24,8 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::{
-    compute::{Answer, Compute, ComputeError, Memory, Progress, Step},
+    compute::{Addresses, Answer, Compute, ComputeError, Memory, Progress, Step},
+    jaccl::Devices,
     models::{ConfigError, ModelError},
     sample::{SampleError, Sampled},
     weights::{LoadDtype, WeightsError},
@@ -38,11 +39,13 @@ pub struct RuntimeConfig {
     pub model_dir: PathBuf,
     /// Layers per rank, index = rank; `None` gives one rank everything.
     pub layers_per_rank: Option<Vec<u32>>,
-    /// This process's rank.
+    /// Ranks that share every layer of a stage.
+    pub tensor_size: u32,
+    /// This process's rank. In a group of more than one the process has to be prepared by
+    /// [`environment::ensure`].
     pub rank: u32,
-    /// `ip:port` by rank, for MLX's ring; not read in a group of one. In a larger group the process
-    /// has to be prepared by [`environment::ensure`].
-    pub hosts: Vec<String>,
+    /// RDMA devices between the members of the stage; without them they add up over TCP.
+    pub devices: Option<Devices>,
     /// The element type weights are kept in.
     pub dtype: LoadDtype,
     /// Threads for float32 products on a CPU.
@@ -70,12 +73,12 @@ pub enum RuntimeError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// Joining the group.
-    #[error("rank {rank} cannot join its group at {hosts:?}: {reason}; the group has to be formed again")]
+    #[error("rank {rank} cannot join its group at {addresses:?}: {reason}; the group has to be formed again")]
     Join {
         /// The rank.
         rank: u32,
-        /// Addresses by rank.
-        hosts: Vec<String>,
+        /// Where MLX was to meet the others.
+        addresses: Addresses,
         /// Why.
         reason: String,
     },
@@ -151,7 +154,7 @@ type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
 
 enum Command {
     Load(Reply<()>),
-    Join(Reply<()>),
+    Join(Addresses, Reply<()>),
     Step(Step, Reply<Option<u32>>),
     StepInDetail(Step, Reply<Option<Stepped>>),
     Reset(u32),
@@ -230,8 +233,8 @@ impl Compute for Runtime {
         }
     }
 
-    fn join(&self) -> Answer<()> {
-        self.ask(Command::Join)
+    fn join(&self, addresses: Addresses) -> Answer<()> {
+        self.ask(|reply| Command::Join(addresses, reply))
     }
 
     fn step(&self, step: Step) -> Answer<Option<u32>> {
@@ -254,7 +257,7 @@ impl Compute for Runtime {
 /// The part of `config.rank`, once the number of layers is known.
 fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
     let split = config.layers_per_rank.clone().unwrap_or_else(|| vec![layers]);
-    let partition = Partition::new(split, layers)?;
+    let partition = Partition::with_tensor(split, config.tensor_size, layers)?;
     partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
 }
 
@@ -271,9 +274,9 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
                 });
                 let _ = reply.send(loaded.map(|loaded| rank = Some(loaded)).map_err(ComputeError::from));
             }
-            Command::Join(reply) => {
+            Command::Join(addresses, reply) => {
                 let joined = match &mut rank {
-                    Some(rank) => rank.join(&config.hosts),
+                    Some(rank) => rank.join(&addresses, config.devices.as_ref()),
                     None => Err(too_early("join")),
                 };
                 let _ = reply.send(joined.map_err(ComputeError::from));
@@ -311,8 +314,9 @@ mod tests {
         RuntimeConfig {
             model_dir: PathBuf::from("/nowhere"),
             layers_per_rank,
+            tensor_size: 1,
             rank,
-            hosts: Vec::new(),
+            devices: None,
             dtype: LoadDtype::AsStored,
             blas_threads: 1,
         }

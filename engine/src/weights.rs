@@ -1,13 +1,13 @@
 //! Reads a rank's own tensors from a Hugging Face folder: the headers of the safetensors files it
-//! needs, then one positioned read per tensor. Nothing is mapped into memory, and nothing a file says
+//! needs, then positioned reads of its own slice of each tensor. Nothing is mapped into memory, and nothing a file says
 //! is believed before it is checked against the file's length and the configuration.
 
 mod safetensors;
+mod slice;
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     rc::Rc,
 };
@@ -18,7 +18,11 @@ use thiserror::Error;
 
 pub use safetensors::{Entry, Header, HeaderError};
 
-use crate::layers::linear::Matrix;
+use crate::{
+    layers::linear::Matrix,
+    partition::{Cut, Slice, cut_of},
+};
+use slice::Piece;
 
 /// The index of a model in several files.
 const INDEX: &str = "model.safetensors.index.json";
@@ -98,6 +102,22 @@ pub enum WeightsError {
         /// How.
         found: String,
     },
+    /// A tensor that the members of a stage cannot share evenly.
+    #[error(
+        "tensor {tensor} in {file} has {length} {what}, which {of} ranks cannot share evenly; use a tensor size that divides {length}"
+    )]
+    Cut {
+        /// Its name.
+        tensor: String,
+        /// Its file.
+        file: PathBuf,
+        /// How many there are.
+        length: usize,
+        /// Of what.
+        what: &'static str,
+        /// Members of the stage.
+        of: usize,
+    },
     /// MLX failed.
     #[error("cannot make an array of tensor {tensor}: {reason}")]
     Mlx {
@@ -174,14 +194,21 @@ impl Checkpoint {
         Ok((entry, file.path.clone()))
     }
 
-    /// The bytes of a tensor.
-    fn read(&mut self, tensor: &str) -> Result<(Entry, Vec<u8>), WeightsError> {
+    /// Bytes of this slice of a tensor.
+    pub fn bytes(&mut self, tensor: &str, slice: Slice) -> Result<u64, WeightsError> {
         let (file, entry) = self.find(tensor)?;
-        let mut bytes = vec![0; (entry.end - entry.begin) as usize];
-        file.file
-            .read_exact_at(&mut bytes, file.header.data_start + entry.begin)
+        Ok(piece(tensor, &file, &entry, slice)?.bytes())
+    }
+
+    /// The bytes and the shape of this slice of a tensor.
+    fn read(&mut self, tensor: &str, slice: Slice) -> Result<(Vec<usize>, Vec<u8>), WeightsError> {
+        let (file, entry) = self.find(tensor)?;
+        let piece = piece(tensor, &file, &entry, slice)?;
+        let mut bytes = vec![0; piece.bytes() as usize];
+        piece
+            .read(&file.file, file.header.data_start + entry.begin, &mut bytes)
             .map_err(|source| WeightsError::Io { path: file.path.clone(), source })?;
-        Ok((entry, bytes))
+        Ok((piece.shape, bytes))
     }
 
     fn find(&mut self, tensor: &str) -> Result<(Rc<OpenFile>, Entry), WeightsError> {
@@ -212,6 +239,18 @@ impl Checkpoint {
     }
 }
 
+/// Where the slice of a tensor lies.
+fn piece(tensor: &str, file: &OpenFile, entry: &Entry, slice: Slice) -> Result<Piece, WeightsError> {
+    let cut = cut_of(tensor);
+    Piece::of(entry, cut, slice).map_err(|length| WeightsError::Cut {
+        tensor: tensor.to_owned(),
+        file: file.path.clone(),
+        length,
+        what: if cut == Cut::Columns { "columns" } else { "rows" },
+        of: slice.of,
+    })
+}
+
 fn read_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, WeightsError> {
     let wrong = |reason: String| WeightsError::Index { path: path.to_owned(), reason };
     let index: Index = serde_json::from_slice(bytes).map_err(|error| wrong(error.to_string()))?;
@@ -230,13 +269,25 @@ fn read_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, Wei
 pub struct Weights<'a> {
     checkpoint: &'a mut Checkpoint,
     dtype: LoadDtype,
+    slice: Slice,
     on_bytes: &'a mut dyn FnMut(u64),
 }
 
 impl<'a> Weights<'a> {
-    /// A loader that calls `on_bytes` with the size of every tensor read.
-    pub fn new(checkpoint: &'a mut Checkpoint, dtype: LoadDtype, on_bytes: &'a mut dyn FnMut(u64)) -> Self {
-        Self { checkpoint, dtype, on_bytes }
+    /// A loader of one slice of everything that is cut, which calls `on_bytes` with the size of every
+    /// piece read.
+    pub fn new(
+        checkpoint: &'a mut Checkpoint,
+        dtype: LoadDtype,
+        slice: Slice,
+        on_bytes: &'a mut dyn FnMut(u64),
+    ) -> Self {
+        Self { checkpoint, dtype, slice, on_bytes }
+    }
+
+    /// The slice it loads.
+    pub fn slice(&self) -> Slice {
+        self.slice
     }
 
     /// Whether the model has a tensor of this name.
@@ -244,7 +295,7 @@ impl<'a> Weights<'a> {
         self.checkpoint.contains(tensor)
     }
 
-    /// A floating-point tensor of exactly this shape.
+    /// This rank's slice of a floating-point tensor of exactly this shape.
     pub fn tensor(&mut self, tensor: &str, shape: &[usize]) -> Result<Array, WeightsError> {
         let (entry, file) = self.checkpoint.entry(tensor)?;
         if entry.shape != shape {
@@ -270,7 +321,8 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// The matrix `path.weight` of `[rows, columns]`, packed if `path.scales` is there.
+    /// This rank's slice of the matrix `path.weight` of `[rows, columns]`, packed if `path.scales` is
+    /// there.
     pub fn matrix(&mut self, path: &str, rows: usize, columns: usize) -> Result<Matrix, WeightsError> {
         let weight = format!("{path}.weight");
         let scales_name = format!("{path}.scales");
@@ -282,6 +334,12 @@ impl<'a> Weights<'a> {
         let (group_size, bits) = packing(&weight, &packed, &scales, rows, columns)?;
         if packed.dtype != "U32" {
             return Err(WeightsError::Dtype { tensor: weight, file, dtype: packed.dtype });
+        }
+        // Checked on the groups first: their number is what a person can act on.
+        let groups = columns / group_size as usize;
+        if cut_of(&weight) == Cut::Columns && !groups.is_multiple_of(self.slice.of) {
+            let (tensor, of) = (scales_name, self.slice.of);
+            return Err(WeightsError::Cut { tensor, file, length: groups, what: "groups per row", of });
         }
         let packed = self.array(&weight, Dtype::Uint32)?;
         let scales = self.tensor(&scales_name, &[rows, columns / group_size as usize])?;
@@ -295,15 +353,14 @@ impl<'a> Weights<'a> {
     }
 
     fn array(&mut self, tensor: &str, dtype: Dtype) -> Result<Array, WeightsError> {
-        let (entry, bytes) = self.checkpoint.read(tensor)?;
+        let (shape, bytes) = self.checkpoint.read(tensor, self.slice)?;
         (self.on_bytes)(bytes.len() as u64);
         let failed = |reason: String| WeightsError::Mlx { tensor: tensor.to_owned(), reason };
-        let shape = entry
-            .shape
+        let shape = shape
             .iter()
             .map(|&dim| i32::try_from(dim))
             .collect::<Result<Vec<i32>, _>>()
-            .map_err(|_| failed(format!("shape {:?} is beyond 32 bits", entry.shape)))?;
+            .map_err(|_| failed(format!("shape {shape:?} is beyond 32 bits")))?;
         russet_mlx::array::from_bytes(&bytes, &shape, dtype).map_err(|error| failed(error.to_string()))
     }
 }

@@ -1,14 +1,22 @@
 """Writes what mlx-lm answers, for the test `exactness` to hold the engine to.
 
-    oracle.py OUT
+    oracle.py OUT                       everything
+    oracle.py shard OUT VARIANT         one rank of a sharded model, started by the first form
 
 For every variant below: OUT/<variant>/ is a Hugging Face folder with random weights made by mlx-lm's own class, and in
 it oracle.json (prompts, greedy tokens, the gap between the two most probable tokens) and oracle.f32 (log-probabilities
 of every position, little-endian float32, [prompts, tokens, vocabulary]). mlx-lm loads the folder and generates as it
 does for anyone: `load_model`, then `generate_step`. Nothing here knows the engine.
+
+Variants with "members" are answered again by mlx-lm sharded over as many processes of MLX's ring on loopback (`model.shard`),
+into OUT/<variant>/tensor-<members>/: sums of slices round in another order than whole products, so that is what a stage
+of several ranks has to equal.
 """
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -17,7 +25,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
-from mlx_lm.models import llama
+from mlx_lm.models import llama, qwen3
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 SEED = 11
@@ -42,6 +50,10 @@ BASE = dict(
     rope_theta=10000.0,
     tie_word_embeddings=True,
 )
+# Four members can share it: whole heads, and whole groups of every row.
+WIDE = dict(hidden_size=128, num_attention_heads=8, num_key_value_heads=4, head_dim=16, intermediate_size=256)
+# Heads of another width than hidden_size / num_attention_heads, as the real ones have.
+QWEN3 = WIDE | dict(model_type="qwen3", head_dim=32, rope_theta=1000000.0)
 LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128
 )
@@ -92,6 +104,44 @@ VARIANTS = {
         quantise=dict(group_size=64, bits=4),
         splits=[ALONE],
     ),
+    # What a stage of several ranks holds. "stages" are layers per stage, for each number of members.
+    "sharded": dict(config=WIDE | dict(rope_scaling=LLAMA3), splits=[ALONE], stages={2: [[5], [3, 2]], 4: [[5]]}),
+    "sharded-biased": dict(
+        config=WIDE | dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
+        shards=2,
+        splits=[],
+        stages={2: [[5], [1, 4]], 4: [[5]]},
+    ),
+    "sharded-affine4": dict(
+        config=WIDE | dict(tie_word_embeddings=False),
+        quantise=dict(group_size=32, bits=4),
+        splits=[],
+        stages={2: [[5], [3, 2]], 4: [[5]]},
+    ),
+    "sharded-affine8": dict(
+        config=WIDE | dict(head_dim=32), quantise=dict(group_size=64, bits=8), splits=[], stages={2: [[5]], 4: [[5]]}
+    ),
+    "sharded-bfloat16": dict(
+        config=WIDE | dict(tie_word_embeddings=False), dtype=mx.bfloat16, splits=[], stages={2: [[5], [3, 2]], 4: [[5]]}
+    ),
+    "sharded-affine4-bfloat16": dict(
+        config=WIDE | dict(head_dim=32),
+        dtype=mx.bfloat16,
+        quantise=dict(group_size=64, bits=4),
+        splits=[],
+        stages={2: [[5]]},
+    ),
+    "qwen3": dict(config=QWEN3, splits=EVERY, stages={2: [[5], [3, 2]], 4: [[5]]}),
+    "qwen3-affine4": dict(
+        config=QWEN3, quantise=dict(group_size=64, bits=4), splits=[ALONE, PAIR], stages={2: [[5], [2, 3]], 4: [[5]]}
+    ),
+    "qwen3-affine8": dict(
+        config=QWEN3 | dict(tie_word_embeddings=False),
+        quantise=dict(group_size=32, bits=8),
+        splits=[ALONE],
+        stages={2: [[5]], 4: [[5]]},
+    ),
+    "qwen3-bfloat16": dict(config=QWEN3, dtype=mx.bfloat16, splits=[ALONE], stages={2: [[5], [3, 2]], 4: [[5]]}),
     # Slow on a CPU.
     "bfloat16": dict(config=dict(tie_word_embeddings=False), dtype=mx.bfloat16, splits=[ALONE, THREE]),
     "float16": dict(config=dict(), dtype=mx.float16, splits=[ALONE, PAIR]),
@@ -101,7 +151,8 @@ VARIANTS = {
 def make(variant, spec, folder):
     mx.random.seed(SEED)
     config = BASE | spec["config"]
-    model = llama.Model(llama.ModelArgs.from_dict(config))
+    architecture = qwen3 if config["model_type"] == "qwen3" else llama
+    model = architecture.Model(architecture.ModelArgs.from_dict(config))
     # Norms of one and biases near nothing would hide mistakes in them.
     def shake(path, value):
         return value + 0.3 * mx.random.normal(value.shape) if value.ndim == 1 else value
@@ -153,6 +204,11 @@ def answer(folder, spec):
     model, _ = load_model(folder)
     if spec.get("widen"):
         model = widened(model)
+    write(folder, spec, generate(model))
+
+
+def generate(model):
+    """Prompts, tokens, gaps, and the log-probabilities of every position."""
     random = Random(SEED)
     prompts, tokens, gaps, everything = [], [], [], []
     for length in LENGTHS:
@@ -167,7 +223,12 @@ def answer(folder, spec):
         prompts.append(prompt)
         tokens.append(chosen)
         gaps.append(apart)
-    np.stack(everything).astype("<f4").tofile(folder / "oracle.f32")
+    return prompts, tokens, gaps, np.stack(everything).astype("<f4")
+
+
+def write(folder, spec, answers):
+    prompts, tokens, gaps, everything = answers
+    everything.tofile(folder / "oracle.f32")
     # Written last: its presence says that the rest is whole.
     (folder / "oracle.json").write_text(
         json.dumps(
@@ -176,6 +237,7 @@ def answer(folder, spec):
                 widen=bool(spec.get("widen")),
                 dtype=str(spec.get("dtype", mx.float32)).rsplit(".", 1)[-1] if not spec.get("widen") else "float32",
                 splits=spec.get("splits", [ALONE, PAIR, THREE]),
+                stages=spec.get("stages", {}),
                 prompts=prompts,
                 tokens=tokens,
                 gaps=gaps,
@@ -184,12 +246,52 @@ def answer(folder, spec):
     )
 
 
+def answer_sharded(out, variant, members):
+    """The same by `members` processes; only the first one's answers are written."""
+    folder = out / variant / f"tensor-{members}"
+    folder.mkdir()
+    hosts = folder / "hosts.json"
+    # MLX binds its ports a moment after they are chosen here; nobody else asks for any meanwhile.
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(members)]
+    hosts.write_text(json.dumps([["127.0.0.1:%d" % one.getsockname()[1]] for one in held]))
+    for one in held:
+        one.close()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "shard", str(out), variant],
+            env=os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
+        )
+        for rank in range(members)
+    ]
+    try:
+        for rank in ranks:
+            if rank.wait(timeout=600) != 0:
+                raise SystemExit(f"oracle: a rank of {variant} by {members} ended with {rank.returncode}")
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def be_a_shard(out, variant):
+    group = mx.distributed.init(strict=True, backend="ring")
+    model, _ = load_model(out / variant, lazy=True)
+    model.shard(group)
+    mx.eval(model.parameters())
+    answers = generate(model)
+    if group.rank() == 0:
+        write(out / variant / f"tensor-{group.size()}", VARIANTS[variant], answers)
+
+
 def main():
-    out = Path(sys.argv[1])
     mx.set_default_device(mx.cpu)
+    if sys.argv[1] == "shard":
+        return be_a_shard(Path(sys.argv[2]), sys.argv[3])
+    out = Path(sys.argv[1])
     for variant, spec in VARIANTS.items():
         make(variant, spec, out / variant)
         answer(out / variant, spec)
+        for members in spec.get("stages", {}):
+            answer_sharded(out, variant, members)
         print(f"oracle: {variant}", flush=True)
 
 

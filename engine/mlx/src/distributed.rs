@@ -6,11 +6,23 @@
 //! for its neighbour: whoever starts a group keeps it on a trusted network and watches it from
 //! outside. After one wire error a process is done for.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
+use std::sync::Mutex;
 
 use mlx_rs::{Array, Dtype, Stream};
 
 use crate::error::{Error, check, install_error_handler};
+
+/// One join at a time: it speaks to MLX through variables of the process.
+static JOINING: Mutex<()> = Mutex::new(());
+
+unsafe extern "C" {
+    /// `void mlx::core::distributed::clear_backends()`, which the C interface lacks. A C++ function
+    /// that takes and returns nothing is called like one of C; only its name is mangled, and alike by
+    /// every compiler MLX is built with. Were it ever gone, the engine would not link.
+    #[link_name = "_ZN3mlx4core11distributed14clear_backendsEv"]
+    fn clear_backends();
+}
 
 /// A joined group. Dropping it leaves the connections open until the process ends.
 #[derive(Debug)]
@@ -21,12 +33,23 @@ pub struct Group {
 }
 
 impl Group {
-    /// Joins a group. MLX reads the environment of `backend` at this moment (for `ring`: `MLX_RANK`
-    /// and `MLX_HOSTFILE`), blocks until the neighbours are there, and gives up on a neighbour that
-    /// does not listen after about half a minute.
-    pub fn join(backend: &str) -> Result<Self, Error> {
+    /// Joins a group beside those joined before. MLX reads the environment of `backend` at this moment
+    /// (for `ring`: `MLX_RANK` and `MLX_HOSTFILE`), blocks until the neighbours are there, and gives up
+    /// on a neighbour that does not listen after about half a minute.
+    ///
+    /// `variables` are what the environment has to say for this group. Each of them must be there
+    /// already, from the start of the process; where it says something else, it is overwritten.
+    pub fn join(backend: &str, variables: &[(&str, &OsStr)]) -> Result<Self, Error> {
         install_error_handler();
         let name = CString::new(backend).map_err(|_| Error::ZeroByte(backend.to_owned()))?;
+        let _one = JOINING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (name, value) in variables {
+            overwrite(name, value)?;
+        }
+        // MLX answers a second request for a backend with the first one's group; it forgets that here.
+        // SAFETY: the call drops references that MLX's cache holds; groups handed out hold their own.
+        // Nothing else uses the cache meanwhile: only `join` asks for groups, and it holds the lock.
+        unsafe { clear_backends() };
         // SAFETY: makes a null handle, which the next call fills.
         let mut handle = unsafe { mlx_sys::mlx_distributed_group_new() };
         // SAFETY: the handle is ours, the name is zero-terminated and outlives the call.
@@ -103,6 +126,27 @@ impl Drop for Group {
     }
 }
 
+/// Makes an existing variable say `value`.
+///
+/// Changing the environment of a process with threads is dangerous for two reasons: adding a variable may
+/// move the list that another thread is reading, and a reader may keep a pointer to a value that is freed.
+/// Neither happens to a variable that exists already: glibc then puts the address of a new text into
+/// the list's entry, one aligned word, and never frees a text; macOS copies or replaces the text under the
+/// lock that its `getenv` takes too. What remains is a reader of this same variable that sees the old
+/// value or, on macOS, a mixture: nobody reads these names but MLX, from inside [`Group::join`], which
+/// holds a lock. Rust's own access to the environment has its lock besides.
+fn overwrite(name: &str, value: &OsStr) -> Result<(), Error> {
+    match std::env::var_os(name) {
+        Some(now) if now == value => Ok(()),
+        Some(_) => {
+            // SAFETY: the variable exists, so its entry is overwritten in place; see above.
+            unsafe { std::env::set_var(name, value) };
+            Ok(())
+        }
+        None => Err(Error::Variable(name.to_owned())),
+    }
+}
+
 fn array(
     operation: &'static str,
     call: impl FnOnce(*mut mlx_sys::mlx_array) -> std::ffi::c_int,
@@ -122,7 +166,18 @@ mod tests {
 
     #[test]
     fn joining_a_backend_that_is_not_there_is_an_error_and_not_the_end() {
-        let error = Group::join("no-such-backend").unwrap_err();
+        let error = Group::join("no-such-backend", &[]).unwrap_err();
         assert!(matches!(error, Error::Mlx { operation: "join the group", .. }), "{error}");
+    }
+
+    #[test]
+    fn only_variables_that_exist_are_overwritten() {
+        let never = OsStr::new("RUSSET_NEVER_SET");
+        let error = Group::join("no-such-backend", &[("RUSSET_NEVER_SET", never)]).unwrap_err();
+        assert_eq!(error, Error::Variable("RUSSET_NEVER_SET".into()));
+        assert_eq!(std::env::var_os(never), None);
+        // Cargo sets this one for every test, and nothing here reads it.
+        overwrite("CARGO_PKG_README", OsStr::new("x")).unwrap();
+        assert_eq!(std::env::var_os("CARGO_PKG_README"), Some("x".into()));
     }
 }

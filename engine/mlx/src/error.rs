@@ -31,6 +31,9 @@ pub enum Error {
         /// Bytes per element.
         item: usize,
     },
+    /// A variable that was to be overwritten and does not exist.
+    #[error("{0} is not in this process's environment; it has to be there before the process begins")]
+    Variable(String),
     /// A text with a zero byte inside.
     #[error("{0:?} holds a zero byte")]
     ZeroByte(String),

@@ -1,4 +1,4 @@
-//! What `mlx-rs` lacks and the engine needs: process groups, `depends`, `synchronize`, arrays from
+//! What `mlx-rs` lacks and the engine needs: process groups (several in one process), `depends`, `synchronize`, arrays from
 //! raw bytes, the number of BLAS threads. All `unsafe` of the workspace lives in this crate, behind
 //! safe functions. It knows nothing of models, and holds no operation that `mlx-rs` already has.
 

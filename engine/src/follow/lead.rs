@@ -1,4 +1,4 @@
-//! Rank 0's side: find every higher rank, join the ring together, and watch them to the end.
+//! Rank 0's side: find every higher rank, join the rings together, and watch them to the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +16,11 @@ use tonic::{Code, Status, Streaming};
 
 use super::Followers;
 use crate::args::Peer;
-use crate::compute::Compute;
+use crate::compute::{Addresses, Compute};
 use crate::life::{Life, Phase};
 
 /// Between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(250);
-
-/// The last rank connects to rank 0 first of all, and after a refusal MLX waits a whole second; so
-/// rank 0 listens a little before the others are told.
-const HEAD_START: Duration = Duration::from_millis(50);
 
 /// One higher rank, as rank 0 sees it.
 struct Follower {
@@ -39,6 +35,7 @@ pub async fn gather(
     tls: &Files,
     hello: &pb::Hello,
     compute: &Arc<dyn Compute>,
+    addresses: Addresses,
     life: &Life,
 ) -> Result<Followers, String> {
     let mut followers = Followers::default();
@@ -48,11 +45,8 @@ pub async fn gather(
         followers.senders.push(sender);
         members.push(follower);
     }
-    life.advance(Phase::Loaded, "joining the ring");
-    let mut own = compute.join();
-    if !members.is_empty() {
-        tokio::time::sleep(HEAD_START).await;
-    }
+    life.advance(Phase::Loaded, "joining the rings");
+    let mut own = compute.join(addresses);
     followers.join();
     let mut joined = Box::pin(join_all(members.iter_mut().map(Follower::joined)));
     let (mut ring, mut others) = (false, None);

@@ -12,7 +12,7 @@ use russet_rpc::engine::follow_reply::Reply;
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::{Status, Streaming};
 
-use crate::compute::{Compute, Step};
+use crate::compute::{Addresses, Compute, Step};
 use crate::life::{Life, Phase};
 use crate::metrics::Metrics;
 
@@ -29,6 +29,8 @@ pub struct Follower {
     pub max_sequences: u32,
     /// Its share of the model.
     pub compute: Arc<dyn Compute>,
+    /// Where MLX meets its neighbours.
+    pub addresses: Addresses,
     /// Its life.
     pub life: Life,
     /// Its counters.
@@ -120,7 +122,9 @@ impl Follower {
                         running.push(self.compute.step(Step { slot, offset, tokens, choice: None }));
                     }
                     Ok(Some(Command::Reset(pb::Reset { slot }))) => self.compute.reset(slot),
-                    Ok(Some(Command::Join(pb::Join {}))) if joining.is_none() => joining = Some(self.compute.join()),
+                    Ok(Some(Command::Join(pb::Join {}))) if joining.is_none() => {
+                        joining = Some(self.compute.join(self.addresses.clone()));
+                    }
                     Ok(Some(Command::Join(_) | Command::Hello(_))) => {
                         return self.life.fail("rank 0 broke the protocol: it joined or said Hello twice");
                     }
@@ -173,12 +177,13 @@ fn trouble<T>(
 
 /// What two ranks disagree on, with both sides.
 fn difference(own: &pb::Hello, other: &pb::Hello) -> Option<String> {
-    let pb::Hello { build, group_uid, epoch, size } = own;
+    let pb::Hello { build, group_uid, epoch, size, tensor_size } = own;
     [
         ("builds", build.clone(), other.build.clone()),
         ("groups", group_uid.clone(), other.group_uid.clone()),
         ("epochs", epoch.to_string(), other.epoch.to_string()),
         ("sizes", size.to_string(), other.size.to_string()),
+        ("tensor sizes", tensor_size.to_string(), other.tensor_size.to_string()),
     ]
     .into_iter()
     .find(|(_, own, other)| own != other)
@@ -191,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_differs_is_named_with_both_sides() {
-        let own = pb::Hello { build: "b1".into(), group_uid: "g".into(), epoch: 3, size: 2 };
+        let own = pb::Hello { build: "b1".into(), group_uid: "g".into(), epoch: 3, size: 4, tensor_size: 2 };
         assert_eq!(difference(&own, &own.clone()), None);
         for (other, expected) in [
             (
@@ -203,7 +208,11 @@ mod tests {
                 "the groups differ: this rank has g, rank 0 has h",
             ),
             (pb::Hello { epoch: 4, ..own.clone() }, "the epochs differ: this rank has 3, rank 0 has 4"),
-            (pb::Hello { size: 3, ..own.clone() }, "the sizes differ: this rank has 2, rank 0 has 3"),
+            (pb::Hello { size: 3, ..own.clone() }, "the sizes differ: this rank has 4, rank 0 has 3"),
+            (
+                pb::Hello { tensor_size: 1, ..own.clone() },
+                "the tensor sizes differ: this rank has 2, rank 0 has 1",
+            ),
         ] {
             assert_eq!(difference(&own, &other).as_deref(), Some(expected));
         }

@@ -6,6 +6,7 @@ use mlx_rs::{
     ops::{addmm, dequantize, quantized_matmul},
 };
 
+use super::stage::Stage;
 use crate::weights::{Weights, WeightsError};
 
 /// A matrix of `[outputs, inputs]`, as stored.
@@ -62,7 +63,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Loads `path.weight` (and `path.bias` when the configuration says so).
+    /// Loads `path.weight` (and `path.bias` when the configuration says so): this rank's slice of the
+    /// matrix of these sizes.
     pub fn load(
         weights: &mut Weights<'_>,
         path: &str,
@@ -81,6 +83,19 @@ impl Linear {
             (matrix, None) => matrix.apply(x),
             (Matrix::Plain(weight), Some(bias)) => addmm(bias, x, weight.transpose()?, None, None),
             (matrix, Some(bias)) => matrix.apply(x)?.add(bias),
+        }
+    }
+
+    /// The output for an `x` of which every member of the stage holds a slice: what each makes of its own is
+    /// added up, and then the bias, once.
+    pub fn forward_summed(&self, x: &Array, stage: &Stage) -> Result<Array, Exception> {
+        if stage.is_alone() {
+            return self.forward(x);
+        }
+        let sum = stage.sum(self.matrix.apply(x)?)?;
+        match &self.bias {
+            Some(bias) => sum.add(bias),
+            None => Ok(sum),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use mlx_rs::{Array, error::Exception, ops::sigmoid};
 
-use super::linear::Linear;
+use super::{linear::Linear, stage::Stage};
 use crate::weights::{Weights, WeightsError};
 
 /// A gated feed-forward block.
@@ -30,9 +30,9 @@ impl GatedMlp {
     }
 
     /// The block's output for `x`.
-    pub fn forward(&self, x: &Array) -> Result<Array, Exception> {
+    pub fn forward(&self, x: &Array, stage: &Stage) -> Result<Array, Exception> {
         let gate = self.gate.forward(x)?;
         let silu = gate.multiply(sigmoid(&gate)?)?;
-        self.down.forward(&silu.multiply(self.up.forward(x)?)?)
+        self.down.forward_summed(&silu.multiply(self.up.forward(x)?)?, stage)
     }
 }

@@ -15,6 +15,7 @@ use crate::{
         mlp::GatedMlp,
         norm::RmsNorm,
         rope::{Rope, RopeScaling},
+        stage::Stage,
     },
     weights::{Checkpoint, Weights, WeightsError},
 };
@@ -27,21 +28,22 @@ pub const MISTRAL: Architecture = Architecture { model_type: "mistral", configur
 /// Tokens of context where config.json says nothing.
 const DEFAULT_CONTEXT: u32 = 4096;
 
+/// config.json of this architecture, and of those that share its blocks.
 #[derive(Clone, Debug, Deserialize)]
-struct Config {
+pub(super) struct Config {
     hidden_size: usize,
     num_hidden_layers: u32,
     intermediate_size: usize,
     num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
-    head_dim: Option<usize>,
+    pub(super) head_dim: Option<usize>,
     rms_norm_eps: f32,
     vocab_size: usize,
     max_position_embeddings: Option<u32>,
     #[serde(default)]
-    attention_bias: bool,
+    pub(super) attention_bias: bool,
     #[serde(default)]
-    mlp_bias: bool,
+    pub(super) mlp_bias: bool,
     rope_theta: Option<f32>,
     #[serde(default)]
     rope_traditional: bool,
@@ -50,6 +52,9 @@ struct Config {
     rope_parameters: Option<RopeParameters>,
     tie_word_embeddings: Option<bool>,
     layer_types: Option<Vec<String>>,
+    /// Whether every head of queries and keys has a norm: the architecture says so, not the file.
+    #[serde(skip)]
+    pub(super) head_norms: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -60,6 +65,23 @@ struct RopeParameters {
 }
 
 impl Config {
+    /// Reads the fields, without looking at what they say.
+    pub(super) fn read(json: &serde_json::Value) -> Result<Self, ConfigError> {
+        Self::deserialize(json).map_err(|error| ConfigError::Json(error.to_string()))
+    }
+
+    /// Checks what they say.
+    pub(super) fn checked(self) -> Result<Box<dyn Configuration>, ConfigError> {
+        self.check()?;
+        self.rope().map_err(|error| ConfigError::Rope(error.to_string()))?;
+        Ok(Box::new(self))
+    }
+
+    /// The base of the rotary embedding, if the file names one.
+    pub(super) fn theta(&self) -> Option<f32> {
+        self.rope_theta.or(self.rope_parameters.as_ref().and_then(|rope| rope.rope_theta))
+    }
+
     fn attention(&self) -> AttentionShape {
         AttentionShape {
             width: self.hidden_size,
@@ -67,12 +89,13 @@ impl Config {
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim: self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1)),
             bias: self.attention_bias,
+            head_norm: self.head_norms.then_some(self.rms_norm_eps),
         }
     }
 
     fn rope(&self) -> Result<Rope, crate::layers::rope::RopeError> {
         let parameters = self.rope_parameters.as_ref();
-        let theta = self.rope_theta.or(parameters.and_then(|rope| rope.rope_theta)).unwrap_or(10_000.0);
+        let theta = self.theta().unwrap_or(10_000.0);
         let scaling = self.rope_scaling.as_ref().or(parameters.map(|rope| &rope.scaling));
         Rope::new(self.attention().head_dim, theta, self.rope_traditional, scaling)
     }
@@ -116,10 +139,7 @@ impl Config {
 }
 
 fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError> {
-    let config = Config::deserialize(json).map_err(|error| ConfigError::Json(error.to_string()))?;
-    config.check()?;
-    config.rope().map_err(|error| ConfigError::Rope(error.to_string()))?;
-    Ok(Box::new(config))
+    Config::read(json)?.checked()
 }
 
 impl Configuration for Config {
@@ -137,6 +157,20 @@ impl Configuration for Config {
 
     fn context(&self) -> u32 {
         self.max_position_embeddings.unwrap_or(DEFAULT_CONTEXT)
+    }
+
+    fn check_members(&self, members: u32) -> Result<(), ConfigError> {
+        let shape = self.attention();
+        for (field, value) in [
+            ("num_attention_heads", shape.heads),
+            ("num_key_value_heads", shape.kv_heads),
+            ("intermediate_size", self.intermediate_size),
+        ] {
+            if !value.is_multiple_of(members as usize) {
+                return Err(ConfigError::Members { field, value, members });
+            }
+        }
+        Ok(())
     }
 
     /// Files that do not say are tied exactly if they bring no head.
@@ -212,10 +246,16 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Array, rope: &Rope, cache: &mut KvCache) -> Result<Array, Exception> {
-        let attended = self.attention.forward(&self.input_norm.forward(x)?, rope, cache)?;
+    fn forward(
+        &self,
+        x: &Array,
+        rope: &Rope,
+        cache: &mut KvCache,
+        stage: &Stage,
+    ) -> Result<Array, Exception> {
+        let attended = self.attention.forward(&self.input_norm.forward(x)?, rope, cache, stage)?;
         let x = x.add(attended)?;
-        x.add(self.mlp.forward(&self.post_norm.forward(&x)?)?)
+        x.add(self.mlp.forward(&self.post_norm.forward(&x)?, stage)?)
     }
 }
 
@@ -229,11 +269,11 @@ impl Model for Llama {
         Ok(embedding.forward(tokens)?)
     }
 
-    fn forward(&self, hidden: Array, cache: &mut [KvCache]) -> Result<Array, Exception> {
+    fn forward(&self, hidden: Array, cache: &mut [KvCache], stage: &Stage) -> Result<Array, Exception> {
         self.blocks
             .iter()
             .zip(cache)
-            .try_fold(hidden, |hidden, (block, cache)| block.forward(&hidden, &self.rope, cache))
+            .try_fold(hidden, |hidden, (block, cache)| block.forward(&hidden, &self.rope, cache, stage))
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError> {

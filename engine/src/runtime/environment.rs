@@ -1,23 +1,56 @@
-//! The variables that MLX and OpenBLAS read from the environment. Changing the environment of a process
-//! with threads is not sound, and OpenBLAS reads its own when it is loaded, so they are set before the
-//! process begins: by whoever starts it, or by [`ensure`].
+//! The variables that MLX and OpenBLAS read from the environment. Adding one to a process with threads is
+//! not sound, and OpenBLAS reads its own when it is loaded, so all of them are there before the process
+//! begins: set by whoever starts it, or by [`ensure`]. What differs between the groups that a rank joins is
+//! overwritten at that moment, by `russet_mlx`.
 
-use std::{ffi::OsString, io, path::Path, process::Command};
+use std::{
+    ffi::OsString,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-/// MLX's name for the rank.
+use crate::jaccl::Topology;
+
+/// MLX's name for the rank in the group that is being joined.
 pub(super) const RANK: &str = "MLX_RANK";
-/// MLX's name for the file with the addresses of all ranks.
+/// MLX's name for the file with the addresses of a ring.
 pub(super) const HOSTFILE: &str = "MLX_HOSTFILE";
+/// MLX's name for the file with the RDMA devices of a stage.
+pub(super) const DEVICES: &str = "MLX_IBV_DEVICES";
+/// MLX's name for the address at which member 0 of a stage hands out the keys of RDMA queues.
+const COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
+/// That it is there at all tells jaccl that the members are cabled as a ring.
+const JACCL_RING: &str = "MLX_JACCL_RING";
 /// OpenBLAS's name for the kernels to use.
 const KERNELS: &str = "OPENBLAS_CORETYPE";
 
-/// What the process of a rank has to find in its environment; `ring` is the rank and where its file of
-/// addresses will be, in a group of more than one.
-pub fn variables(ring: Option<(u32, &Path)>) -> Vec<(&'static str, OsString)> {
+/// What MLX reads of a rank in a group of more than one.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The rank in the whole group.
+    pub rank: u32,
+    /// Where its files for MLX go: this path with other extensions.
+    pub files: PathBuf,
+    /// Where member 0 of its stage coordinates, and how its members are cabled, if they use RDMA.
+    pub jaccl: Option<(SocketAddr, Topology)>,
+}
+
+/// What the process of a rank has to find in its environment; `None` for a rank alone.
+/// `MLX_METAL_FAST_SYNCH` is never among it: it makes sums quicker, and can wedge the GPU.
+pub fn variables(place: Option<&Place>) -> Vec<(&'static str, OsString)> {
     let mut variables = Vec::new();
-    if let Some((rank, hostfile)) = ring {
+    if let Some(Place { rank, files, jaccl }) = place {
         variables.push((RANK, rank.to_string().into()));
-        variables.push((HOSTFILE, hostfile.into()));
+        variables.push((HOSTFILE, files.with_extension("ring.json").into()));
+        if let Some((coordinator, topology)) = jaccl {
+            variables.push((DEVICES, files.with_extension("devices.json").into()));
+            variables.push((COORDINATOR, coordinator.to_string().into()));
+            if *topology == Topology::Ring {
+                variables.push((JACCL_RING, "1".into()));
+            }
+        }
     }
     // A person's own choice of kernels stays.
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -32,13 +65,25 @@ pub fn variables(ring: Option<(u32, &Path)>) -> Vec<(&'static str, OsString)> {
 /// Makes sure that this process has its [`variables`]; if it lacks one, replaces the process by itself with
 /// all of them set (same pid, same arguments). Call it first thing in main. It returns only with the
 /// variables in place or with an error.
-pub fn ensure(ring: Option<(u32, &Path)>) -> io::Result<()> {
+pub fn ensure(place: Option<&Place>) -> io::Result<()> {
     use std::os::unix::process::CommandExt;
-    let variables = variables(ring);
+    let variables = variables(place);
     if variables.iter().all(|(name, value)| std::env::var_os(name).as_ref() == Some(value)) {
         return Ok(());
     }
     Err(Command::new(std::env::current_exe()?).args(std::env::args_os().skip(1)).envs(variables).exec())
+}
+
+/// The file that a variable names, which whoever started the process set.
+pub(super) fn file(variable: &str) -> Result<PathBuf, String> {
+    std::env::var_os(variable)
+        .map(PathBuf::from)
+        .ok_or_else(|| format!("{variable} is not set; prepare the process with environment::ensure"))
+}
+
+/// Writes a file for MLX.
+pub(super) fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
 /// The OpenBLAS kernels for the instruction sets that `/proc/cpuinfo` lists. OpenBLAS goes by the model of the
@@ -73,9 +118,24 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_one_needs_no_ring() {
-        assert!(variables(None).iter().all(|(name, _)| *name == KERNELS));
-        let ring = variables(Some((2, Path::new("/run/hosts.json"))));
-        assert!(ring.contains(&(RANK, "2".into())) && ring.contains(&(HOSTFILE, "/run/hosts.json".into())));
+    fn only_groups_that_need_something_find_it() {
+        let named = |place: Option<&Place>| -> Vec<(&'static str, String)> {
+            variables(place)
+                .into_iter()
+                .filter(|(name, _)| *name != KERNELS)
+                .map(|(name, value)| (name, value.into_string().unwrap()))
+                .collect()
+        };
+        assert_eq!(named(None), []);
+        let mut place = Place { rank: 2, files: PathBuf::from("/run/shard.sock"), jaccl: None };
+        let ring = [(RANK, "2".to_owned()), (HOSTFILE, "/run/shard.ring.json".to_owned())];
+        assert_eq!(named(Some(&place)), ring);
+        let coordinator = "192.0.2.7:4000".parse().unwrap();
+        let jaccl =
+            [(DEVICES, "/run/shard.devices.json".to_owned()), (COORDINATOR, "192.0.2.7:4000".to_owned())];
+        place.jaccl = Some((coordinator, Topology::Mesh));
+        assert_eq!(named(Some(&place)), [&ring[..], &jaccl].concat());
+        place.jaccl = Some((coordinator, Topology::Ring));
+        assert_eq!(named(Some(&place)), [&ring[..], &jaccl, &[(JACCL_RING, "1".to_owned())]].concat());
     }
 }

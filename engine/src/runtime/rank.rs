@@ -10,15 +10,15 @@ use mlx_rs::{
     ops::{indexing::TryIndexOp, logsumexp_axis},
     transforms::eval,
 };
-use russet_mlx::distributed::Group;
 use russet_wire::{partition::Part, shape::role_of};
 
-use super::{RuntimeConfig, RuntimeError, Stepped, part_of, ring};
+use super::{RuntimeConfig, RuntimeError, Stepped, groups, groups::Groups, part_of};
 use crate::{
     cache::KvCache,
-    compute::Step,
+    compute::{Addresses, Step},
+    jaccl::Devices,
     models::{self, Model},
-    partition::holds,
+    partition::{Slice, holds},
     sample,
     weights::{Checkpoint, LoadDtype, WeightsError},
 };
@@ -30,7 +30,8 @@ pub(super) struct Rank {
     width: i32,
     /// Element type of the hidden states between ranks, the same on all of them.
     hidden: Dtype,
-    group: Option<Group>,
+    /// `None` until joined.
+    groups: Option<Groups>,
     sequences: HashMap<u32, Sequence>,
 }
 
@@ -49,14 +50,14 @@ impl Rank {
         russet_mlx::blas::set_threads(config.blas_threads);
         let configuration = models::configure(&config.model_dir)?;
         let part = part_of(config, configuration.layers())?;
+        configuration.check_members(part.tensor_size)?;
         let mut checkpoint = Checkpoint::open(&config.model_dir)?;
         let tied = configuration.tied(&mut checkpoint)?;
 
         let mut total_bytes = 0;
         for name in checkpoint.names()? {
             if role_of(&name).is_some_and(|role| holds(&part, tied, role)) {
-                let (entry, _) = checkpoint.entry(&name)?;
-                total_bytes += entry.end - entry.begin;
+                total_bytes += checkpoint.bytes(&name, Slice::of_part(&part))?;
             }
         }
         let hidden = hidden_dtype(config.dtype, &mut checkpoint)?;
@@ -74,21 +75,22 @@ impl Rank {
             vocabulary: configuration.vocabulary() as u32,
             width: configuration.width() as i32,
             hidden,
-            group: None,
+            groups: None,
             sequences: HashMap::new(),
         })
     }
 
-    pub(super) fn join(&mut self, hosts: &[String]) -> Result<(), RuntimeError> {
-        let Part { rank, size, .. } = self.part;
-        if size == 1 || self.group.is_some() {
+    pub(super) fn join(
+        &mut self,
+        addresses: &Addresses,
+        devices: Option<&Devices>,
+    ) -> Result<(), RuntimeError> {
+        if self.groups.is_some() {
             return Ok(());
         }
-        let failed = |reason| RuntimeError::Join { rank, hosts: hosts.to_vec(), reason };
-        if hosts.len() != size as usize {
-            return Err(failed(format!("{} addresses were given for {size} ranks", hosts.len())));
-        }
-        self.group = Some(ring::join(rank, hosts).map_err(failed)?);
+        let joined = groups::join(&self.part, addresses, devices);
+        let (rank, addresses) = (self.part.rank, addresses.clone());
+        self.groups = Some(joined.map_err(|reason| RuntimeError::Join { rank, addresses, reason })?);
         Ok(())
     }
 
@@ -100,10 +102,12 @@ impl Rank {
 
     /// `Some` exactly when the step has a choice, which only rank 0's have.
     pub(super) fn step(&mut self, step: &Step) -> Result<Option<Stepped>, RuntimeError> {
-        let Part { rank, size, .. } = self.part;
-        if size > 1 && self.group.is_none() {
-            return Err(RuntimeError::TooEarly { rank, asked: "step" });
-        }
+        let alone = Groups::default();
+        let groups = match &self.groups {
+            Some(groups) => groups,
+            None if self.part.size == 1 => &alone,
+            None => return Err(RuntimeError::TooEarly { rank: self.part.rank, asked: "step" }),
+        };
         self.check_tokens(&step.tokens)?;
         let mut sequence = self
             .sequences
@@ -116,7 +120,7 @@ impl Rank {
                 wanted: step.offset,
             });
         }
-        let logprobs = self.compute(&mut sequence, step)?;
+        let logprobs = self.compute(groups, &mut sequence, step)?;
         sequence.length += step.tokens.len() as u32;
         self.sequences.insert(step.slot, sequence);
         match (&step.choice, logprobs) {
@@ -140,33 +144,41 @@ impl Rank {
 
     /// Runs the step through this rank's layers, and evaluates. On rank 0 the log-probabilities of the
     /// last position come back, if the step has a choice to make.
-    fn compute(&self, sequence: &mut Sequence, step: &Step) -> Result<Option<Vec<f32>>, RuntimeError> {
-        let Part { rank, size, .. } = self.part;
+    fn compute(
+        &self,
+        groups: &Groups,
+        sequence: &mut Sequence,
+        step: &Step,
+    ) -> Result<Option<Vec<f32>>, RuntimeError> {
+        let Part { rank, size, stage, .. } = self.part;
         let failed = |reason: String| RuntimeError::Mlx { rank, size, reason };
         let mlx = |error: Exception| failed(without_place(error.what()));
         let wire = |error: russet_mlx::Error| failed(error.to_string());
 
         let length = step.tokens.len() as i32;
-        let hidden = match &self.group {
-            Some(group) if !self.part.embedding => {
-                group.recv(&[1, length, self.width], self.hidden, rank as usize + 1).map_err(wire)?
+        let hidden = match &groups.pipeline {
+            Some(pipeline) if !self.part.embedding => {
+                pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)?
             }
             _ => self.model.embed(&Array::from_slice(&step.tokens, &[1, length]))?,
         };
-        let hidden = self.model.forward(hidden, &mut sequence.cache).map_err(mlx)?;
+        let hidden = self.model.forward(hidden, &mut sequence.cache, &groups.stage).map_err(mlx)?;
 
         let mut results = Vec::new();
         let mut logprobs = None;
-        match &self.group {
-            Some(group) if rank > 0 => {
+        match &groups.pipeline {
+            Some(pipeline) if stage > 0 => {
                 let hidden = hidden.as_dtype(self.hidden).map_err(mlx)?;
-                results.push(group.send(&hidden, rank as usize - 1).map_err(wire)?);
+                results.push(pipeline.send(&hidden, stage as usize - 1).map_err(wire)?);
             }
-            _ if step.choice.is_some() => {
-                let last = hidden.try_index((.., -1.., ..)).map_err(mlx)?;
-                logprobs = Some(normalised(&self.model.logits(&last)?).map_err(mlx)?);
-            }
+            // A sum is only a sum when every member takes part, so all of them finish the last layer,
+            // whether or not its result is of use to them.
+            _ if !groups.stage.is_alone() => results.push(hidden.clone()),
             _ => {}
+        }
+        if self.part.head && step.choice.is_some() {
+            let last = hidden.try_index((.., -1.., ..)).map_err(mlx)?;
+            logprobs = Some(normalised(&self.model.logits(&last)?).map_err(mlx)?);
         }
         results.extend(logprobs.clone());
         // The caches are part of the result: a prompt's chunk is read by nothing else.

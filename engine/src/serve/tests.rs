@@ -147,7 +147,7 @@ impl Lab {
     async fn pipeline(&self, fakes: &[Arc<Fake>], flags: &str) -> Vec<Process> {
         let layers = vec!["1"; fakes.len()].join(",");
         let ring = vec!["127.0.0.1:1"; fakes.len()].join(",");
-        let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} {flags}");
+        let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} --transport direct {flags}");
         let mut followers = Vec::new();
         for (rank, fake) in fakes.iter().enumerate().skip(1) {
             followers.push(
@@ -433,7 +433,7 @@ async fn a_follower_ends_when_rank_zero_is_gone() {
 #[tokio::test]
 async fn ranks_that_do_not_belong_together_refuse_each_other_by_name() {
     let lab = Lab::new();
-    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1";
+    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
     let follower = lab.start("n1", &format!("{group} --rank 1 --epoch 3"), Fake::new()).await;
     let peers = follower.peer(1);
     let mut leader = lab.start("n0", &format!("{group} --epoch 4 --peers {peers}"), Fake::new()).await;
@@ -450,7 +450,7 @@ async fn ranks_that_do_not_belong_together_refuse_each_other_by_name() {
 #[tokio::test]
 async fn rank_zero_waits_for_a_follower_that_is_not_there_yet() {
     let lab = Lab::new();
-    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1";
+    let group = "--layers-per-rank 1,1 --ring-hosts 127.0.0.1:1,127.0.0.1:1 --transport direct";
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let leader = lab.start("n0", &format!("{group} --peers 1={free}@n1"), Fake::new()).await;
     within(

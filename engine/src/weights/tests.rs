@@ -25,7 +25,7 @@ fn load(dir: &Path, dtype: LoadDtype, tensor: &str, shape: &[usize]) -> Result<(
     let mut read = 0;
     let mut count = |bytes| read += bytes;
     let mut checkpoint = Checkpoint::open(dir)?;
-    let array = Weights::new(&mut checkpoint, dtype, &mut count).tensor(tensor, shape)?;
+    let array = Weights::new(&mut checkpoint, dtype, Slice::WHOLE, &mut count).tensor(tensor, shape)?;
     Ok((array, read))
 }
 
@@ -94,4 +94,42 @@ fn packing_follows_from_the_shapes() {
         assert_eq!(found, expected, "{packed:?} {scales:?}");
     }
     assert!(packing("w", &entry("U32", &[8, 16]), &entry("U8", &[8, 4]), 8, 128).is_err());
+}
+
+#[test]
+fn a_member_reads_its_slice_of_a_projection_and_all_of_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = safetensors(&[
+        ("l.q_proj.weight", "F32", &[4, 2], 32),
+        ("l.q_proj.bias", "F32", &[4], 16),
+        ("l.o_proj.weight", "F32", &[4, 4], 64),
+        ("l.o_proj.bias", "F32", &[4], 16),
+        ("m.o_proj.weight", "U32", &[8, 24], 768),
+        ("m.o_proj.scales", "F16", &[8, 3], 48),
+        ("m.o_proj.biases", "F16", &[8, 3], 48),
+        ("n.up_proj.weight", "F32", &[3, 2], 24),
+    ]);
+    std::fs::write(dir.path().join(SINGLE), file).unwrap();
+    let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let slice = Slice { index: 1, of: 2 };
+    for (tensor, bytes) in
+        [("l.q_proj.weight", 16), ("l.q_proj.bias", 8), ("l.o_proj.weight", 32), ("l.o_proj.bias", 16)]
+    {
+        assert_eq!(checkpoint.bytes(tensor, slice).unwrap(), bytes, "{tensor}");
+    }
+    let mut read = 0;
+    let mut count = |bytes| read += bytes;
+    let mut weights = Weights::new(&mut checkpoint, LoadDtype::AsStored, slice, &mut count);
+    assert_eq!(weights.tensor("l.q_proj.weight", &[4, 2]).unwrap().shape(), [2, 2]);
+    assert_eq!(weights.tensor("l.o_proj.weight", &[4, 4]).unwrap().shape(), [4, 2]);
+    assert_eq!(weights.tensor("l.o_proj.bias", &[4]).unwrap().shape(), [4]);
+    for (path, rows, columns, said) in [
+        ("m.o_proj", 8, 192, "tensor m.o_proj.scales in"),
+        ("m.o_proj", 8, 192, "3 groups per row, which 2 ranks cannot share evenly"),
+        ("n.up_proj", 3, 2, "3 rows, which 2 ranks cannot share evenly; use a tensor size that divides 3"),
+    ] {
+        let error = weights.matrix(path, rows, columns).unwrap_err().to_string();
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    assert_eq!(read, 64);
 }

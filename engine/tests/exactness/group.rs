@@ -3,8 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    net::TcpListener,
-    path::Path,
+    net::{SocketAddr, TcpListener},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
         atomic::{AtomicU16, Ordering},
@@ -14,10 +13,24 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use russet_engine::runtime::environment;
+use russet_engine::{
+    compute::Addresses,
+    runtime::environment::{self, Place},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::Case;
 
 /// One group takes seconds; a group that hangs must fail the test and not hang it.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What one process of a group is told.
+#[derive(Serialize, Deserialize)]
+pub struct Orders {
+    pub case: Case,
+    pub rank: u32,
+    pub addresses: Addresses,
+}
 
 /// The processes of a group. Only rank 0 speaks; the others listen.
 pub struct Group {
@@ -29,21 +42,26 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn start(purpose: &str, variant: &Path, split: &[u32]) -> Result<Self> {
+    pub fn start(purpose: &str, case: &Case) -> Result<Self> {
         let work = tempfile::tempdir()?;
-        let hosts = free_addresses(split.len())?.join(",");
+        let size = case.layers_per_rank().len();
+        let members = case.members as usize;
+        let (tensor, pipeline) = (free_addresses(size)?, free_addresses(size)?);
         let (say, lines) = mpsc::channel();
         let mut group =
             Self { children: Vec::new(), followers: Vec::new(), lines, started: Instant::now(), _work: work };
-        for rank in 0..split.len() {
+        for rank in 0..size {
+            let stage = rank / members * members;
+            let addresses = Addresses {
+                tensor: tensor[stage..stage + members].to_vec(),
+                pipeline: pipeline.iter().skip(rank % members).step_by(members).copied().collect(),
+            };
+            let orders = Orders { case: case.clone(), rank: rank as u32, addresses };
+            let files = group._work.path().join(format!("{rank}.rank"));
+            let place = Place { rank: rank as u32, files, jaccl: None };
             let child = Command::new(std::env::current_exe()?)
-                .args(["rank", purpose])
-                .arg(variant)
-                .args([&rank.to_string(), &serde_json::to_string(split)?, &hosts])
-                .envs(environment::variables(Some((
-                    rank as u32,
-                    &group._work.path().join(format!("{rank}.json")),
-                ))))
+                .args(["rank", purpose, &serde_json::to_string(&orders)?])
+                .envs(environment::variables(Some(&place)))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
@@ -118,14 +136,14 @@ impl Drop for Group {
 
 /// Addresses that are free, below the range from which systems take ports for outgoing connections: MLX
 /// binds them a moment later, and nothing else may have got them by then.
-fn free_addresses(count: usize) -> Result<Vec<String>> {
+fn free_addresses(count: usize) -> Result<Vec<SocketAddr>> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let base = 20_000 + (std::process::id() % 100) as u16 * 100;
     let mut addresses = Vec::new();
     for _ in 0..10_000 {
         let port = base.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let address = format!("127.0.0.1:{port}");
-        if port >= 20_000 && TcpListener::bind(&address).is_ok() {
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if port >= 20_000 && TcpListener::bind(address).is_ok() {
             addresses.push(address);
         }
         if addresses.len() == count {

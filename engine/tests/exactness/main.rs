@@ -16,7 +16,7 @@ mod group;
 mod rank;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -29,6 +29,9 @@ use group::Group;
 
 /// The variant for the cases that have to go wrong.
 const CONTROL: &str = "tied-llama3";
+/// The same for stages of several members.
+const SHARDED_CONTROL: &str = "sharded";
+
 /// What `oracle.py` wrote of one variant.
 #[derive(Deserialize)]
 struct Oracle {
@@ -36,14 +39,54 @@ struct Oracle {
     widen: bool,
     dtype: String,
     splits: Vec<Vec<u32>>,
+    /// Members of a stage → layers per stage.
+    #[serde(default)]
+    stages: BTreeMap<u32, Vec<Vec<u32>>>,
     prompts: Vec<Vec<u32>>,
     tokens: Vec<Vec<u32>>,
     gaps: Vec<Vec<f32>>,
 }
 
+impl Oracle {
+    fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join("oracle.json");
+        let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+/// One group on one model.
+#[derive(Clone, Serialize, Deserialize)]
+struct Case {
+    name: String,
+    model: PathBuf,
+    /// The folder of the oracle that is equal.
+    oracle: PathBuf,
+    /// Layers of every stage.
+    split: Vec<u32>,
+    /// Members of every stage.
+    members: u32,
+}
+
+impl Case {
+    fn new(model: &Path, split: &[u32], members: u32) -> Self {
+        let variant = model.file_name().unwrap_or_default().to_string_lossy();
+        let (name, oracle) = match members {
+            1 => (format!("{variant} on {split:?}"), model.to_owned()),
+            _ => (format!("{variant} on {split:?} by {members}"), model.join(format!("tensor-{members}"))),
+        };
+        Self { name, model: model.to_owned(), oracle, split: split.to_vec(), members }
+    }
+
+    fn layers_per_rank(&self) -> Vec<u32> {
+        self.split.iter().flat_map(|&layers| vec![layers; self.members as usize]).collect()
+    }
+}
+
 /// What rank 0 found.
 #[derive(Default, Serialize, Deserialize)]
 struct Report {
+    tolerance: f32,
     tokens: usize,
     largest_difference: f32,
     close_calls: usize,
@@ -83,31 +126,33 @@ fn parent() -> Result<()> {
     ensure!(!variants.is_empty(), "{} holds no variant with an oracle.json; run oracle.py", folder.display());
 
     let only = std::env::var("RUSSET_EXACTNESS_ONLY").unwrap_or_default();
-    let (mut cases, mut sizes) = (VecDeque::new(), BTreeSet::new());
+    let (mut cases, mut shapes) = (VecDeque::new(), BTreeSet::new());
     for variant in variants {
-        let name = variant.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let oracle: Oracle = serde_json::from_slice(&std::fs::read(variant.join("oracle.json"))?)?;
-        for split in oracle.splits {
-            sizes.insert(split.len());
-            let case = format!("{name} on {split:?}");
-            if case.contains(&only) {
-                cases.push_back((case, variant.clone(), split));
-            }
+        let oracle = Oracle::read(&variant)?;
+        let sharded = oracle
+            .stages
+            .iter()
+            .flat_map(|(&members, splits)| splits.iter().map(move |split| (split, members)));
+        for (split, members) in oracle.splits.iter().map(|split| (split, 1)).chain(sharded) {
+            shapes.insert((split.len(), members));
+            cases.push_back(Case::new(&variant, split, members));
         }
     }
-    ensure!(sizes.is_superset(&BTreeSet::from([1, 2, 3])), "the oracle asks for groups of {sizes:?} only");
+    let wanted = BTreeSet::from([(1, 1), (2, 1), (3, 1), (1, 2), (1, 4), (2, 2)]);
+    ensure!(shapes.is_superset(&wanted), "the oracle asks for stages and members {shapes:?} only");
+    cases.retain(|case| case.name.contains(&only));
     let (cases, failures) = (Mutex::new(cases), Mutex::new(Vec::new()));
-    let total = cases.lock().len() + 2;
+    let total = cases.lock().len() + 4;
     let work = || {
         // Bound on a line of its own, so that the lock is free while the group runs.
         loop {
             let next = cases.lock().pop_front();
-            let Some((case, variant, split)) = next else { return };
-            match compare_on(&variant, &split) {
-                Ok(summary) => println!("exactness: {case}: {summary}"),
+            let Some(case) = next else { return };
+            match compare_on(&case) {
+                Ok(summary) => println!("exactness: {}: {summary}", case.name),
                 Err(error) => {
-                    println!("exactness: {case}: FAILED: {error:#}");
-                    failures.lock().push(case);
+                    println!("exactness: {}: FAILED: {error:#}", case.name);
+                    failures.lock().push(case.name);
                 }
             }
         }
@@ -117,10 +162,12 @@ fn parent() -> Result<()> {
         scope.spawn(work);
         scope.spawn(work);
     });
-    let known = folder.join(CONTROL);
+    let (known, sharded) = (folder.join(CONTROL), folder.join(SHARDED_CONTROL));
     for (case, outcome) in [
-        ("a wrong token is noticed", spoiled_oracle(&known)),
-        ("a neighbour that dies is an error", lost_neighbour(&known)),
+        ("a wrong token is noticed", spoiled_oracle(&Case::new(&known, &[5], 1))),
+        ("a wrong token of a sharded model is noticed", spoiled_oracle(&Case::new(&sharded, &[5], 2))),
+        ("a neighbour that dies is an error", lost_neighbour(&Case::new(&known, &[3, 2], 1))),
+        ("a member that dies is an error", lost_neighbour(&Case::new(&sharded, &[5], 2))),
     ] {
         match outcome {
             Ok(message) => println!("exactness: {case}: {message}"),
@@ -141,34 +188,35 @@ fn parent() -> Result<()> {
     Ok(())
 }
 
-/// One group against the oracle.
-fn compare_on(variant: &Path, split: &[u32]) -> Result<String> {
-    let mut group = Group::start("compare", variant, split)?;
-    let report: Report = serde_json::from_str(&group.relay("report")?)?;
+/// One group against its oracles.
+fn compare_on(case: &Case) -> Result<String> {
+    let mut group = Group::start("compare", case)?;
+    let reports: Vec<Report> = serde_json::from_str(&group.relay("report")?)?;
     group.end()?;
-    Ok(format!(
-        "{} tokens, {} excused, {} close calls, log-probabilities within {:.1e} ({:.1} s)",
-        report.tokens,
-        report.excused,
-        report.close_calls,
-        report.largest_difference,
-        group.started.elapsed().as_secs_f32()
-    ))
+    let told: Vec<String> = reports
+        .iter()
+        .map(|Report { tolerance: _, tokens, largest_difference, close_calls, excused }| {
+            format!(
+                "{tokens} tokens, {excused} excused, {close_calls} close calls, log-probabilities within {largest_difference:.1e}"
+            )
+        })
+        .collect();
+    let seconds = group.started.elapsed().as_secs_f32();
+    Ok(format!("{} ({seconds:.1} s)", told.join("; beside a single rank: ")))
 }
 
 /// An oracle that says another token has to be contradicted, or all of this would prove nothing.
-fn spoiled_oracle(variant: &Path) -> Result<String> {
+fn spoiled_oracle(case: &Case) -> Result<String> {
     let copy = tempfile::tempdir()?;
-    for entry in std::fs::read_dir(variant)? {
-        let entry = entry?;
-        std::fs::copy(entry.path(), copy.path().join(entry.file_name()))?;
+    for file in ["oracle.json", "oracle.f32"] {
+        std::fs::copy(case.oracle.join(file), copy.path().join(file))?;
     }
     let path = copy.path().join("oracle.json");
     let mut oracle: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
     let token = oracle["tokens"][0][9].as_u64().context("the oracle has no tenth token")?;
     oracle["tokens"][0][9] = (if token == 0 { 1 } else { token - 1 }).into();
     std::fs::write(&path, oracle.to_string())?;
-    match compare_on(copy.path(), &[5]) {
+    match compare_on(&Case { oracle: copy.path().to_owned(), ..case.clone() }) {
         Ok(summary) => bail!("nothing was noticed: {summary}"),
         Err(error) => {
             let error = format!("{error:#}");
@@ -178,9 +226,9 @@ fn spoiled_oracle(variant: &Path) -> Result<String> {
     }
 }
 
-/// Rank 0 waits for activations of a rank that is killed: the step has to fail, not hang or abort.
-fn lost_neighbour(variant: &Path) -> Result<String> {
-    let mut group = Group::start("lose", variant, &[3, 2])?;
+/// Rank 0 waits for a rank that is killed: the step has to fail, not hang or abort.
+fn lost_neighbour(case: &Case) -> Result<String> {
+    let mut group = Group::start("lose", case)?;
     group.relay("stepped")?;
     group.children[1].kill()?;
     let message = group.relay("failed")?;

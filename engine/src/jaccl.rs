@@ -1,0 +1,213 @@
+//! What MLX's jaccl backend is told: which RDMA device leads from which member of a stage to which. It
+//! decides nothing about cables; whoever planned the group chose the devices. Written after MLX's source and
+//! recorded hostfiles, and never run: jaccl exists on macOS with Thunderbolt 5 alone.
+
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// Most members of a mesh: jaccl's own bound.
+const MOST_IN_MESH: usize = 8;
+/// Most cables between two neighbours of a ring: jaccl's own bound.
+const MOST_WIRES: usize = 4;
+
+/// Devices by row and column, the member and its peer; an empty cell is no cable, several names are several
+/// cables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices(pub Vec<Vec<Vec<String>>>);
+
+/// How the members are cabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// Everybody with everybody.
+    Mesh,
+    /// Each with the one before and the one after.
+    Ring,
+}
+
+/// Devices that jaccl cannot use.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum DevicesError {
+    /// Not the JSON it should be.
+    #[error(
+        "--rdma-devices is no list of rows of cells of names ({0}), such as [[[],[\"rdma_en4\"]],[[\"rdma_en4\"],[]]]"
+    )]
+    Json(String),
+    /// Not one row and one column for each member.
+    #[error(
+        "--rdma-devices has {rows} rows, the widest or narrowest of {columns} cells, but the stage has {members} members; give a row and a cell for each"
+    )]
+    Size {
+        /// Rows given.
+        rows: usize,
+        /// Cells of a row that is wrong, or of the first.
+        columns: usize,
+        /// Members of the stage.
+        members: usize,
+    },
+    /// Too many for a mesh.
+    #[error(
+        "jaccl connects at most {MOST_IN_MESH} members in a mesh, but the stage has {0}; cable a ring and use jaccl-ring, or use smaller stages"
+    )]
+    Members(usize),
+    /// Members without the cables they need.
+    #[error("--rdma-devices names {found} devices from member {from} to member {to}, but {needed}")]
+    Wires {
+        /// Row.
+        from: usize,
+        /// Column.
+        to: usize,
+        /// Devices in the cell.
+        found: usize,
+        /// What is needed.
+        needed: String,
+    },
+}
+
+impl FromStr for Devices {
+    type Err = DevicesError;
+
+    fn from_str(text: &str) -> Result<Self, DevicesError> {
+        serde_json::from_str(text).map(Self).map_err(|error| DevicesError::Json(error.to_string()))
+    }
+}
+
+impl Devices {
+    /// Whether `members` can meet over these devices.
+    pub fn check(&self, topology: Topology, members: usize) -> Result<(), DevicesError> {
+        let rows = self.0.len();
+        let columns = self.0.iter().map(Vec::len).find(|&cells| cells != members).unwrap_or(members);
+        if rows != members || columns != members {
+            return Err(DevicesError::Size { rows, columns, members });
+        }
+        if topology == Topology::Mesh && members > MOST_IN_MESH {
+            return Err(DevicesError::Members(members));
+        }
+        let wires = self
+            .0
+            .iter()
+            .enumerate()
+            .flat_map(|(from, row)| row.iter().enumerate().map(move |(to, cell)| (from, to, cell.len())));
+        // Every cable pair of a ring has as many wires as the first one.
+        let first = self.0.first().map_or(0, |row| row[1 % members].len());
+        for (from, to, found) in wires {
+            let neighbours = (from + 1) % members == to || (to + 1) % members == from;
+            let needed = match topology {
+                _ if from == to => (found > 0).then(|| "a member needs none to itself".to_owned()),
+                Topology::Mesh => (found == 0).then(|| "a mesh needs one between any two".to_owned()),
+                Topology::Ring if neighbours => (found != first || found == 0 || found > MOST_WIRES)
+                    .then(|| format!("a ring needs as many between all neighbours, from 1 to {MOST_WIRES}")),
+                Topology::Ring => None,
+            };
+            if let Some(needed) = needed {
+                return Err(DevicesError::Wires { from, to, found, needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// The file `MLX_IBV_DEVICES` names: a cell is null, a name, or a list of names.
+    pub fn file(&self) -> String {
+        let cell = |names: &Vec<String>| match names.as_slice() {
+            [] => serde_json::Value::Null,
+            [name] => serde_json::json!(name),
+            names => serde_json::json!(names),
+        };
+        let rows: Vec<Vec<serde_json::Value>> =
+            self.0.iter().map(|row| row.iter().map(cell).collect()).collect();
+        serde_json::json!(rows).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// Cells as recorded files have them: null, a name, or names.
+    fn devices(matrix: &Value) -> Devices {
+        let cell = |cell: &Value| match cell {
+            Value::Null => Vec::new(),
+            Value::String(name) => vec![name.clone()],
+            names => serde_json::from_value(names.clone()).unwrap(),
+        };
+        let row = |row: &Value| row.as_array().unwrap().iter().map(cell).collect();
+        Devices(matrix.as_array().unwrap().iter().map(row).collect())
+    }
+
+    /// A mesh of `members`, device names as they count on a real machine.
+    fn mesh(members: usize) -> Devices {
+        let cell = |from: usize, to: usize| if from == to { vec![] } else { vec![format!("rdma_en{to}")] };
+        Devices((0..members).map(|from| (0..members).map(|to| cell(from, to)).collect()).collect())
+    }
+
+    #[test]
+    fn the_file_is_what_mlx_reads() {
+        let two: Devices = r#"[[[],["rdma_en4"]],[["rdma_en4"],[]]]"#.parse().unwrap();
+        assert_eq!(two.file(), r#"[[null,"rdma_en4"],["rdma_en4",null]]"#);
+        assert_eq!(two.check(Topology::Mesh, 2), Ok(()));
+        assert_eq!(two.check(Topology::Ring, 2), Ok(()));
+        let wires: Devices =
+            r#"[[[],["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],[]]]"#.parse().unwrap();
+        assert_eq!(wires.file(), r#"[[null,["rdma_en3","rdma_en4"]],[["rdma_en3","rdma_en4"],null]]"#);
+        assert_eq!(wires.check(Topology::Ring, 2), Ok(()));
+        assert_eq!(
+            mesh(3).file(),
+            r#"[[null,"rdma_en1","rdma_en2"],["rdma_en0",null,"rdma_en2"],["rdma_en0","rdma_en1",null]]"#
+        );
+    }
+
+    #[test]
+    fn devices_that_cannot_connect_the_members_say_why() {
+        let mut holed = mesh(4);
+        holed.0[2][3].clear();
+        let mut uneven = mesh(3);
+        uneven.0[1][2].push("rdma_en9".into());
+        let mut line = mesh(4);
+        line.0[0][2].clear();
+        line.0[2][0].clear();
+        assert_eq!(line.check(Topology::Ring, 4), Ok(()));
+        for (devices, topology, members, said) in [
+            (mesh(2), Topology::Mesh, 3, "has 2 rows"),
+            (Devices(vec![vec![vec![]], vec![vec![], vec![]]]), Topology::Mesh, 2, "of 1 cells"),
+            (Devices::default(), Topology::Ring, 2, "has 0 rows"),
+            (mesh(9), Topology::Mesh, 9, "at most 8 members in a mesh, but the stage has 9"),
+            (holed.clone(), Topology::Mesh, 4, "names 0 devices from member 2 to member 3"),
+            (holed, Topology::Ring, 4, "names 0 devices from member 2 to member 3"),
+            (uneven, Topology::Ring, 3, "names 2 devices from member 1 to member 2"),
+            (line, Topology::Mesh, 4, "a mesh needs one between any two"),
+        ] {
+            let error = devices.check(topology, members).unwrap_err().to_string();
+            assert!(error.contains(said), "{said}: {error}");
+        }
+        assert!("{}".parse::<Devices>().unwrap_err().to_string().contains("no list of rows"));
+    }
+
+    /// Files of real clusters, where this machine has the collection.
+    #[test]
+    fn recorded_matrices_are_written_as_they_were() {
+        let Some(folder) = std::env::var_os("RUSSET_MACOS_DATA").map(std::path::PathBuf::from) else {
+            eprintln!("not run: RUSSET_MACOS_DATA names no folder of recorded files");
+            return;
+        };
+        let read = |name: &str| -> Value {
+            let text = std::fs::read_to_string(folder.join(name)).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        let hostfile = |name: &str| -> Value {
+            read(name).as_array().unwrap().iter().map(|host| host["rdma"].clone()).collect()
+        };
+        for (matrix, members) in [
+            (hostfile("hostfile-jaccl-2-node.json"), 2),
+            (hostfile("hostfile-jaccl-4-node-mesh.json"), 4),
+            (hostfile("hostfile-jaccl-4-node-m3-ultra-mlx-docs.json"), 4),
+            (read("jaccl-devices-matrix-3-node-readme.json"), 3),
+            (read("jaccl-devices-matrix-3-node-pipeline.json"), 3),
+        ] {
+            let devices = devices(&matrix);
+            assert_eq!(devices.check(Topology::Mesh, members), Ok(()), "{matrix}");
+            assert_eq!(serde_json::from_str::<Value>(&devices.file()).unwrap(), matrix);
+        }
+        assert_eq!(devices(&hostfile("hostfile-jaccl-1-node.json")).file(), "[[null]]");
+    }
+}

@@ -1,0 +1,20 @@
+//! Qwen3's dense models: Llama's blocks without biases, with a norm on every head of queries and keys
+//! before it is rotated, and heads whose width config.json states.
+
+use super::{Architecture, ConfigError, Configuration, llama::Config};
+
+/// Qwen3, dense.
+pub const ARCH: Architecture = Architecture { model_type: "qwen3", configure };
+
+fn configure(json: &serde_json::Value) -> Result<Box<dyn Configuration>, ConfigError> {
+    let mut config = Config::read(json)?;
+    config.head_norms = true;
+    let missing = |field: &str| ConfigError::Json(format!("{field} is missing"));
+    // Neither follows from the width, as Llama's do.
+    config.head_dim.ok_or_else(|| missing("head_dim"))?;
+    config.theta().ok_or_else(|| missing("rope_theta"))?;
+    if config.attention_bias || config.mlp_bias {
+        return Err(ConfigError::Unsupported("attention_bias or mlp_bias of a qwen3 model".to_owned()));
+    }
+    config.checked()
+}

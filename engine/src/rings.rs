@@ -1,0 +1,224 @@
+//! Which of MLX's groups a rank is in, and the addresses at which MLX is told to meet the others. A rank of
+//! a group of stages is in up to two: with the other members of its stage, and with the same member of
+//! every other stage.
+//!
+//! ```text
+//! 2 stages of 2:    ranks 2 ── 3      stage 1      tensor groups {0, 1}, {2, 3}
+//!                         │    │
+//!                   ranks 0 ── 1      stage 0      pipeline groups {0, 2}, {1, 3}
+//! ```
+
+use std::net::SocketAddr;
+
+use russet_rpc::tls::Files;
+
+use crate::args::{Args, ArgsError, Backend, Transport};
+use crate::compute::Addresses;
+use crate::life::Life;
+use crate::tunnel::{Tunnel, TunnelError};
+
+/// One of MLX's groups, as one of its members sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Says which group of which formation it is; all members say the same.
+    pub label: String,
+    /// Published addresses, in the group's order.
+    pub hosts: Vec<SocketAddr>,
+    /// Their nodes; empty where nobody needs to know.
+    pub nodes: Vec<String>,
+    /// Which one this rank is.
+    pub own: usize,
+}
+
+/// The groups of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rings {
+    /// The members of its stage.
+    pub tensor: Option<Ring>,
+    /// The same member of every stage.
+    pub pipeline: Option<Ring>,
+}
+
+impl Args {
+    /// The groups this rank is in, after a check that the flags fit each other.
+    pub fn rings(&self) -> Result<Rings, ArgsError> {
+        let (size, members) = (self.size(), self.tensor_size);
+        if !size.is_multiple_of(members) {
+            return Err(ArgsError::Members { ranks: size, members });
+        }
+        let (stages, stage, member) = (size / members, self.rank / members, self.rank % members);
+        let mut rings = Rings::default();
+        if members > 1 {
+            let name = format!("stage {stage}");
+            let ranks = stage * members..(stage + 1) * members;
+            rings.tensor = Some(self.ring("--tensor-hosts", &self.tensor_hosts, name, ranks, member)?);
+            if let Some(topology) = self.backend.topology() {
+                self.rdma_devices.check(topology, members as usize)?;
+            }
+        }
+        if stages > 1 {
+            let name = format!("member {member} of every stage");
+            let ranks = (0..stages).map(|stage| stage * members + member);
+            rings.pipeline = Some(self.ring("--ring-hosts", &self.ring_hosts, name, ranks, stage)?);
+        }
+        Ok(rings)
+    }
+
+    fn ring(
+        &self,
+        flag: &'static str,
+        hosts: &[SocketAddr],
+        name: String,
+        ranks: impl Iterator<Item = u32> + Clone,
+        own: u32,
+    ) -> Result<Ring, ArgsError> {
+        let size = self.size();
+        if hosts.len() != size as usize {
+            return Err(ArgsError::Count { flag, given: hosts.len(), size });
+        }
+        let hosts: Vec<SocketAddr> = ranks.clone().map(|rank| hosts[rank as usize]).collect();
+        let mut nodes = Vec::new();
+        if self.transport == Transport::Tunnel {
+            for rank in ranks {
+                let peer = self.peers.iter().find(|peer| peer.rank == rank);
+                let given = self.peers.len();
+                nodes.push(peer.ok_or(ArgsError::Count { flag: "--peers", given, size })?.node.clone());
+            }
+        } else if let Some(address) = hosts.iter().find(|host| host.is_ipv6()) {
+            return Err(ArgsError::Family { flag, address: *address });
+        }
+        let label = format!("group {} epoch {} {name}", self.group_uid, self.epoch);
+        Ok(Ring { label, hosts, nodes, own: own as usize })
+    }
+}
+
+/// What carries this rank's groups, for as long as it lives.
+#[derive(Debug, Default)]
+pub struct Carriers {
+    tunnels: Vec<Tunnel>,
+}
+
+impl Rings {
+    /// Makes them ready to be joined; the addresses are for MLX.
+    pub async fn open(self, args: &Args, tls: &Files) -> Result<(Carriers, Addresses), TunnelError> {
+        let Self { tensor, pipeline } = self;
+        let mut carriers = Carriers::default();
+        // RDMA has no sockets to tunnel. Its coordinator exchanges keys of queues, and MLX binds it.
+        let tensor_transport = if args.backend == Backend::Ring { args.transport } else { Transport::Direct };
+        let addresses = Addresses {
+            tensor: carriers.open(tensor, tensor_transport, tls).await?,
+            pipeline: carriers.open(pipeline, args.transport, tls).await?,
+        };
+        Ok((carriers, addresses))
+    }
+}
+
+impl Carriers {
+    async fn open(
+        &mut self,
+        ring: Option<Ring>,
+        transport: Transport,
+        tls: &Files,
+    ) -> Result<Vec<SocketAddr>, TunnelError> {
+        match (ring, transport) {
+            (None, _) => Ok(Vec::new()),
+            (Some(Ring { hosts, .. }), Transport::Direct) => Ok(hosts),
+            (Some(Ring { label, hosts, nodes, own }), Transport::Tunnel) => {
+                let (tunnel, addresses) = Tunnel::open(tls, &label, &hosts, &nodes, own).await?;
+                self.tunnels.push(tunnel);
+                Ok(addresses)
+            }
+        }
+    }
+
+    /// Keeps the tunnels open until it is cancelled. A neighbour that never came fails this rank; one that
+    /// left is only told, since whether that was in order the control path knows.
+    pub async fn watch(self, life: Life) {
+        let watches = self.tunnels.into_iter().map(|mut tunnel| {
+            let life = life.clone();
+            async move {
+                let error = tunnel.lost().await;
+                if matches!(error, TunnelError::Lost { .. }) {
+                    tracing::info!("{error}");
+                } else {
+                    life.fail(error.to_string());
+                }
+                // The other way may still carry what was sent before.
+                std::future::pending::<()>().await;
+                drop(tunnel);
+            }
+        });
+        futures::future::join_all(watches).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn args(flags: &str) -> Args {
+        let base = "russet-engine --model-dir /m --served-model-name m --tls-dir /t --control-socket /s \
+                    --group-uid g --epoch 3";
+        Args::try_parse_from(base.split_whitespace().chain(flags.split_whitespace())).unwrap()
+    }
+
+    const TENSOR: &str = "--tensor-hosts 127.0.0.1:10,127.0.0.1:11,127.0.0.1:12,127.0.0.1:13";
+    const RING: &str = "--ring-hosts 127.0.0.1:20,127.0.0.1:21,127.0.0.1:22,127.0.0.1:23";
+    const PEERS: &str = "--peers 0=127.0.0.1:1@a,1=127.0.0.1:2@b,2=127.0.0.1:3@c,3=127.0.0.1:4@d";
+
+    fn ports(ring: &Option<Ring>) -> (Vec<u16>, usize, String) {
+        let ring = ring.as_ref().unwrap();
+        let ports = ring.hosts.iter().map(SocketAddr::port).collect();
+        (ports, ring.own, format!("{} {}", ring.label, ring.nodes.join("")))
+    }
+
+    #[test]
+    fn a_rank_meets_its_stage_and_its_like_in_every_stage() {
+        let hybrid = format!("--layers-per-rank 3,3,2,2 --tensor-size 2 {TENSOR} {RING} {PEERS}");
+        let rings = args(&format!("{hybrid} --rank 3")).rings().unwrap();
+        assert_eq!(ports(&rings.tensor), (vec![12, 13], 1, "group g epoch 3 stage 1 cd".into()));
+        let expected = (vec![21, 23], 1, "group g epoch 3 member 1 of every stage bd".into());
+        assert_eq!(ports(&rings.pipeline), expected);
+        let rings = args(&format!("{hybrid} --rank 0")).rings().unwrap();
+        assert_eq!(ports(&rings.tensor), (vec![10, 11], 0, "group g epoch 3 stage 0 ab".into()));
+
+        let rings = args(&format!("--layers-per-rank 5,5,5,5 --tensor-size 4 {TENSOR} {PEERS} --rank 2"))
+            .rings()
+            .unwrap();
+        assert_eq!((ports(&rings.tensor).1, rings.pipeline), (2, None));
+        let rings = args(&format!("--layers-per-rank 2,1,1,1 {RING} {PEERS} --rank 2")).rings().unwrap();
+        assert_eq!((rings.tensor, ports(&rings.pipeline).0), (None, vec![20, 21, 22, 23]));
+        assert_eq!(args("").rings(), Ok(Rings::default()));
+    }
+
+    #[test]
+    fn flags_that_do_not_make_groups_say_why() {
+        let two =
+            "--layers-per-rank 5,5 --tensor-size 2 --tensor-hosts 127.0.0.1:1,127.0.0.1:2 --transport direct";
+        for (flags, said) in [
+            ("--layers-per-rank 2,2,1 --tensor-size 2".to_owned(), "3 ranks do not make stages of 2"),
+            ("--tensor-size 2".to_owned(), "1 ranks do not make stages of 2"),
+            ("--layers-per-rank 5,5 --tensor-size 2".to_owned(), "--tensor-hosts names 0 ranks"),
+            (
+                format!("--layers-per-rank 3,3,2,2 --tensor-size 2 {TENSOR} {PEERS}"),
+                "--ring-hosts names 0 ranks",
+            ),
+            (format!("--layers-per-rank 5,5,5,5 --tensor-size 4 {TENSOR}"), "--peers names 0 ranks"),
+            (
+                "--layers-per-rank 5,5 --ring-hosts 127.0.0.1:1,[::1]:2 --transport direct".to_owned(),
+                "[::1]:2 of --ring-hosts is IPv6",
+            ),
+            (format!("{two} --backend jaccl"), "--rdma-devices has 0 rows"),
+            (
+                format!(r#"{two} --backend jaccl-ring --rdma-devices [[[],["a"]],[[],[]]]"#),
+                "names 0 devices from member 1 to member 0",
+            ),
+        ] {
+            let error = args(&flags).rings().unwrap_err().to_string();
+            assert!(error.contains(said), "{said}: {error}");
+        }
+        let jaccl = format!(r#"{two} --backend jaccl --rdma-devices [[[],["a"]],[["b"],[]]]"#);
+        assert!(args(&jaccl).rings().is_ok());
+    }
+}
