@@ -1,0 +1,78 @@
+//! A peer of another release: numbers and fields this one does not know end in something typed and
+//! sensible, never in an error of decoding.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+use prost::Message as _;
+use russet_rpc::engine as pb;
+use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
+
+/// A number no release has given a meaning.
+const UNKNOWN: i32 = 4_711;
+
+/// The bytes of a message with fields that only a newer peer has: a number, a text and a message.
+fn from_a_newer_peer(message: &impl prost::Message) -> Vec<u8> {
+    let mut bytes = message.encode_to_vec();
+    prost::encoding::uint64::encode(900, &7, &mut bytes);
+    prost::encoding::string::encode(901, &"new".to_owned(), &mut bytes);
+    prost::encoding::message::encode(902, &pb::Step { slot: 1, offset: 2, tokens: vec![3] }, &mut bytes);
+    bytes
+}
+
+fn event(event: pb::generate_event::Event) -> Event {
+    let bytes = from_a_newer_peer(&pb::GenerateEvent { event: Some(event) });
+    pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into()
+}
+
+#[test]
+fn an_unknown_reason_still_finishes_with_its_usage() {
+    let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5 };
+    let Event::Finished { reason, usage } = event(pb::generate_event::Event::Finished(told)) else {
+        panic!("an answer that finished did not")
+    };
+    assert_eq!((reason, usage.prompt_tokens, usage.completion_tokens), (FinishReason::Stop, 3, 5));
+}
+
+#[test]
+fn an_unknown_failure_is_internal_and_keeps_its_words() {
+    let told = pb::Failed { kind: UNKNOWN, message: "the moon is full".into() };
+    assert_eq!(
+        event(pb::generate_event::Event::Failed(told)),
+        Event::Failed(Failure { kind: FailureKind::Internal, message: "the moon is full".into() })
+    );
+}
+
+#[test]
+fn an_unknown_event_is_a_failure_that_says_what_to_do() {
+    let mut bytes = Vec::new();
+    prost::encoding::message::encode(77, &pb::Started { prompt_tokens: 1 }, &mut bytes);
+    let Event::Failed(failure) = pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into() else {
+        panic!("an event nobody knows was taken for another")
+    };
+    assert_eq!(failure.kind, FailureKind::Internal);
+    assert!(failure.message.contains("upgrade the older of the two"), "{}", failure.message);
+}
+
+#[test]
+fn an_unknown_phase_is_unspecified_and_the_rest_of_the_state_is_read() {
+    let state = pb::EngineState { phase: UNKNOWN, epoch: 4, message: "m".into(), ..Default::default() };
+    let state = pb::EngineState::decode(from_a_newer_peer(&state).as_slice()).unwrap();
+    assert_eq!((state.phase(), state.epoch, state.message.as_str()), (pb::Phase::Unspecified, 4, "m"));
+}
+
+#[test]
+fn every_message_is_read_past_the_fields_of_a_newer_peer() {
+    fn check<M: prost::Message + Default + PartialEq + std::fmt::Debug>(message: M) {
+        assert_eq!(M::decode(from_a_newer_peer(&message).as_slice()).unwrap(), message);
+        // And an older peer that leaves everything out is read too.
+        assert_eq!(M::decode([].as_slice()).unwrap(), M::default());
+    }
+    let words = || "words".to_owned();
+    check(pb::GenerateRequest { id: words(), max_tokens: Some(3), ..Default::default() });
+    check(pb::EngineDescription { build: words(), rank: 2, ..Default::default() });
+    check(pb::Hello { build: words(), epoch: 3, ..Default::default() });
+    check(pb::FollowCommand { command: Some(pb::follow_command::Command::Join(pb::Join {})) });
+    check(pb::FollowReply { reply: Some(pb::follow_reply::Reply::Joined(pb::Joined { rank: 1 })) });
+    check(pb::WatchRequest::default());
+    check(pb::StopRequest::default());
+}
