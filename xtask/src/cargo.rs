@@ -21,8 +21,14 @@ pub fn command(prepared: &mlx::Prepared, arguments: &[&str]) -> Command {
         Some((&"clippy", rest)) => command.arg("clippy").args(prepared.cargo_args()).args(rest),
         _ => command.args(prepared.cargo_args()).args(arguments),
     };
+    without_own_variables(&mut command);
+    command
+}
+
+/// Runs in the repository, without the variables cargo sets for this program itself: they would make
+/// every build look changed.
+pub fn without_own_variables(command: &mut Command) -> &mut Command {
     command.current_dir(root());
-    // The variables cargo sets for this program itself would make every build look changed.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CARGO_PKG_")
             || name == "CARGO_MANIFEST_DIR"

@@ -6,6 +6,7 @@ mod cargo;
 mod charts;
 mod deny;
 mod exactness;
+mod macos;
 mod mlx;
 mod oracles;
 mod python;
@@ -25,6 +26,7 @@ cargo xtask VERB
   build             build everything
   lint              fmt, clippy, tidy
   tidy              the invariants of ARCHITECTURE.md
+  macos             whether all but MLX's half of the engine compiles for Macs
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
   oracle [kubectl]  suites that compare with programs built from Go modules
@@ -56,6 +58,7 @@ fn run() -> Result<()> {
         Some("deny") => deny::run(),
         Some("tidy") => tidy::run(),
         Some("codegen") => suites::codegen(),
+        Some("macos") => macos::run(),
         Some("bench") => bench::bench(rest),
         Some("proof") => bench::proof(rest),
         Some("python") => {

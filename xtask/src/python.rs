@@ -48,6 +48,11 @@ impl Python {
         self.home.join("bin/python3")
     }
 
+    /// Where the programs are that packages bring.
+    pub fn programs(&self) -> PathBuf {
+        self.home.join("bin")
+    }
+
     /// A command that runs the interpreter, with fast arithmetic where this machine has OpenBLAS.
     ///
     /// The MLX wheel for Linux ships reference BLAS, 25 times slower: OpenBLAS's symbols win when it
@@ -97,10 +102,14 @@ fn openblas() -> Option<PathBuf> {
     folders.iter().map(|folder| Path::new(folder).join("libopenblas.so.0")).find(|library| library.exists())
 }
 
-/// Makes the environment; a second run finds it ready and returns at once.
+/// Makes the environment of the tests; a second run finds it ready and returns at once.
 pub fn prepare() -> Result<Python> {
+    environment(&format!("mlx-lm {MLX_VERSION} and the OpenAI SDK"), &pins())
+}
+
+/// Makes an environment with `pins`, which are `what` to a person.
+pub fn environment(what: &str, pins: &str) -> Result<Python> {
     let (base, version) = find_base()?;
-    let pins = pins();
     let cache = cache_dir()?;
     fs::create_dir_all(&cache).with_context(|| format!("create {}", cache.display()))?;
     let name = format!("python-{}.{}-{:016x}", version.0, version.1, fingerprint(pins.as_bytes()));
@@ -113,7 +122,7 @@ pub fn prepare() -> Result<Python> {
     let lock = fs::File::create(cache.join(format!("{name}.lock")))?;
     lock.lock().with_context(|| format!("lock {}", cache.display()))?;
     if !home.join(MARK).exists() {
-        println!("python: preparing mlx-lm {MLX_VERSION} and the OpenAI SDK (once, about half a minute)");
+        println!("python: preparing {what} (once, about half a minute)");
         // Made in place, not aside and renamed: an environment's scripts hold its absolute path.
         let _ = fs::remove_dir_all(&home);
         run(
@@ -121,7 +130,7 @@ pub fn prepare() -> Result<Python> {
             "make a virtual environment (needs the venv module: apt-get install python3-venv)",
         )?;
         let requirements = home.join("requirements.txt");
-        fs::write(&requirements, &pins)?;
+        fs::write(&requirements, pins)?;
         run(
             Command::new(home.join("bin/python3"))
                 .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
