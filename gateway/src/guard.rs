@@ -1,5 +1,9 @@
-//! What every request passes before a dialect sees it: an id, and the checks that keep web pages of
-//! other sites away from a port that trusts this machine. Keys and budgets are not here yet.
+//! What every request passes before a dialect sees it: an id, the checks that keep web pages of other
+//! sites away from a port that trusts this machine, and its key. Quotas are not here: a dialect shows
+//! them in headers of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -7,8 +11,16 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
 use crate::dialects;
+use crate::keys::{Caller, Keyring, Stranger};
+use crate::listen::Side;
+use crate::metrics::Metrics;
 use crate::refusal::{Kind, Refusal};
+use crate::server::unknown_path;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id taken from a client.
@@ -23,33 +35,82 @@ pub(crate) struct RequestId {
     pub(crate) shown: String,
 }
 
-/// Which names a request may call this gateway by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hosts {
-    /// Names of this machine's loopback alone.
-    Loopback,
-    /// Any: the listener is open to the network.
-    Any,
+/// What every request passes.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    /// Who can reach the listener.
+    pub(crate) side: Side,
+    /// The keys.
+    pub(crate) keyring: watch::Receiver<Arc<Keyring>>,
+    /// How long the keys may take to be known after a start.
+    pub(crate) wait: Duration,
+    /// Where refusals are counted.
+    pub(crate) metrics: Arc<Metrics>,
 }
 
-/// Gives the request an id and refuses it when it comes from a foreign web page.
-pub(crate) async fn guard(State(hosts): State<Hosts>, mut request: Request, next: Next) -> Response {
+/// Gives the request an id, refuses it when it comes from a foreign web page, and finds out whose it
+/// is.
+pub(crate) async fn guard(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let unique = format!("{:024x}", rand::random::<u128>() >> 32);
     let shown = client_id(request.headers()).unwrap_or_else(|| format!("req_{unique}"));
     let origin = request.headers().get(header::ORIGIN).cloned();
-    if let Err(refusal) = check(hosts, request.uri(), request.headers()) {
+    if let Err(refusal) = check(gate.side, request.uri(), request.headers()) {
         return named(dialects::refuse(request.uri().path(), &refusal), &shown);
     }
     let mut response = if origin.is_some() && request.method() == Method::OPTIONS {
         preflight()
-    } else {
-        request.extensions_mut().insert(RequestId { unique, shown: shown.clone() });
+    } else if gate.side == Side::Network && request.uri().path() == METRICS {
+        unknown_path(request).await
+    } else if PROBES.contains(&request.uri().path()) {
         next.run(request).await
+    } else {
+        match gate.caller(request.headers()).await {
+            Ok(caller) => {
+                let extensions = request.extensions_mut();
+                extensions.insert(RequestId { unique, shown: shown.clone() });
+                extensions.insert(caller);
+                next.run(request).await
+            }
+            Err(refusal) => {
+                gate.metrics.turned_away(&refusal);
+                dialects::refuse(request.uri().path(), &refusal)
+            }
+        }
     };
     if let Some(origin) = origin {
         allow(response.headers_mut(), origin);
     }
     named(response, &shown)
+}
+
+/// Names every model and every key, which other machines need not know.
+const METRICS: &str = "/metrics";
+/// Paths that supervisors and collectors of this machine ask without a key.
+const PROBES: &[&str] = &["/healthz", "/readyz", METRICS];
+
+impl Gate {
+    async fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+        let mut keyring = self.keyring.clone();
+        // Until the keys were read once, letting nobody in is the only safe answer.
+        let keyring = match timeout(self.wait, keyring.wait_for(|keyring| keyring.known)).await {
+            Ok(Ok(keyring)) => keyring.clone(),
+            _ => {
+                let message = "the gateway has not reached the API server since it started, so it knows no keys and \
+                               no models yet; check that `russet serve` runs";
+                return Err(Refusal::new(Kind::ModelNotReady, message).retry_after(Duration::from_secs(5)));
+            }
+        };
+        let open = self.side == Side::Loopback;
+        keyring.caller(headers, open, Timestamp::now()).map_err(|stranger| {
+            let message = match stranger {
+                Stranger::NoKey => {
+                    "this gateway wants a key: send `Authorization: Bearer KEY`; `russet key create NAME` makes one"
+                }
+                Stranger::NotAccepted => "the key is not accepted; ask whoever runs this gateway for one",
+            };
+            Refusal::new(Kind::KeyRefused, message)
+        })
+    }
 }
 
 /// A browser asks before it lets a page ask.
@@ -84,9 +145,9 @@ fn client_id(headers: &HeaderMap) -> Option<String> {
 
 /// A page of another site may make a browser call this port, by its own name pointed at loopback
 /// (the Host header tells) or directly (the Origin header tells). Programs send neither.
-fn check(hosts: Hosts, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+fn check(side: Side, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     let forbidden = |message: String| Err(Refusal::new(Kind::Forbidden, message));
-    if hosts == Hosts::Loopback {
+    if side == Side::Loopback {
         let named =
             headers.get(header::HOST).map(|host| host.to_str().ok().and_then(|host| host.parse().ok()));
         for authority in [uri.authority().cloned().map(Some), named].into_iter().flatten() {
@@ -100,9 +161,10 @@ fn check(hosts: Hosts, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     }
     if let Some(origin) = headers.get(header::ORIGIN) {
         let uri = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
-        if !uri.as_ref().and_then(Uri::host).is_some_and(is_loopback) {
+        let own = uri.as_ref().and_then(Uri::host).is_some_and(is_loopback);
+        if side == Side::Network || !own {
             return forbidden(
-                "web pages of this origin may not use the gateway; only pages of this machine may".into(),
+                "web pages may not use the gateway, but for those of its own machine over loopback".into(),
             );
         }
     }
@@ -149,16 +211,14 @@ mod tests {
             if let Some(origin) = origin {
                 headers.insert(header::ORIGIN, HeaderValue::from_str(origin).unwrap());
             }
-            let verdict = check(Hosts::Loopback, &Uri::from_static("/v1/models"), &headers);
+            let verdict = check(Side::Loopback, &Uri::from_static("/v1/models"), &headers);
             assert_eq!(verdict.is_ok(), passes, "{host} {origin:?}");
-            // An open listener is called by other names; foreign pages stay out all the same.
-            let open = check(Hosts::Any, &Uri::from_static("/v1/models"), &headers);
-            assert_eq!(open.is_ok(), passes || origin.is_none(), "{host} {origin:?}");
+            // A listener for other machines is called by other names, and by no page.
+            let network = check(Side::Network, &Uri::from_static("/v1/models"), &headers);
+            assert_eq!(network.is_ok(), origin.is_none(), "{host} {origin:?}");
         }
         // In HTTP/2 the name stands in the URI.
-        assert!(check(Hosts::Loopback, &Uri::from_static("http://localhost/"), &HeaderMap::new()).is_ok());
-        assert!(
-            check(Hosts::Loopback, &Uri::from_static("http://evil.example/"), &HeaderMap::new()).is_err()
-        );
+        assert!(check(Side::Loopback, &Uri::from_static("http://localhost/"), &HeaderMap::new()).is_ok());
+        assert!(check(Side::Loopback, &Uri::from_static("http://evil.example/"), &HeaderMap::new()).is_err());
     }
 }

@@ -3,19 +3,22 @@
 //! a watch and goes on with what it last knew while the API server is away.
 //!
 //! ```text
-//! HTTP ─▶ server ─▶ guard ─▶ dialects/* ─▶ stream (wait, choose, retry) ─▶ backends ─gRPC─▶ rank 0
-//!                                             ▲
-//!                             routes: ModelDeployments, ShardGroups, ModelRoutes
+//! HTTP ─▶ listen ─▶ guard ─▶ dialects/* ─▶ stream (wait, choose, retry) ─▶ backends ─gRPC─▶ rank 0
+//!                     ▲                        ▲
+//!             keys: AccessKeys      routes: ModelDeployments, ShardGroups, ModelRoutes
 //! ```
 
 pub mod backends;
 pub mod dialects;
 mod guard;
+pub mod keys;
+pub mod listen;
 pub mod metrics;
 pub mod refusal;
 pub mod routes;
 pub mod server;
 pub mod stream;
+mod watch;
 
 pub use server::{Error, GatewayConfig, run};
 

@@ -9,12 +9,12 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, 
 
 use crate::refusal::{Kind, Refusal};
 
-/// Distinct model names in labels; a client that invents names must not fill the memory of whoever
+/// Distinct names of models, and of keys, in labels; a client that invents names must not fill the memory of whoever
 /// collects them.
-const MOST_MODELS: usize = 1000;
+const MOST_NAMES: usize = 1000;
 /// The label of names that lead nowhere.
 const UNKNOWN: &str = "unknown";
-/// The label of names beyond [`MOST_MODELS`].
+/// The label of names beyond [`MOST_NAMES`].
 const OTHER: &str = "other";
 
 const FIRST_TOKEN_BUCKETS: [f64; 22] = [
@@ -29,6 +29,8 @@ const REQUEST_BUCKETS: [f64; 20] = [
 /// The gateway's metrics, all under `russet_gateway_`.
 pub struct Metrics {
     models: Mutex<HashSet<String>>,
+    keys: Mutex<HashSet<String>>,
+    key_requests: IntCounterVec,
     requests: IntCounterVec,
     errors: IntCounterVec,
     cancelled: IntCounterVec,
@@ -48,6 +50,15 @@ impl Metrics {
         let model: &[&str] = &["model_name"];
         Ok(Self {
             models: Mutex::default(),
+            keys: Mutex::default(),
+            key_requests: add(
+                registry,
+                counter(
+                    "key_request_total",
+                    "Requests for an answer by the AccessKey they came with, and whether its quota had room.",
+                    &["key", "outcome"],
+                )?,
+            )?,
             requests: add(registry, counter("request_total", "Requests for an answer.", model)?)?,
             errors: add(
                 registry,
@@ -109,21 +120,16 @@ impl Metrics {
         })
     }
 
-    /// The label for a name that leads to a deployment.
-    fn label(&self, model: &str) -> String {
-        let mut models = self.models.lock();
-        if models.contains(model) {
-            model.to_owned()
-        } else if models.len() < MOST_MODELS {
-            models.insert(model.to_owned());
-            model.to_owned()
-        } else {
-            OTHER.to_owned()
-        }
+    /// Counts a request for an answer from the holder of a key, and whether it was beyond the quota.
+    pub fn key(&self, key: &str, refused: bool) {
+        let label = bounded(&self.keys, key);
+        let outcome = if refused { "refused" } else { "taken" };
+        self.key_requests.with_label_values(&[label.as_str(), outcome]).inc();
     }
 
-    /// Counts a request whose model's name leads nowhere.
-    pub fn unknown_model(&self, refusal: &Refusal) {
+    /// Counts a request that is refused before an engine is looked for: its key is not accepted, or
+    /// its model's name leads nowhere.
+    pub fn turned_away(&self, refusal: &Refusal) {
         self.requests.with_label_values(&[UNKNOWN]).inc();
         self.errors.with_label_values(&[UNKNOWN, refusal.kind.as_str()]).inc();
         self.outcomes.with_label_values(&["rejected"]).inc();
@@ -131,7 +137,7 @@ impl Metrics {
 
     /// Starts to count a request for a known model.
     pub fn request(self: &std::sync::Arc<Self>, model: &str) -> Tracker {
-        let label = self.label(model);
+        let label = bounded(&self.models, model);
         self.requests.with_label_values(&[&label]).inc();
         self.running.with_label_values(&[&label]).inc();
         self.queue.with_label_values(&[&label]).inc();
@@ -143,6 +149,19 @@ impl Metrics {
             first_token: None,
             settled: false,
         }
+    }
+}
+
+/// The label for a name: itself, while there are few.
+fn bounded(known: &Mutex<HashSet<String>>, name: &str) -> String {
+    let mut known = known.lock();
+    if known.contains(name) {
+        name.to_owned()
+    } else if known.len() < MOST_NAMES {
+        known.insert(name.to_owned());
+        name.to_owned()
+    } else {
+        OTHER.to_owned()
     }
 }
 
@@ -267,13 +286,13 @@ mod tests {
         for number in 0..1500 {
             metrics.request(&format!("m{number}")).finished(Default::default());
         }
-        metrics.unknown_model(&Refusal::new(Kind::ModelNotFound, ""));
+        metrics.turned_away(&Refusal::new(Kind::ModelNotFound, ""));
         let family = registry
             .gather()
             .into_iter()
             .find(|family| family.name() == "russet_gateway_request_total")
             .unwrap();
-        assert_eq!(family.get_metric().len(), MOST_MODELS + 2);
+        assert_eq!(family.get_metric().len(), MOST_NAMES + 2);
         let count = |label: &str| metrics.requests.with_label_values(&[label]).get();
         assert_eq!((count("m0"), count(OTHER), count(UNKNOWN)), (1, 500, 1));
     }

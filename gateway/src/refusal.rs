@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// The classes of refusals; the word of each is the `code` clients see and the metrics' label.
+/// The classes of refusals; the word of each is the metrics' label, and the `code` clients see unless
+/// their dialect has a word of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The request is wrong or asks for what this release cannot do.
@@ -16,6 +17,12 @@ pub enum Kind {
     BodyTimeout,
     /// A browser page of another origin, or a name that is not this machine's.
     Forbidden,
+    /// No key where one is needed, or one that is not accepted.
+    KeyRefused,
+    /// The key does not open the model.
+    ModelForbidden,
+    /// The key's quota of requests is used up.
+    QuotaExceeded,
     /// No such path.
     UnknownPath,
     /// The path takes other methods.
@@ -44,6 +51,9 @@ impl Kind {
             Self::TooLarge => "request_too_large",
             Self::BodyTimeout => "request_timeout",
             Self::Forbidden => "forbidden",
+            Self::KeyRefused => "invalid_api_key",
+            Self::ModelForbidden => "model_forbidden",
+            Self::QuotaExceeded => "quota_exceeded",
             Self::UnknownPath => "unknown_url",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::ModelNotFound => "model_not_found",

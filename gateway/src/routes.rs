@@ -1,11 +1,13 @@
 //! What the gateway knows of the cluster at one moment, and which deployments answer to a model's
 //! name. A [`Table`] never changes: whoever learns something new publishes another one. No sockets
-//! and no Kubernetes client here; `objects` reads the kinds and `watch` follows them.
+//! and no Kubernetes client here; `objects` reads the kinds and `follow` follows them.
 
+mod follow;
 mod objects;
-mod watch;
+mod scope;
 
-pub use watch::follow;
+pub use follow::follow;
+pub use scope::Scope;
 
 /// Everything the gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,6 +83,8 @@ pub enum Resolved<'a> {
     Dangling(&'a Name),
     /// Deployments of several namespaces have the name; these are the full ones.
     Ambiguous(Vec<String>),
+    /// The caller's key does not open the name, whatever it leads to.
+    Forbidden,
     /// Nothing has the name.
     Unknown,
 }
@@ -104,19 +108,24 @@ impl Name {
 }
 
 impl Table {
-    /// Who answers to `model`. A name a person wrote into a ModelRoute wins over a deployment's own,
-    /// and both win over a pattern; of patterns the most specific wins.
-    pub fn resolve(&self, model: &str) -> Resolved<'_> {
-        if let Some(name) = self.names.iter().find(|name| name.is_exact() && name.pattern == model) {
+    /// Who answers to `model` for a caller who may use the names of `scope`. A name a person wrote
+    /// into a ModelRoute wins over a deployment's own, and both win over a pattern; of patterns the
+    /// most specific wins. What the caller may not see is not there.
+    pub fn resolve(&self, model: &str, scope: &Scope) -> Resolved<'_> {
+        if !scope.opens(model) {
+            return Resolved::Forbidden;
+        }
+        let names = self.names.iter().filter(|name| scope.sees(&name.namespace));
+        if let Some(name) = names.clone().find(|name| name.is_exact() && name.pattern == model) {
             return self.targets(name);
         }
-        if let Some(full) = self.deployments.iter().find(|deployment| {
+        let deployments = || self.deployments.iter().filter(|one| scope.sees(&one.namespace));
+        if let Some(full) = deployments().find(|deployment| {
             model.split_once('/') == Some((deployment.namespace.as_str(), deployment.name.as_str()))
         }) {
             return Resolved::Deployments(vec![full]);
         }
-        let same: Vec<&Deployment> =
-            self.deployments.iter().filter(|deployment| deployment.name == model).collect();
+        let same: Vec<&Deployment> = deployments().filter(|deployment| deployment.name == model).collect();
         match same.as_slice() {
             [] => {}
             [only] => return Resolved::Deployments(vec![only]),
@@ -128,12 +137,10 @@ impl Table {
             }
         }
         let pattern =
-            self.names.iter().filter(|name| !name.is_exact() && matches(&name.pattern, model)).max_by(
-                |a, b| {
-                    // Of equals the first by name, so that every gateway chooses alike.
-                    a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route))
-                },
-            );
+            names.filter(|name| !name.is_exact() && matches(&name.pattern, model)).max_by(|a, b| {
+                // Of equals the first by name, so that every gateway chooses alike.
+                a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route))
+            });
         pattern.map_or(Resolved::Unknown, |name| self.targets(name))
     }
 
@@ -150,20 +157,22 @@ impl Table {
         if found.is_empty() { Resolved::Dangling(name) } else { Resolved::Deployments(found) }
     }
 
-    /// Every name a client may choose from, each with the deployments behind it: the shortest name
+    /// Every name a caller may choose from, each with the deployments behind it: the shortest name
     /// that leads to each deployment, and the names of ModelRoutes that are not patterns.
-    pub fn models(&self) -> Vec<(String, Vec<&Deployment>)> {
+    pub fn models(&self, scope: &Scope) -> Vec<(String, Vec<&Deployment>)> {
         let mut models: Vec<(String, Vec<&Deployment>)> = Vec::new();
-        for deployment in &self.deployments {
-            let short = match self.resolve(&deployment.name) {
+        for deployment in self.deployments.iter().filter(|one| scope.sees(&one.namespace)) {
+            let leads_here = |id: &String| match self.resolve(id, scope) {
                 Resolved::Deployments(found) => found == [deployment],
                 _ => false,
             };
-            let id = if short { deployment.name.clone() } else { deployment.full_name() };
-            models.push((id, vec![deployment]));
+            let ids = [deployment.name.clone(), deployment.full_name()];
+            if let Some(id) = ids.into_iter().find(leads_here) {
+                models.push((id, vec![deployment]));
+            }
         }
         for name in self.names.iter().filter(|name| name.is_exact()) {
-            if let Resolved::Deployments(found) = self.resolve(&name.pattern)
+            if let Resolved::Deployments(found) = self.resolve(&name.pattern, scope)
                 && !models.iter().any(|(id, _)| *id == name.pattern)
             {
                 models.push((name.pattern.clone(), found));
@@ -247,10 +256,11 @@ mod tests {
     #[test]
     fn a_name_leads_to_the_deployments_it_says() {
         let table = table();
-        let found = |model: &str| match table.resolve(model) {
+        let found = |model: &str| match table.resolve(model, &Scope::ALL) {
             Resolved::Deployments(found) => found.iter().map(|one| one.full_name()).collect(),
             Resolved::Dangling(name) => vec![format!("dangling {}", name.route)],
             Resolved::Ambiguous(names) => vec![format!("one of {}", names.join(" "))],
+            Resolved::Forbidden => vec!["forbidden".to_owned()],
             Resolved::Unknown => vec!["unknown".to_owned()],
         };
         for (model, expected) in [
@@ -275,14 +285,56 @@ mod tests {
     #[test]
     fn the_list_names_each_deployment_by_a_name_that_leads_to_it() {
         let table = table();
-        let ids: Vec<String> = table.models().into_iter().map(|(id, _)| id).collect();
+        let ids: Vec<String> = table.models(&Scope::ALL).into_iter().map(|(id, _)| id).collect();
         assert_eq!(
             ids,
             ["default/small", "twin", "large", "lab/shared", "lab/twin", "office/shared", "gpt-4o", "small"]
         );
         for id in ids {
-            assert!(matches!(table.resolve(&id), Resolved::Deployments(_)), "{id}");
+            assert!(matches!(table.resolve(&id, &Scope::ALL), Resolved::Deployments(_)), "{id}");
         }
+    }
+
+    #[test]
+    fn a_key_leads_to_models_of_its_namespace_and_of_its_list_alone() {
+        let table = table();
+        let models =
+            |scope: &Scope| -> Vec<String> { table.models(scope).into_iter().map(|(id, _)| id).collect() };
+        let of = |namespace: &str, models: &[&str]| {
+            Scope::of(namespace, &models.iter().map(|&model| model.to_owned()).collect::<Vec<_>>())
+        };
+        let lab = of("lab", &[]);
+        assert_eq!(models(&lab), ["shared", "twin"]);
+        for (scope, model, expected) in [
+            (&lab, "twin", "lab/twin"),
+            (&lab, "shared", "lab/shared"),
+            (&lab, "lab/shared", "lab/shared"),
+            (&lab, "office/shared", "unknown"),
+            (&lab, "default/large", "unknown"),
+            (&lab, "gpt-4o", "unknown"),
+            (&lab, "meta-llama/Llama-3-8B", "unknown"),
+            (&of("lab", &["tw*"]), "twin", "lab/twin"),
+            (&of("lab", &["tw*"]), "shared", "forbidden"),
+            (&of("lab", &["tw*"]), "nix", "forbidden"),
+            (&of("lab", &["tw*"]), "lab/twin", "forbidden"),
+            (&of("lab", &["*/twin"]), "lab/twin", "lab/twin"),
+            (&of("lab", &["*"]), "default/large", "unknown"),
+            (&of("default", &["gpt-*"]), "gpt-4o", "default/large"),
+            (&of("default", &["gpt-*"]), "large", "forbidden"),
+        ] {
+            let found = match table.resolve(model, scope) {
+                Resolved::Deployments(found) => found[0].full_name(),
+                Resolved::Forbidden => "forbidden".into(),
+                Resolved::Unknown => "unknown".into(),
+                other => format!("{other:?}"),
+            };
+            assert_eq!(found, expected, "{model} {scope:?}");
+        }
+        assert_eq!(
+            models(&of("default", &["gpt-*", "default/*"])),
+            ["default/small", "default/twin", "default/large", "gpt-4o"]
+        );
+        assert!(models(&of("nowhere", &[])).is_empty());
     }
 
     #[test]

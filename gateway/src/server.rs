@@ -2,63 +2,71 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::Request;
 use axum::response::Response;
-use axum::serve::ListenerExt as _;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use prometheus::Registry;
 use russet_rpc::tls::Files;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
 use crate::dialects;
-use crate::guard::{Hosts, guard};
+use crate::guard::{Gate, guard};
+use crate::keys::{self, Keyring};
+use crate::listen::{Certificate, CertificateError, Door, Patience, ServerFiles, Side};
 use crate::metrics::Metrics;
 use crate::refusal::{Kind, Refusal};
 use crate::routes::{self, Table};
 use crate::stream::{Core, Limits};
 
 /// How a gateway runs.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct GatewayConfig {
     /// Reaches the API server as `russet:gateway`.
-    pub kubeconfig: PathBuf,
+    pub client: kube::Client,
     /// The certificate engines are called with.
     pub tls: Files,
-    /// Where clients connect.
-    pub listen: SocketAddr,
-    /// Whether `listen` may be reached from other machines although no keys are checked yet.
-    pub insecure_listen: bool,
-    /// How patient it is.
+    /// Where clients connect: plain on loopback, with TLS and keys everywhere else.
+    pub listen: Vec<SocketAddr>,
+    /// What clients of other machines see.
+    pub certificate: Option<ServerFiles>,
+    /// Where metrics are served without TLS beside the listeners on loopback, which serve them anyway.
+    pub metrics: Option<SocketAddr>,
+    /// How patient it is with engines.
     pub limits: Limits,
+    /// How patient it is with connections.
+    pub patience: Patience,
 }
 
 impl GatewayConfig {
-    /// The usual gateway for these files and this address.
-    pub fn new(kubeconfig: PathBuf, tls: Files, listen: SocketAddr) -> Self {
-        Self { kubeconfig, tls, listen, insecure_listen: false, limits: Limits::default() }
+    /// The usual gateway for this client, this certificate and this address.
+    pub fn new(client: kube::Client, tls: Files, listen: SocketAddr) -> Self {
+        let (limits, patience) = (Limits::default(), Patience::default());
+        Self { client, tls, listen: vec![listen], certificate: None, metrics: None, limits, patience }
     }
 }
 
 /// Why the gateway cannot run.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The address would open the gateway to the network.
+    /// Other machines would reach the gateway without TLS.
     #[error(
-        "the gateway checks no keys yet, so it does not listen on {0}, which other machines can reach; \
-         listen on 127.0.0.1 instead, and let a proxy that checks keys stand before it"
+        "other machines can reach {0}, so the gateway listens there with TLS alone and needs a certificate: \
+         name one with --tls-cert and --tls-key (`russet up --gateway-listen` makes its own), or listen on 127.0.0.1"
     )]
-    NotLoopback(SocketAddr),
+    NoCertificate(SocketAddr),
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
     /// Another program has the port.
-    #[error("port {} of {} is in use by another program; stop it, or choose another port (`russet up --gateway-port`, `russet gateway --listen`)", .0.port(), .0.ip())]
+    #[error("port {} of {} is in use by another program; stop it, or choose another port (`russet up --gateway-port` or `--gateway-listen`, `russet gateway --listen`)", .0.port(), .0.ip())]
     PortInUse(SocketAddr),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}")]
@@ -68,28 +76,9 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// The kubeconfig is missing or broken.
-    #[error("cannot use {path}; `russet serve` writes it when it starts")]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<KubeconfigError>,
-    },
-    /// The client for the API server cannot be made.
-    #[error("cannot talk to the API server that {path} names")]
-    Client {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<kube::Error>,
-    },
     /// The registry has the gateway's metrics already.
     #[error("cannot register the gateway's metrics; one registry takes one gateway")]
     Metrics(#[source] prometheus::Error),
-    /// The listener failed.
-    #[error("the gateway's listener failed")]
-    Serve(#[source] std::io::Error),
 }
 
 /// Runs the gateway until `shutdown`; then running answers may end by themselves within `limits.grace`.
@@ -100,43 +89,61 @@ pub async fn run(
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
-    let GatewayConfig { kubeconfig, tls, listen, insecure_listen, limits } = config;
-    let hosts = match (listen.ip().is_loopback(), insecure_listen) {
-        (true, _) => Hosts::Loopback,
-        (false, true) => Hosts::Any,
-        (false, false) => return Err(Error::NotLoopback(listen)),
-    };
+    let GatewayConfig { client, tls, listen, certificate, metrics, limits, patience } = config;
     // An Err means that the process has chosen its provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let listener = bind(listen).await?;
-    let client = client(kubeconfig).await?;
-    let (publish, table) = watch::channel(Arc::new(Table::default()));
-    let following = tokio::spawn(routes::follow(client, publish));
-    let becoming_ready = tokio::spawn({
-        let mut table = table.clone();
-        let ready = ready.clone();
+    let certificate = certificate.map(Certificate::read).transpose()?;
+    let mut doors = Vec::new();
+    for address in listen {
+        doors.push(match (Side::of(address), &certificate) {
+            (Side::Loopback, _) => Door::loopback(bind(address).await?),
+            (Side::Network, Some(certificate)) => Door::network(bind(address).await?, certificate),
+            (Side::Network, None) => return Err(Error::NoCertificate(address)),
+        });
+        tracing::info!(%address, "the gateway listens");
+    }
+    let (publish_table, table) = watch::channel(Arc::new(Table::default()));
+    let (publish_keyring, keyring) = watch::channel(Arc::new(Keyring::default()));
+    // All of them end with this function.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(routes::follow(client.clone(), publish_table));
+    tasks.spawn(keys::follow(client.clone(), publish_keyring));
+    tasks.spawn(keys::report(client, keyring.clone()));
+    if let Some(certificate) = certificate {
+        tasks.spawn(certificate.follow());
+    }
+    if let Some(address) = metrics {
+        let listener = bind(address).await?;
+        let (registry, ready) = (registry.clone(), ready.clone());
+        tasks.spawn(async move {
+            if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
+                tracing::error!("metrics are no longer served: {error}");
+            }
+        });
+    }
+    tasks.spawn({
+        let (mut table, mut keyring, ready) = (table.clone(), keyring.clone(), ready.clone());
         async move {
-            if table.wait_for(|table| table.synced).await.is_ok() {
+            let table = table.wait_for(|table| table.synced).await.is_ok();
+            if table && keyring.wait_for(|keyring| keyring.known).await.is_ok() {
                 ready.store(true, Ordering::Release);
             }
         }
     });
-    tracing::info!(%listen, "the gateway listens");
-    let gateway = Gateway { listener, hosts, table, tls, limits, registry, ready: ready.clone() };
+    let gateway = Gateway { doors, table, keyring, tls, limits, patience, registry, ready: ready.clone() };
     let served = gateway.serve(shutdown).await;
-    following.abort();
-    becoming_ready.abort();
     ready.store(false, Ordering::Release);
     served
 }
 
-/// A gateway over any source of tables; [`run`] feeds it from Kubernetes, tests from memory.
+/// A gateway over any source of tables and keys; [`run`] feeds it from Kubernetes, tests from memory.
 pub struct Gateway {
-    listener: TcpListener,
-    hosts: Hosts,
+    doors: Vec<Door>,
     table: watch::Receiver<Arc<Table>>,
+    keyring: watch::Receiver<Arc<Keyring>>,
     tls: Files,
     limits: Limits,
+    patience: Patience,
     registry: Registry,
     ready: Arc<AtomicBool>,
 }
@@ -145,51 +152,51 @@ pub struct Gateway {
 const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Gateway {
-    /// A gateway on a loopback `listener` that routes by `table`.
+    /// A gateway behind `doors` that routes by `table` and lets in by `keyring`.
     pub fn new(
-        listener: TcpListener,
+        doors: Vec<Door>,
         table: watch::Receiver<Arc<Table>>,
+        keyring: watch::Receiver<Arc<Keyring>>,
         tls: Files,
         limits: Limits,
+        patience: Patience,
     ) -> Self {
         let ready = Arc::new(AtomicBool::new(true));
-        Self { listener, hosts: Hosts::Loopback, table, tls, limits, registry: Registry::new(), ready }
+        Self { doors, table, keyring, tls, limits, patience, registry: Registry::new(), ready }
     }
 
     /// Serves until `shutdown`, then lets answers end.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let Self { listener, hosts, table, tls, limits, registry, ready } = self;
+        let Self { doors, table, keyring, tls, limits, patience, registry, ready } = self;
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
-        let core = Arc::new(Core::new(table, Backends::new(tls), metrics, limits, closing.clone()));
-        let router = dialects::routes(&core)
-            .merge(russet_telemetry::admin::router(registry, ready.clone()))
-            .fallback(unknown_path)
-            .method_not_allowed_fallback(wrong_method)
-            .layer(axum::middleware::from_fn_with_state(hosts, guard));
-        // Tokens are small and must not wait for the next one to fill a packet.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
-        });
-        let begin = {
-            let stopping = stopping.clone();
-            async move {
-                shutdown.await;
-                ready.store(false, Ordering::Release);
-                stopping.cancel();
-            }
-        };
+        let core = Arc::new(Core::new(table, Backends::new(tls), metrics.clone(), limits, closing.clone()));
+        let mut serving = JoinSet::new();
+        for door in doors {
+            let side = door.side();
+            let gate = Gate { side, keyring: keyring.clone(), wait: limits.wait, metrics: metrics.clone() };
+            let router = dialects::routes(&core)
+                .merge(russet_telemetry::admin::router(registry.clone(), ready.clone()))
+                .fallback(unknown_path)
+                .method_not_allowed_fallback(wrong_method)
+                .layer(axum::middleware::from_fn_with_state(gate, guard));
+            serving.spawn(door.serve(router, patience, stopping.clone()));
+        }
         let bounded = async {
-            stopping.cancelled().await;
+            shutdown.await;
+            ready.store(false, Ordering::Release);
+            stopping.cancel();
             tokio::time::sleep(limits.grace).await;
             closing.cancel();
             tokio::time::sleep(FAREWELL).await;
         };
+        let all_ended = async { while serving.join_next().await.is_some() {} };
         tokio::select! {
-            served = axum::serve(listener, router).with_graceful_shutdown(begin).into_future() => served.map_err(Error::Serve),
-            () = bounded => Ok(()),
+            () = all_ended => {}
+            () = bounded => {}
         }
+        Ok(())
     }
 }
 
@@ -200,19 +207,8 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
-async fn client(path: PathBuf) -> Result<kube::Client, Error> {
-    let read = async {
-        let kubeconfig = Kubeconfig::read_from(&path)?;
-        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
-    };
-    let config = match read.await {
-        Ok(config) => config,
-        Err(source) => return Err(Error::Kubeconfig { path, source: Box::new(source) }),
-    };
-    kube::Client::try_from(config).map_err(|source| Error::Client { path, source: Box::new(source) })
-}
-
-async fn unknown_path(request: Request) -> Response {
+/// The refusal of a path that nothing answers.
+pub(crate) async fn unknown_path(request: Request) -> Response {
     let path = request.uri().path();
     let message = format!("no such path: {} {}", request.method(), shorten(path));
     dialects::refuse(path, &Refusal::new(Kind::UnknownPath, message))
@@ -242,17 +238,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_of_the_network_is_refused_until_somebody_insists() {
+    async fn other_machines_get_tls_or_nothing() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let api = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let folder = std::path::Path::new("/nonexistent");
         let config = GatewayConfig::new(
-            "/nonexistent/kubeconfig".into(),
-            Files::in_dir(std::path::Path::new("/nonexistent")),
+            kube::Client::try_from(api).unwrap(),
+            Files::in_dir(folder),
             "0.0.0.0:0".parse().unwrap(),
         );
         let flag = || Arc::new(AtomicBool::new(false));
         let refused = run(config.clone(), Registry::new(), flag(), std::future::pending()).await;
-        assert!(matches!(refused, Err(Error::NotLoopback(_))), "{refused:?}");
-        let insisted = GatewayConfig { insecure_listen: true, ..config };
-        let missing = run(insisted, Registry::new(), flag(), std::future::pending()).await;
-        assert!(matches!(missing, Err(Error::Kubeconfig { .. })), "{missing:?}");
+        assert!(matches!(refused, Err(Error::NoCertificate(_))), "{refused:?}");
+        let files = ServerFiles { cert: folder.join("tls.crt"), key: folder.join("tls.key") };
+        let unread = GatewayConfig { certificate: Some(files), ..config };
+        let refused = run(unread, Registry::new(), flag(), std::future::pending()).await;
+        assert!(matches!(refused, Err(Error::Certificate(CertificateError::Read { .. }))), "{refused:?}");
     }
 }

@@ -27,6 +27,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
+use crate::keys::{Caller, Quota};
 use crate::metrics::{Metrics, Tracker};
 use crate::refusal::{Kind, Refusal};
 use crate::routes::{Endpoint, Table};
@@ -78,6 +79,7 @@ pub struct Core {
     metrics: Arc<Metrics>,
     limits: Limits,
     closing: CancellationToken,
+    started: Instant,
 }
 
 /// A part of an answer.
@@ -117,7 +119,7 @@ impl Core {
         limits: Limits,
         closing: CancellationToken,
     ) -> Self {
-        Self { table, backends, metrics, limits, closing }
+        Self { table, backends, metrics, limits, closing, started: Instant::now() }
     }
 
     /// What is known of the cluster now.
@@ -125,23 +127,43 @@ impl Core {
         self.table.borrow().clone()
     }
 
+    /// Takes one request from the caller's quota and counts it; `None` when there is no quota. A request
+    /// that is refused for other reasons later has been taken all the same.
+    pub fn admit(&self, caller: &Caller) -> Option<Quota> {
+        let quota = caller.take(self.started.elapsed());
+        if let Caller::Key(key) = caller {
+            self.metrics.key(&key.full_name(), quota.is_some_and(|quota| quota.refused.is_some()));
+        }
+        quota
+    }
+
+    /// Counts a request that is refused before any model is looked at.
+    pub fn turned_away(&self, refusal: &Refusal) {
+        self.metrics.turned_away(refusal);
+    }
+
     /// The refusal of a name that leads to no deployment.
-    pub fn unknown(&self, model: &str) -> Refusal {
-        choose::unknown(&self.table(), model).unwrap_or_else(|| {
+    pub fn unknown(&self, model: &str, caller: &Caller) -> Refusal {
+        choose::unknown(&self.table(), model, caller.scope()).unwrap_or_else(|| {
             Refusal::new(Kind::ModelNotFound, format!("model `{model}` has just been created; ask again"))
         })
     }
 
     /// The answer to `request` from whoever answers to `model`, from its first token on.
-    pub async fn answer(&self, model: &str, request: GenerationRequest) -> Result<Answer, Refusal> {
+    pub async fn answer(
+        &self,
+        model: &str,
+        request: GenerationRequest,
+        caller: &Caller,
+    ) -> Result<Answer, Refusal> {
         let deadline = Instant::now() + self.limits.wait;
         self.first_table(deadline).await?;
-        if let Some(refusal) = choose::unknown(&self.table(), model) {
-            self.metrics.unknown_model(&refusal);
+        if let Some(refusal) = choose::unknown(&self.table(), model, caller.scope()) {
+            self.metrics.turned_away(&refusal);
             return Err(refusal);
         }
         let mut tracker = self.metrics.request(model);
-        match self.first_token(model, request, deadline, &mut tracker).await {
+        match self.first_token(model, request, caller, deadline, &mut tracker).await {
             Ok(opened) => Ok(Answer::new(opened, tracker, self.limits.silence, self.closing.clone())),
             Err(refusal) => {
                 tracker.refused(&refusal);
@@ -155,9 +177,10 @@ impl Core {
         self: Arc<Self>,
         model: String,
         request: GenerationRequest,
+        caller: Caller,
     ) -> Result<impl Stream<Item = Item> + Send + 'static, Refusal> {
         let Limits { hold_headers, heartbeat, .. } = self.limits;
-        let mut opening = Box::pin(async move { self.answer(&model, request).await });
+        let mut opening = Box::pin(async move { self.answer(&model, request, &caller).await });
         let begun = match timeout(hold_headers, &mut opening).await {
             Ok(answer) => Some(answer?),
             Err(_) => None,
@@ -220,6 +243,7 @@ impl Core {
         &self,
         model: &str,
         request: GenerationRequest,
+        caller: &Caller,
         deadline: Instant,
         tracker: &mut Tracker,
     ) -> Result<Opened, Refusal> {
@@ -233,7 +257,7 @@ impl Core {
             self.backends.prune(&table);
             let now = Instant::now();
             resting.retain(|_, until| *until > now);
-            let choice = choose(&table, model, |endpoints| {
+            let choice = choose(&table, model, caller.scope(), |endpoints| {
                 self.backends.least_busy(endpoints.iter().filter(|endpoint| !resting.contains_key(endpoint)))
             });
             let waiting_for = match choice {

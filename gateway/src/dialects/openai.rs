@@ -6,12 +6,12 @@ mod request;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use super::{Dialect, read_body};
 use crate::guard::RequestId;
+use crate::keys::{Caller, Quota};
 use crate::refusal::{Kind, Refusal};
 use crate::routes::{Deployment, Resolved, State as DeploymentState, Table};
 use crate::stream::{Core, Piece};
@@ -47,15 +48,64 @@ const IGNORED: HeaderName = HeaderName::from_static("x-russet-ignored-parameters
 async fn chat(
     State(core): State<Arc<Core>>,
     Extension(id): Extension<RequestId>,
+    Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Response {
-    match answer_chat(core, &id, request).await {
-        Ok(response) => response,
-        Err(refusal) => refuse(&refusal),
+    let quota = core.admit(&caller);
+    let answered = match quota.as_ref().and_then(over_quota) {
+        None => answer_chat(core, &id, caller, request).await,
+        Some(refusal) => {
+            core.turned_away(&refusal);
+            Err(refusal)
+        }
+    };
+    let mut response = answered.unwrap_or_else(|refusal| refuse(&refusal));
+    if let Some(quota) = quota {
+        show(&quota, response.headers_mut());
+    }
+    response
+}
+
+fn over_quota(quota: &Quota) -> Option<Refusal> {
+    let wait = quota.refused?;
+    let message = format!(
+        "the key's quota of {} requests a minute is used up; there is room for the next one in {}",
+        quota.limit,
+        spoken(wait)
+    );
+    Some(Refusal::new(Kind::QuotaExceeded, message).retry_after(wait))
+}
+
+/// The quota as OpenAI shows its own.
+fn show(quota: &Quota, headers: &mut HeaderMap) {
+    let Quota { limit, remaining, reset, .. } = quota;
+    headers.insert("x-ratelimit-limit-requests", HeaderValue::from(*limit));
+    headers.insert("x-ratelimit-remaining-requests", HeaderValue::from(*remaining));
+    if let Ok(reset) = HeaderValue::from_str(&spoken(*reset)) {
+        headers.insert("x-ratelimit-reset-requests", reset);
     }
 }
 
-async fn answer_chat(core: Arc<Core>, id: &RequestId, request: Request) -> Result<Response, Refusal> {
+/// A duration as OpenAI writes it: `120ms`, `8.64s`, `1m0s`.
+fn spoken(duration: Duration) -> String {
+    // Rounded up: whoever waits that long has waited long enough.
+    let ms = duration.as_nanos().div_ceil(1_000_000);
+    match ms {
+        0..1_000 => format!("{ms}ms"),
+        1_000..60_000 => format!("{}s", ms as f64 / 1000.0),
+        _ => {
+            let seconds = ms.div_ceil(1000);
+            format!("{}m{}s", seconds / 60, seconds % 60)
+        }
+    }
+}
+
+async fn answer_chat(
+    core: Arc<Core>,
+    id: &RequestId,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
     let body = read_body(&parts.headers, body).await?;
     let Chat { model, request, streamed, include_usage, ignored } = Chat::parse(&body, id.unique.clone())?;
@@ -64,7 +114,7 @@ async fn answer_chat(core: Arc<Core>, id: &RequestId, request: Request) -> Resul
     let voice =
         Voice { id: format!("chatcmpl-{}", id.unique), created: now(), model: model.clone(), include_usage };
     let mut response = if streamed {
-        let items = core.stream(model, request).await?;
+        let items = core.stream(model, request, caller).await?;
         let bytes = items.map(move |item| Ok::<_, Infallible>(voice.say(item)));
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
@@ -74,7 +124,7 @@ async fn answer_chat(core: Arc<Core>, id: &RequestId, request: Request) -> Resul
         ];
         (headers, Body::from_stream(bytes)).into_response()
     } else {
-        let mut answer = core.answer(&model, request).await?;
+        let mut answer = core.answer(&model, request, &caller).await?;
         let mut text = String::new();
         loop {
             match answer.next().await {
@@ -96,21 +146,25 @@ async fn answer_chat(core: Arc<Core>, id: &RequestId, request: Request) -> Resul
 }
 
 /// Answered from memory: clients block their windows on it.
-async fn models(State(core): State<Arc<Core>>) -> Response {
+async fn models(State(core): State<Arc<Core>>, Extension(caller): Extension<Caller>) -> Response {
     let table = core.table();
-    let data: Vec<Value> =
-        table.models().into_iter().map(|(id, deployments)| describe(&id, &deployments)).collect();
+    let models = table.models(caller.scope());
+    let data: Vec<Value> = models.into_iter().map(|(id, deployments)| describe(&id, &deployments)).collect();
     Json(json!({"object": "list", "data": data})).into_response()
 }
 
-async fn model(State(core): State<Arc<Core>>, id: Result<Path<String>, PathRejection>) -> Response {
+async fn model(
+    State(core): State<Arc<Core>>,
+    Extension(caller): Extension<Caller>,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
     let Ok(Path(id)) = id else {
         return refuse(&Refusal::field("model", "the model's name in the path is not UTF-8"));
     };
     let table: Arc<Table> = core.table();
-    match table.resolve(&id) {
+    match table.resolve(&id, caller.scope()) {
         Resolved::Deployments(deployments) => Json(describe(&id, &deployments)).into_response(),
-        _ => refuse(&core.unknown(&id)),
+        _ => refuse(&core.unknown(&id, &caller)),
     }
 }
 
@@ -154,6 +208,10 @@ fn class(kind: Kind) -> (StatusCode, &'static str) {
         Kind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, CALLER),
         Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, CALLER),
         Kind::Forbidden => (StatusCode::FORBIDDEN, "permission_error"),
+        Kind::KeyRefused => (StatusCode::UNAUTHORIZED, CALLER),
+        Kind::ModelForbidden => (StatusCode::FORBIDDEN, CALLER),
+        // What ran out: OpenAI says `requests` or `tokens`.
+        Kind::QuotaExceeded => (StatusCode::TOO_MANY_REQUESTS, "requests"),
         Kind::UnknownPath | Kind::ModelNotFound => (StatusCode::NOT_FOUND, CALLER),
         Kind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, CALLER),
         Kind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
@@ -168,8 +226,14 @@ fn class(kind: Kind) -> (StatusCode, &'static str) {
 /// `{"error": {…}}` as OpenAI writes it.
 fn error_body(refusal: &Refusal) -> Value {
     let Refusal { kind, message, param, retry_after: _ } = refusal;
-    // OpenAI leaves the code empty when `param` says it all.
-    let code = (*kind != Kind::InvalidRequest).then_some(kind.as_str());
+    let code = match kind {
+        // OpenAI leaves the code empty when `param` says it all.
+        Kind::InvalidRequest => None,
+        // Its words for models a key may not ask, and for every quota.
+        Kind::ModelForbidden => Some(Kind::ModelNotFound.as_str()),
+        Kind::QuotaExceeded => Some(Kind::Overloaded.as_str()),
+        kind => Some(kind.as_str()),
+    };
     json!({"error": {"message": message, "type": class(*kind).1, "param": param, "code": code}})
 }
 
@@ -177,9 +241,15 @@ fn refuse(refusal: &Refusal) -> Response {
     let (status, _) = class(refusal.kind);
     let mut response = (status, Json(error_body(refusal))).into_response();
     let headers = response.headers_mut();
+    if refusal.kind == Kind::KeyRefused {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     match refusal.retry_after {
         Some(wait) => {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+            let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000).max(1)));
+            // The SDKs prefer the finer one.
+            headers.insert("retry-after-ms", HeaderValue::from(ms));
         }
         // The SDKs repeat every 5xx unless told otherwise; here it would only take longer to fail.
         None if status.is_server_error() => {
@@ -188,4 +258,26 @@ fn refuse(refusal: &Refusal) -> Response {
         None => {}
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_openai_writes_them() {
+        for (ms, expected) in [
+            (0, "0ms"),
+            (120, "120ms"),
+            (1_000, "1s"),
+            (8_640, "8.64s"),
+            (59_999, "59.999s"),
+            (60_000, "1m0s"),
+            (61_500, "1m2s"),
+            (119_500, "2m0s"),
+        ] {
+            assert_eq!(spoken(Duration::from_millis(ms)), expected);
+        }
+        assert_eq!(spoken(Duration::from_nanos(1)), "1ms");
+    }
 }

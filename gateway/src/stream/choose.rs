@@ -2,7 +2,7 @@
 //! several endpoints is the least busy is told by the caller.
 
 use crate::refusal::{Kind, Refusal};
-use crate::routes::{Endpoint, Resolved, State, Table};
+use crate::routes::{Endpoint, Resolved, Scope, State, Table};
 
 /// What to do now.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,11 +19,12 @@ pub(super) enum Choice<'a> {
 pub(super) fn choose<'a>(
     table: &'a Table,
     model: &str,
+    scope: &Scope,
     pick: impl Fn(&'a [Endpoint]) -> Option<&'a Endpoint>,
 ) -> Choice<'a> {
-    let deployments = match table.resolve(model) {
+    let deployments = match table.resolve(model, scope) {
         Resolved::Deployments(deployments) => deployments,
-        other => return Choice::Refuse(refuse(table, model, &other)),
+        other => return Choice::Refuse(refuse(table, model, scope, &other)),
     };
     if let Some(endpoint) = deployments.iter().find_map(|deployment| pick(&deployment.endpoints)) {
         return Choice::Try(endpoint);
@@ -50,19 +51,24 @@ pub(super) fn choose<'a>(
     ))
 }
 
-/// The refusal of a name that leads to no deployment.
-pub(super) fn unknown(table: &Table, model: &str) -> Option<Refusal> {
-    match table.resolve(model) {
+/// The refusal of a name that leads this caller to no deployment.
+pub(super) fn unknown(table: &Table, model: &str, scope: &Scope) -> Option<Refusal> {
+    match table.resolve(model, scope) {
         Resolved::Deployments(_) => None,
-        other => Some(refuse(table, model, &other)),
+        other => Some(refuse(table, model, scope, &other)),
     }
 }
 
 /// Names shown in a message: enough to spot a typing error, few enough to read.
 const MOST_NAMES: usize = 20;
 
-fn refuse(table: &Table, model: &str, resolved: &Resolved<'_>) -> Refusal {
+fn refuse(table: &Table, model: &str, scope: &Scope, resolved: &Resolved<'_>) -> Refusal {
     let message = match resolved {
+        Resolved::Forbidden => {
+            let opens = scope.models().join(", ");
+            let message = format!("this key does not open the model `{model}`; it opens: {opens}");
+            return Refusal { param: Some("model".into()), ..Refusal::new(Kind::ModelForbidden, message) };
+        }
         Resolved::Dangling(name) => format!(
             "model `{model}` is a name of ModelRoute {}, but none of its targets exists: {}",
             name.route,
@@ -72,7 +78,7 @@ fn refuse(table: &Table, model: &str, resolved: &Resolved<'_>) -> Refusal {
             format!("model `{model}` exists in several namespaces; ask for one of: {}", names.join(", "))
         }
         Resolved::Deployments(_) | Resolved::Unknown => {
-            let known: Vec<String> = table.models().into_iter().map(|(id, _)| id).collect();
+            let known: Vec<String> = table.models(scope).into_iter().map(|(id, _)| id).collect();
             let shown = known.iter().take(MOST_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
             match known.len() {
                 0 => format!(
@@ -137,7 +143,7 @@ mod tests {
     fn the_first_target_that_answers_is_asked_and_waiting_needs_hope() {
         let table = table();
         let said = |model: &str, resting: &[&str]| {
-            let choice = choose(&table, model, |endpoints| {
+            let choice = choose(&table, model, &Scope::ALL, |endpoints| {
                 endpoints.iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
             });
             match choice {
@@ -171,7 +177,7 @@ mod tests {
             assert_eq!(said(model, &resting), expected, "{model} {resting:?}");
         }
         let empty = Table { synced: true, ..Table::default() };
-        let refusal = unknown(&empty, "nix").unwrap();
+        let refusal = unknown(&empty, "nix", &Scope::ALL).unwrap();
         assert!(refusal.message.contains("no other does yet"), "{refusal}");
         assert_eq!(refusal.param.as_deref(), Some("model"));
     }

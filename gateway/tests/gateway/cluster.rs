@@ -128,19 +128,12 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let objects = Objects { kept: Arc::default(), events: broadcast::channel(64).0 };
     let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (api, listen) = (free(), free());
-    let kubeconfig = certificates.folder().join("kubeconfig");
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": format!("http://{api}")}}],
-        "users": [{"name": "c", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-    });
-    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let client = kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
 
     let ready = Arc::new(AtomicBool::new(false));
     let stop = CancellationToken::new();
     let config =
-        GatewayConfig { limits: limits(), ..GatewayConfig::new(kubeconfig, certificates.gateway(), listen) };
+        GatewayConfig { limits: limits(), ..GatewayConfig::new(client, certificates.gateway(), listen) };
     let gateway = tokio::spawn(russet_gateway::run(
         config,
         prometheus::Registry::new(),

@@ -1,4 +1,4 @@
-//! A gateway on a free loopback port, engines that speak from scripts, and a client.
+//! A gateway on free loopback ports, one of them as other machines see it, engines that speak from scripts, and a client.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use futures::Stream;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-use russet_gateway::routes::{Deployment, Endpoint, State, Table};
+use russet_crds::{AccessKey, AccessKeySpec};
+use russet_gateway::keys::Keyring;
+use russet_gateway::listen::{Certificate, Door, Patience, ServerFiles};
+use russet_gateway::routes::{Deployment, Endpoint, Name, State, Table};
 use russet_gateway::server::Gateway;
 use russet_gateway::stream::Limits;
 use russet_rpc::engine as pb;
@@ -73,13 +76,25 @@ impl Certificates {
         Self { issuer: Issuer::new(params, key), dir }
     }
 
-    /// Where they lie, for files that go beside them.
-    pub fn folder(&self) -> &Path {
-        self.dir.path()
-    }
-
     pub fn gateway(&self) -> Files {
         self.identity(tls::GATEWAY_USER, vec![])
+    }
+
+    /// What other machines see, valid for 127.0.0.1; written anew at every call.
+    pub fn server(&self) -> ServerFiles {
+        let folder = self.dir.path().join("server");
+        let _ = std::fs::remove_dir_all(&folder);
+        let files = self.identity("server", vec!["127.0.0.1".into()]);
+        ServerFiles { cert: files.cert, key: files.key }
+    }
+
+    pub fn ca(&self) -> reqwest::Certificate {
+        reqwest::Certificate::from_pem(&std::fs::read(self.dir.path().join("ca.crt")).unwrap()).unwrap()
+    }
+
+    pub fn ca_der(&self) -> rustls::pki_types::CertificateDer<'static> {
+        use rustls::pki_types::pem::PemObject as _;
+        rustls::pki_types::CertificateDer::from_pem_file(self.dir.path().join("ca.crt")).unwrap()
     }
 
     fn identity(&self, user: &str, dns: Vec<String>) -> Files {
@@ -224,9 +239,12 @@ pub fn script_engine(
 }
 
 pub struct Lab {
-    certificates: Certificates,
+    pub certificates: Certificates,
     publish: watch::Sender<Arc<Table>>,
+    keyring: watch::Sender<Arc<Keyring>>,
     pub address: SocketAddr,
+    /// The address of the door for other machines.
+    pub network: SocketAddr,
     pub client: reqwest::Client,
     pub stop: CancellationToken,
     pub served: Option<tokio::task::JoinHandle<Result<(), russet_gateway::Error>>>,
@@ -234,17 +252,40 @@ pub struct Lab {
 
 impl Lab {
     pub async fn start(limits: Limits) -> Self {
+        Self::patient(limits, Patience::default()).await
+    }
+
+    pub async fn patient(limits: Limits, patience: Patience) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let certificates = Certificates::new();
-        let identity = certificates.gateway();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let bind = || tokio::net::TcpListener::bind("127.0.0.1:0");
+        let (inside, outside) = (bind().await.unwrap(), bind().await.unwrap());
+        let (address, network) = (inside.local_addr().unwrap(), outside.local_addr().unwrap());
+        let certificate = Certificate::read(certificates.server()).unwrap();
+        let doors = vec![Door::loopback(inside), Door::network(outside, &certificate)];
         let (publish, table) = watch::channel(Arc::new(Table::default()));
+        let (keyring, keys) = watch::channel(Arc::new(Keyring::default().next([], 0)));
         let stop = CancellationToken::new();
-        let gateway = Gateway::new(listener, table, identity, limits);
+        let gateway = Gateway::new(doors, table, keys, certificates.gateway(), limits, patience);
         let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
-        let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap();
-        Self { certificates, publish, address, client, stop, served: Some(served) }
+        let client = reqwest::Client::builder()
+            .timeout(PATIENCE)
+            .no_proxy()
+            .tls_certs_only([certificates.ca()])
+            .build()
+            .unwrap();
+        Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }
+    }
+
+    /// Makes these keys all there are.
+    pub fn keys(&self, keys: &[AccessKey]) {
+        let next = self.keyring.borrow().next(keys, keys.len());
+        self.keyring.send_replace(Arc::new(next));
+    }
+
+    /// Forgets that the keys were ever read.
+    pub fn forget_keys(&self) {
+        self.keyring.send_replace(Arc::default());
     }
 
     /// An engine that answers every request by `acts`.
@@ -265,6 +306,11 @@ impl Lab {
 
     /// Makes these deployments all there is.
     pub fn publish(&self, deployments: &[(&str, State, &[&Engine])]) {
+        self.publish_with(deployments, vec![]);
+    }
+
+    /// The same with names of ModelRoutes.
+    pub fn publish_with(&self, deployments: &[(&str, State, &[&Engine])], names: Vec<Name>) {
         let deployments = deployments
             .iter()
             .map(|(name, state, engines)| Deployment {
@@ -284,25 +330,50 @@ impl Lab {
                     .collect(),
             })
             .collect();
-        self.publish.send_replace(Arc::new(Table { synced: true, deployments, names: vec![] }));
+        self.publish.send_replace(Arc::new(Table { synced: true, deployments, names }));
     }
 
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
+    /// The same for other machines.
+    pub fn network_url(&self, path: &str) -> String {
+        format!("https://{}{path}", self.network)
+    }
+
     /// A chat with the model `m`, with more fields.
     pub fn chat(&self, more: Value) -> reqwest::RequestBuilder {
-        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
-        for (name, value) in more.as_object().unwrap() {
-            body[name] = value.clone();
-        }
-        self.client.post(self.url("/v1/chat/completions")).json(&body)
+        self.client.post(self.url("/v1/chat/completions")).json(&chat_body(more))
+    }
+
+    /// The same from another machine.
+    pub fn network_chat(&self, more: Value) -> reqwest::RequestBuilder {
+        self.client.post(self.network_url("/v1/chat/completions")).json(&chat_body(more))
     }
 
     pub async fn metrics(&self) -> String {
         self.client.get(self.url("/metrics")).send().await.unwrap().text().await.unwrap()
     }
+}
+
+fn chat_body(more: Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// An AccessKey of the namespace `default` for this secret.
+pub fn access_key(name: &str, secret: &str, change: impl FnOnce(&mut AccessKeySpec)) -> AccessKey {
+    use sha2::Digest as _;
+    let secret_sha256 = hex::encode(sha2::Sha256::digest(secret));
+    let mut spec = AccessKeySpec { secret_sha256, ..Default::default() };
+    change(&mut spec);
+    let mut key = AccessKey::new(name, spec);
+    key.metadata.namespace = Some("default".into());
+    key
 }
 
 impl Drop for Lab {

@@ -8,5 +8,7 @@
 mod answers;
 mod cluster;
 mod failures;
+mod keys;
 mod lab;
+mod network;
 mod refusals;

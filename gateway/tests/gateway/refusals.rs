@@ -35,6 +35,17 @@ async fn every_refusal_has_openais_shape_and_the_right_status() {
             404,
             json!("model_not_found"),
         ),
+        (
+            "POST",
+            chat,
+            "localhost",
+            &format!(
+                r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],"stop":"{}"}}"#,
+                "x".repeat(1025)
+            ),
+            400,
+            Value::Null,
+        ),
         ("GET", "/v1/models/nix", "localhost", "", 404, json!("model_not_found")),
         ("GET", "/v1/models/%ff", "localhost", "", 400, Value::Null),
         ("GET", "/v1/nix", "localhost", "", 404, json!("unknown_url")),
@@ -128,7 +139,7 @@ async fn a_page_of_another_site_gets_nothing() {
 }
 
 #[tokio::test]
-async fn any_key_is_taken_on_loopback() {
+async fn any_key_is_taken_on_loopback_while_none_exists() {
     let lab = Lab::start(limits()).await;
     let _engine = lab.only_engine(hello());
     for key in [None, Some("sk-anything"), Some("")] {

@@ -77,6 +77,8 @@ fn is_zero(value: &Value) -> bool {
 
 /// OpenAI's limit.
 const MOST_STOPS: usize = 4;
+/// Bytes of one stop text: an engine holds back that much of every answer.
+const LONGEST_STOP: usize = 1024;
 /// Fields of other servers' dialects are many; the header that lists them stays short.
 const MOST_IGNORED: usize = 16;
 
@@ -238,6 +240,13 @@ fn stop(value: Option<&Value>) -> Result<Vec<String>, Refusal> {
     };
     if texts.len() > MOST_STOPS || texts.iter().any(String::is_empty) {
         return Err(wrong());
+    }
+    if let Some(long) = texts.iter().find(|text| text.len() > LONGEST_STOP) {
+        let length = long.len();
+        return Err(Refusal::field(
+            "stop",
+            format!("`stop` must be texts of at most {LONGEST_STOP} bytes; one of these has {length}"),
+        ));
     }
     Ok(texts)
 }

@@ -1,10 +1,9 @@
-//! Follows the kinds a [`Table`] is made of and publishes a new table on every change, for ever.
-//! While the API server is away the last table stands: losing it stops no request (invariant 6).
+//! Following the objects of one kind for ever: a list, then its changes, and a list again after every
+//! loss of the API server. What the objects mean is not its business.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
@@ -13,52 +12,15 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_kind};
 use kube::{Api, Client, Resource, ResourceExt as _};
-use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
 
-use super::Table;
-
-/// Publishes tables into `publish` until the future is dropped.
-pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
-    let mut changes = futures::stream::select_all([
-        changes::<ModelDeployment>(&client, Change::Deployment),
-        changes::<ShardGroup>(&client, Change::Group),
-        changes::<ModelRoute>(&client, Change::Route),
-    ]);
-    let (mut deployments, mut groups, mut routes) = (Kept::default(), Kept::default(), Kept::default());
-    // The streams never end: a watcher reconnects for ever.
-    while let Some(change) = changes.next().await {
-        match change {
-            Change::Deployment(event) => deployments.apply(event),
-            Change::Group(event) => groups.apply(event),
-            Change::Route(event) => routes.apply(event),
-        }
-        if !(deployments.listed && groups.listed && routes.listed) {
-            continue;
-        }
-        let table = Table::from_objects(deployments.iter(), groups.iter(), routes.iter());
-        publish.send_if_modified(|current| {
-            let changed = **current != table;
-            if changed {
-                *current = Arc::new(table);
-            }
-            changed
-        });
-    }
-}
-
-enum Change {
-    Deployment(Event<DeserializeGuard<ModelDeployment>>),
-    Group(Event<DeserializeGuard<ShardGroup>>),
-    Route(Event<DeserializeGuard<ModelRoute>>),
-}
-
-fn changes<K>(
+/// What happens to the objects of a kind, each event wrapped by `wrap`. Never ends.
+pub(crate) fn changes<K, C>(
     client: &Client,
-    wrap: fn(Event<DeserializeGuard<K>>) -> Change,
-) -> Pin<Box<dyn Stream<Item = Change> + Send>>
+    wrap: fn(Event<DeserializeGuard<K>>) -> C,
+) -> Pin<Box<dyn Stream<Item = C> + Send>>
 where
+    C: Send + 'static,
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
@@ -78,7 +40,7 @@ where
             Err(error) => {
                 if !std::mem::replace(&mut away, true) {
                     let error = crate::causes(&error);
-                    tracing::warn!(%kind, "the API server cannot be watched; the last known endpoints stay in use: {error}");
+                    tracing::warn!(%kind, "the API server cannot be watched; what was last known stays in use: {error}");
                 }
                 None
             }
@@ -111,11 +73,13 @@ impl Backoff for Pause {
     }
 }
 
-/// The objects of one kind. A list replaces what was known only once it is complete.
-struct Kept<K> {
-    listed: bool,
-    objects: BTreeMap<(String, String), K>,
-    listing: BTreeMap<(String, String), K>,
+/// The objects of one kind. A list replaces what was known only once it is complete. One that cannot
+/// be read hides itself and no other; that it exists is still known.
+pub(crate) struct Kept<K> {
+    /// Whether they were listed once.
+    pub(crate) listed: bool,
+    objects: BTreeMap<(String, String), Option<K>>,
+    listing: BTreeMap<(String, String), Option<K>>,
 }
 
 impl<K> Default for Kept<K> {
@@ -125,15 +89,14 @@ impl<K> Default for Kept<K> {
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug> Kept<K> {
-    fn apply(&mut self, event: Event<DeserializeGuard<K>>) {
+    /// Takes note of one event.
+    pub(crate) fn apply(&mut self, event: Event<DeserializeGuard<K>>) {
         let key = |object: &DeserializeGuard<K>| (object.namespace().unwrap_or_default(), object.name_any());
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(object) => {
                 let key = key(&object);
-                if let Some(object) = valid(object) {
-                    self.listing.insert(key, object);
-                }
+                self.listing.insert(key, valid(object));
             }
             Event::InitDone => {
                 self.objects = std::mem::take(&mut self.listing);
@@ -141,10 +104,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug> Kept<K> {
             }
             Event::Apply(object) => {
                 let key = key(&object);
-                match valid(object) {
-                    Some(object) => self.objects.insert(key, object),
-                    None => self.objects.remove(&key),
-                };
+                self.objects.insert(key, valid(object));
             }
             Event::Delete(object) => {
                 self.objects.remove(&key(&object));
@@ -152,8 +112,14 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug> Kept<K> {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = &K> {
-        self.objects.values()
+    /// Those that can be read.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &K> {
+        self.objects.values().flatten()
+    }
+
+    /// How many exist.
+    pub(crate) fn count(&self) -> usize {
+        self.objects.len()
     }
 }
 
@@ -171,6 +137,8 @@ fn valid<K: Resource<DynamicType = ()>>(object: DeserializeGuard<K>) -> Option<K
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::ModelRoute;
+
     use super::*;
 
     fn object(json: serde_json::Value) -> DeserializeGuard<ModelRoute> {
@@ -203,6 +171,7 @@ mod tests {
         assert_eq!(names(&kept), ["a", "b"]);
         kept.apply(Event::Apply(route("a", serde_json::json!({"models": 7}))));
         assert_eq!(names(&kept), ["b"]);
+        assert_eq!(kept.count(), 2, "what cannot be read exists all the same");
         // A new list counts only when it is whole.
         kept.apply(Event::Init);
         assert_eq!(names(&kept), ["b"]);

@@ -1,0 +1,263 @@
+//! Who may ask: what a request's key opens. A [`Keyring`] never changes: whoever learns something
+//! new publishes another one. No sockets and no Kubernetes client here; `objects` reads the kind,
+//! `follow` watches it and `report` writes its status.
+
+mod follow;
+mod limit;
+mod objects;
+mod report;
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName, header};
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use russet_crds::AccessKeyStatus;
+use sha2::Digest as _;
+use subtle::ConstantTimeEq as _;
+
+use crate::routes::Scope;
+pub use follow::follow;
+pub use limit::Quota;
+pub use report::report;
+
+/// The other header clients put keys into; Anthropic's do.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Every key the gateway knows.
+#[derive(Debug, Default)]
+pub struct Keyring {
+    /// Whether the keys were listed once; before that nobody can be let in.
+    pub known: bool,
+    /// How many AccessKeys exist, those included that cannot be read.
+    pub exist: usize,
+    /// Every AccessKey that can be read.
+    pub keys: Vec<Arc<Key>>,
+    /// Which key a secret is; the oldest of several with one secret.
+    by_digest: HashMap<Digest, Arc<Key>>,
+}
+
+/// One AccessKey.
+#[derive(Debug)]
+pub struct Key {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name, which logs and metrics may show.
+    pub name: String,
+    /// Generation of the object that was read.
+    pub generation: Option<i64>,
+    /// What its object says of it.
+    pub status: AccessKeyStatus,
+    /// The names it opens.
+    pub scope: Scope,
+    per_minute: Option<u32>,
+    expires: Option<Timestamp>,
+    enabled: bool,
+    /// The object that was first to have this secret, when that is another one.
+    duplicate_of: Option<String>,
+    meter: Arc<Meter>,
+}
+
+/// What is remembered of a secret from one keyring to the next.
+#[derive(Debug, Default)]
+struct Meter {
+    /// When the quota is whole again, since the gateway started.
+    whole_at: Mutex<Duration>,
+    /// When the key was last accepted, in seconds since 1970; 0 is never.
+    used: AtomicI64,
+}
+
+/// SHA-256 of a secret. Comparing two takes the same time wherever they differ.
+#[derive(Clone, Copy)]
+struct Digest([u8; 32]);
+
+impl Digest {
+    fn of(secret: &[u8]) -> Self {
+        Self(sha2::Sha256::digest(secret).into())
+    }
+
+    fn parse(hex: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(hex, &mut bytes).ok().map(|()| Self(bytes))
+    }
+}
+
+impl PartialEq for Digest {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for Digest {}
+
+impl Hash for Digest {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl std::fmt::Debug for Digest {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Digest(…)")
+    }
+}
+
+/// Who a request is from.
+#[derive(Clone, Debug)]
+pub enum Caller {
+    /// Anybody on this machine: no AccessKey exists.
+    Anyone,
+    /// The holder of a key.
+    Key(Arc<Key>),
+}
+
+/// Why nobody is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stranger {
+    /// The request brings no key.
+    NoKey,
+    /// The key is unknown, expired or disabled; which of them is nobody's business.
+    NotAccepted,
+}
+
+impl Keyring {
+    /// Who sends a request with these headers. `open` says whether the listener lets anyone in while
+    /// no AccessKey exists.
+    pub fn caller(&self, headers: &HeaderMap, open: bool, now: Timestamp) -> Result<Caller, Stranger> {
+        if open && self.known && self.exist == 0 {
+            return Ok(Caller::Anyone);
+        }
+        let secret = presented(headers).ok_or(Stranger::NoKey)?;
+        let key = self.by_digest.get(&Digest::of(secret)).ok_or(Stranger::NotAccepted)?;
+        if !key.enabled || key.is_expired(now) {
+            return Err(Stranger::NotAccepted);
+        }
+        key.meter.used.store(now.as_second(), Ordering::Relaxed);
+        Ok(Caller::Key(key.clone()))
+    }
+}
+
+impl Key {
+    /// `namespace/name`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+
+    fn last_used(&self) -> Option<Timestamp> {
+        match self.meter.used.load(Ordering::Relaxed) {
+            0 => None,
+            second => Timestamp::from_second(second).ok(),
+        }
+    }
+}
+
+impl Caller {
+    /// The names the caller may use.
+    pub fn scope(&self) -> &Scope {
+        static EVERYTHING: Scope = Scope::ALL;
+        match self {
+            Self::Anyone => &EVERYTHING,
+            Self::Key(key) => &key.scope,
+        }
+    }
+
+    /// Takes one request from the caller's quota at `now`, time since the gateway started; `None`
+    /// when there is none.
+    pub fn take(&self, now: Duration) -> Option<Quota> {
+        let Self::Key(key) = self else { return None };
+        let per_minute = key.per_minute?;
+        let mut whole_at = key.meter.whole_at.lock();
+        let quota = limit::take(*whole_at, now, per_minute);
+        *whole_at = quota.whole_at;
+        Some(quota)
+    }
+}
+
+/// The key a request brings: a bearer token, else `x-api-key`.
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, secret) = value.as_bytes().split_at_checked("bearer ".len())?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(secret)
+    });
+    let secret = bearer.or_else(|| headers.get(API_KEY).map(|value| value.as_bytes()))?.trim_ascii();
+    (!secret.is_empty()).then_some(secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::objects::tests::{access_key, at};
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn loopback_is_open_until_the_first_key_exists_and_other_addresses_never_are() {
+        let expired = access_key("old", "s-old", |spec| spec.expires_at = Some(at(10)));
+        let disabled = access_key("off", "s-off", |spec| spec.state = russet_crds::KeyState::Disabled);
+        let good = access_key("good", "s-good", |_| {});
+        let unread = Keyring::default();
+        let none = Keyring::default().next([], 0);
+        let broken = Keyring::default().next([], 1);
+        let some = Keyring::default().next([&good, &expired, &disabled], 3);
+        let said = |keyring: &Keyring, pairs: &[(&'static str, &str)], open: bool| match keyring.caller(
+            &headers(pairs),
+            open,
+            at(20).0,
+        ) {
+            Ok(Caller::Anyone) => "anyone".to_owned(),
+            Ok(Caller::Key(key)) => key.full_name(),
+            Err(stranger) => format!("{stranger:?}"),
+        };
+        let good = [("authorization", "Bearer s-good")];
+        for (keyring, pairs, loopback, network) in [
+            (&unread, &[][..], "NoKey", "NoKey"),
+            (&unread, &good, "NotAccepted", "NotAccepted"),
+            (&none, &[], "anyone", "NoKey"),
+            (&none, &good, "anyone", "NotAccepted"),
+            (&broken, &[], "NoKey", "NoKey"),
+            (&some, &[], "NoKey", "NoKey"),
+            (&some, &good, "default/good", "default/good"),
+            (&some, &[("authorization", "bEARER  s-good ")], "default/good", "default/good"),
+            (&some, &[("x-api-key", "s-good")], "default/good", "default/good"),
+            (
+                &some,
+                &[("authorization", "Basic abc"), ("x-api-key", "s-good")],
+                "default/good",
+                "default/good",
+            ),
+            (&some, &[("authorization", "s-good")], "NoKey", "NoKey"),
+            (&some, &[("authorization", "Bearer ")], "NoKey", "NoKey"),
+            (&some, &[("authorization", "Bearer s-old")], "NotAccepted", "NotAccepted"),
+            (&some, &[("authorization", "Bearer s-off")], "NotAccepted", "NotAccepted"),
+            (&some, &[("authorization", "Bearer nix")], "NotAccepted", "NotAccepted"),
+        ] {
+            assert_eq!(said(keyring, pairs, true), loopback, "loopback {keyring:?} {pairs:?}");
+            assert_eq!(said(keyring, pairs, false), network, "network {keyring:?} {pairs:?}");
+        }
+    }
+
+    #[test]
+    fn a_digest_never_shows_itself() {
+        let digest = Digest::of(b"secret");
+        assert_eq!(Digest::parse(&hex::encode(digest.0)), Some(digest));
+        assert_eq!(format!("{digest:?}"), "Digest(…)");
+        for wrong in ["", "00", "zz", &"0".repeat(63), &"g".repeat(64)] {
+            assert_eq!(Digest::parse(wrong), None, "{wrong}");
+        }
+    }
+}

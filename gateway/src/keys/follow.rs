@@ -1,0 +1,26 @@
+//! Follows AccessKeys and publishes a new keyring on every change, for ever. While the API server is
+//! away the last keyring stands.
+
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use kube::Client;
+use russet_crds::AccessKey;
+use tokio::sync::watch;
+
+use super::Keyring;
+use crate::watch::{Kept, changes};
+
+/// Publishes keyrings into `publish` until the future is dropped.
+pub async fn follow(client: Client, publish: watch::Sender<Arc<Keyring>>) {
+    let mut changes = changes::<AccessKey, _>(&client, |event| event);
+    let mut kept = Kept::default();
+    // The stream never ends: a watcher reconnects for ever.
+    while let Some(event) = changes.next().await {
+        kept.apply(event);
+        if kept.listed {
+            let next = publish.borrow().next(kept.iter(), kept.count());
+            publish.send_replace(Arc::new(next));
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Writes to each AccessKey whether it is taken and when it was last used. Status is not telemetry: a
+//! key in constant use costs one write a minute.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource as _};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{AccessKey, AccessKeyStatus, names};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::{Key, Keyring};
+
+/// Between two looks at what there is to write: a new key is confirmed soon after.
+const LOOK: Duration = Duration::from_secs(2);
+/// Between two writes of one key's last use.
+const USE_EVERY: SignedDuration = SignedDuration::from_secs(60);
+/// For one write; the API server may be away.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Writes statuses until the future is dropped.
+pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // Said once each time it begins to fail, not at every look.
+    let mut failing = false;
+    loop {
+        look.tick().await;
+        let keyring = keyring.borrow().clone();
+        for key in &keyring.keys {
+            let Some(status) = decide(key, Timestamp::now()) else { continue };
+            let written = tokio::time::timeout(PATIENCE, write(&client, key, &status)).await;
+            let failed = match written {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(crate::causes(&error)),
+                Err(_) => Some(format!("no answer within {} s", PATIENCE.as_secs())),
+            };
+            match failed {
+                None => failing = false,
+                Some(error) => {
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(
+                            key = key.full_name(),
+                            "the status of the AccessKey cannot be written: {error}"
+                        );
+                    }
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The status to write; `None` when what stands there is right.
+fn decide(key: &Key, now: Timestamp) -> Option<AccessKeyStatus> {
+    let mut status = AccessKeyStatus { observed_generation: key.generation, ..key.status.clone() };
+    let (taken, reason, message) = verdict(key, now);
+    conditions::set(&mut status.conditions, Type::Ready, taken, reason, message, key.generation, now);
+    // Another replica may have written a later use.
+    let written = key.status.last_used.as_ref().map(|time| time.0);
+    if let Some(used) = key.last_used()
+        && written.is_none_or(|written| used.duration_since(written) >= USE_EVERY)
+    {
+        status.last_used = Some(Time(used));
+    }
+    (status != key.status).then_some(status)
+}
+
+fn verdict(key: &Key, now: Timestamp) -> (bool, Reason, String) {
+    if let Some(first) = &key.duplicate_of {
+        let message = format!(
+            "AccessKey {first} is older and has the same secret, so that one decides; create a key of its own with `russet key create`"
+        );
+        return (false, Reason::DuplicateSecret, message);
+    }
+    if !key.enabled {
+        return (false, Reason::KeyDisabled, "the key is refused: spec.state is Disabled".into());
+    }
+    match key.expires {
+        Some(expires) if expires <= now => {
+            (false, Reason::KeyExpired, format!("the key is refused since {expires:.0}; create another one"))
+        }
+        Some(expires) => (true, Reason::KeyAccepted, format!("the key is taken until {expires:.0}")),
+        None => (true, Reason::KeyAccepted, "the key is taken".into()),
+    }
+}
+
+async fn write(client: &Client, key: &Key, status: &AccessKeyStatus) -> Result<(), kube::Error> {
+    let api: Api<AccessKey> = Api::namespaced(client.clone(), &key.namespace);
+    let patch = json!({
+        "apiVersion": AccessKey::api_version(&()),
+        "kind": AccessKey::kind(&()),
+        "metadata": {"name": key.name},
+        "status": status,
+    });
+    // Force: the status is the gateway's own, whoever edited it meanwhile.
+    let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
+    match api.patch_status(&key.name, &params, &Patch::Apply(patch)).await {
+        // Deleted meanwhile: nobody is left to read the status.
+        Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{AccessKeySpec, KeyState};
+
+    use super::super::objects::tests::{access_key, at};
+    use super::*;
+
+    #[test]
+    fn the_status_says_what_the_gateway_makes_of_the_key_and_is_written_once() {
+        let original = access_key("first", "s", |_| {});
+        for (name, secret, change, now, expected) in [
+            ("k", "t", (|_| {}) as fn(&mut AccessKeySpec), 5, ("True", "KeyAccepted")),
+            ("k", "t", |spec| spec.expires_at = Some(at(9)), 5, ("True", "KeyAccepted")),
+            ("k", "t", |spec| spec.expires_at = Some(at(9)), 9, ("False", "KeyExpired")),
+            ("k", "t", |spec| spec.state = KeyState::Disabled, 5, ("False", "KeyDisabled")),
+            ("k", "s", |_| {}, 5, ("False", "DuplicateSecret")),
+        ] {
+            let mut object = access_key(name, secret, change);
+            let keyring = Keyring::default().next([&original, &object], 2);
+            let key = keyring.keys.iter().find(|key| key.name == name).unwrap();
+            let status = decide(key, at(now).0).unwrap();
+            let condition = conditions::get(&status.conditions, Type::Ready).unwrap();
+            assert_eq!((condition.status.as_str(), condition.reason.as_str()), expected);
+            object.status = Some(status);
+            let keyring = Keyring::default().next([&original, &object], 2);
+            let key = keyring.keys.iter().find(|key| key.name == name).unwrap();
+            assert_eq!(decide(key, at(now).0), None, "{expected:?}");
+        }
+    }
+
+    #[test]
+    fn a_use_is_written_at_most_once_a_minute() {
+        let mut object = access_key("k", "s", |_| {});
+        let mut keyring = Keyring::default().next([&object], 1);
+        let headers: axum::http::HeaderMap =
+            [(axum::http::header::AUTHORIZATION, "Bearer s".parse().unwrap())].into_iter().collect();
+        let mut writes = Vec::new();
+        for second in 100..400 {
+            keyring.caller(&headers, true, at(second).0).unwrap();
+            if let Some(status) = decide(&keyring.keys[0], at(second).0) {
+                writes.push(status.last_used.clone().unwrap().0.as_second());
+                object.status = Some(status);
+                keyring = keyring.next([&object], 1);
+            }
+        }
+        assert_eq!(writes, [100, 160, 220, 280, 340]);
+    }
+}

@@ -1,0 +1,202 @@
+//! Listening: plain HTTP on loopback, TLS everywhere else, and the bounds that keep one slow or
+//! greedy client from being everybody's. What requests mean is not its business.
+
+mod certificate;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+pub use certificate::{Certificate, CertificateError, ServerFiles};
+
+/// Who can reach a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Programs of this machine.
+    Loopback,
+    /// Other machines.
+    Network,
+}
+
+impl Side {
+    /// The side an address is on.
+    pub fn of(address: SocketAddr) -> Self {
+        if address.ip().to_canonical().is_loopback() { Self::Loopback } else { Self::Network }
+    }
+}
+
+/// How patient a listener is with connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the TLS handshake.
+    pub handshake: Duration,
+    /// For the head of a request, counted from the connection or from the last answer. Longer than
+    /// clients keep idle connections, so that they rarely use one that is just being closed.
+    pub head: Duration,
+    /// Between pings of an idle HTTP/2 connection, and for their answers.
+    pub ping: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(10),
+            head: Duration::from_secs(60),
+            ping: Duration::from_secs(20),
+        }
+    }
+}
+
+/// Connections at once on one listener; more wait unaccepted. Far more than engines have slots, few
+/// enough for the file descriptors of a default shell.
+const MOST_CONNECTIONS: usize = 512;
+/// Requests at once on one HTTP/2 connection.
+const MOST_STREAMS: u32 = 128;
+/// Largest head of a request, all headers together.
+const LARGEST_HEAD: usize = 64 * 1024;
+
+/// A listener and how it is spoken to.
+pub struct Door {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+}
+
+impl Door {
+    /// A door for this machine's own programs, without TLS.
+    pub fn loopback(listener: TcpListener) -> Self {
+        Self { listener, tls: None }
+    }
+
+    /// A door for other machines, which see `certificate`.
+    pub fn network(listener: TcpListener, certificate: &Certificate) -> Self {
+        Self { listener, tls: Some(certificate.acceptor()) }
+    }
+
+    /// Who can reach it.
+    pub fn side(&self) -> Side {
+        if self.tls.is_some() { Side::Network } else { Side::Loopback }
+    }
+
+    /// Serves until `stopping`, then until every connection has ended by itself. Dropping the future
+    /// ends them at once.
+    pub(crate) async fn serve(self, router: Router, patience: Patience, stopping: CancellationToken) {
+        let Self { listener, tls } = self;
+        let graceful = GracefulShutdown::new();
+        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = accept(&listener, &room) => accepted,
+                Some(_) = connections.join_next() => continue,
+                () = stopping.cancelled() => break,
+            };
+            let (stream, place) = accepted;
+            let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
+            connections.spawn(async move {
+                connection(stream, tls, router, patience, watcher).await;
+                drop(place);
+            });
+        }
+        drop(listener);
+        graceful.shutdown().await;
+        while connections.join_next().await.is_some() {}
+    }
+}
+
+/// The next connection, once there is room for it.
+async fn accept(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> (TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
+    loop {
+        // The semaphore is never closed.
+        let place = room.clone().acquire_owned().await.ok();
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, place),
+            Err(error) => {
+                // Mostly a client that left again, or no file descriptor to be had: the next may work.
+                tracing::debug!("a connection could not be accepted: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    patience: Patience,
+    watcher: Watcher,
+) {
+    // Tokens are small and must not wait for the next one to fill a packet.
+    let _ = stream.set_nodelay(true);
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(LARGEST_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(patience.ping)
+        .keep_alive_timeout(patience.ping)
+        .max_concurrent_streams(MOST_STREAMS)
+        .max_header_list_size(LARGEST_HEAD as u32);
+    match tls {
+        None => speak(builder, stream, router, watcher).await,
+        Some(tls) => match timeout(patience.handshake, tls.accept(stream)).await {
+            // The handshake has settled the version: nothing is read to guess it, for however long.
+            Ok(Ok(stream)) => {
+                let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
+                speak(builder, stream, router, watcher).await;
+            }
+            Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
+            Err(_) => tracing::debug!("a client was too slow with the TLS handshake"),
+        },
+    }
+}
+
+async fn speak<S>(builder: Builder<TokioExecutor>, stream: S, router: Router, watcher: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(router);
+    let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!("a connection ended: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_is_loopback() {
+        for (address, expected) in [
+            ("127.0.0.1:1", Side::Loopback),
+            ("127.9.9.9:1", Side::Loopback),
+            ("[::1]:1", Side::Loopback),
+            ("[::ffff:127.0.0.1]:1", Side::Loopback),
+            ("0.0.0.0:1", Side::Network),
+            ("[::]:1", Side::Network),
+            ("10.0.0.1:1", Side::Network),
+            ("[::ffff:10.0.0.1]:1", Side::Network),
+            ("[fe80::1]:1", Side::Network),
+        ] {
+            assert_eq!(Side::of(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The certificate other machines see, read from two files and read again when they change: whoever
+//! renews it need not restart the gateway.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use thiserror::Error;
+use tokio_rustls::TlsAcceptor;
+
+/// Between two looks at the files.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Where certificate and key lie, both PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerFiles {
+    /// The chain, the server's own certificate first.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Why a certificate cannot be used.
+#[derive(Debug, Error)]
+pub enum CertificateError {
+    /// A file cannot be read.
+    #[error("cannot read {path}, which the gateway listens with; check --tls-cert and --tls-key")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not PEM of what it should hold.
+    #[error("{path} holds no {what} in PEM")]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// A certificate or a private key.
+        what: &'static str,
+        /// Why.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// Certificate and key cannot be used together.
+    #[error("{cert} and {key} cannot be used together")]
+    Mismatch {
+        /// The certificate.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// This TLS library cannot serve.
+    #[error("TLS cannot be set up")]
+    Setup(#[source] rustls::Error),
+}
+
+/// A certificate that can be replaced while it is shown.
+#[derive(Clone)]
+pub struct Certificate {
+    files: ServerFiles,
+    seen: Texts,
+    shown: Arc<Shown>,
+    config: Arc<ServerConfig>,
+}
+
+#[derive(Debug)]
+struct Shown(RwLock<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.read().clone())
+    }
+}
+
+/// What the files held.
+type Texts = (Vec<u8>, Vec<u8>);
+
+impl Certificate {
+    /// The certificate in `files`.
+    pub fn read(files: ServerFiles) -> Result<Self, CertificateError> {
+        let seen = texts(&files)?;
+        let shown = Arc::new(Shown(RwLock::new(Arc::new(parse(&files, &seen)?))));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(CertificateError::Setup)?
+            .with_no_client_auth()
+            .with_cert_resolver(shown.clone());
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { files, seen, shown, config: Arc::new(config) })
+    }
+
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        self.config.clone().into()
+    }
+
+    /// Shows what the files hold whenever they change, for ever. What cannot be used is said once and
+    /// the last good certificate stays.
+    pub async fn follow(self) {
+        let Self { files, mut seen, shown, config: _ } = self;
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let reading = files.clone();
+            let Ok(Ok(now)) = tokio::task::spawn_blocking(move || texts(&reading)).await else { continue };
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match parse(&files, &seen) {
+                Ok(fresh) => {
+                    *shown.0.write() = Arc::new(fresh);
+                    tracing::info!(cert = %files.cert.display(), "the gateway shows a new certificate");
+                }
+                Err(error) => tracing::warn!(
+                    "the new certificate cannot be used, the last one stays: {}",
+                    crate::causes(&error)
+                ),
+            }
+        }
+    }
+}
+
+fn texts(files: &ServerFiles) -> Result<Texts, CertificateError> {
+    let read = |path: &Path| {
+        std::fs::read(path).map_err(|source| CertificateError::Read { path: path.to_owned(), source })
+    };
+    Ok((read(&files.cert)?, read(&files.key)?))
+}
+
+fn parse(files: &ServerFiles, (cert, key): &Texts) -> Result<CertifiedKey, CertificateError> {
+    let pem = |path: &Path, what, source| CertificateError::Pem { path: path.to_owned(), what, source };
+    let chain =
+        CertificateDer::pem_slice_iter(cert)
+            .collect::<Result<Vec<_>, _>>()
+            .and_then(|chain| {
+                if chain.is_empty() { Err(rustls::pki_types::pem::Error::NoItemsFound) } else { Ok(chain) }
+            })
+            .map_err(|source| pem(&files.cert, "certificate", source))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|source| pem(&files.key, "private key", source))?;
+    CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider()).map_err(|source| {
+        CertificateError::Mismatch { cert: files.cert.clone(), key: files.key.clone(), source }
+    })
+}

@@ -1,0 +1,213 @@
+//! Who is let in: keys, the models they open and their quotas.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use russet_crds::{AccessKey, KeyState};
+use russet_gateway::routes::{Name, State};
+use serde_json::{Value, json};
+
+use crate::lab::{Lab, access_key, hello, limits};
+
+/// Status, `type`, `code` and `param` of an error.
+async fn error(response: reqwest::Response) -> (u16, Value, Value, Value) {
+    let status = response.status().as_u16();
+    let body: Value = response.json().await.unwrap();
+    let error = &body["error"];
+    assert!(!error["message"].as_str().unwrap().is_empty(), "{body}");
+    (status, error["type"].clone(), error["code"].clone(), error["param"].clone())
+}
+
+#[tokio::test]
+async fn loopback_is_open_until_a_key_exists_and_the_network_never_is() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    assert_eq!(lab.chat(json!({})).send().await.unwrap().status(), 200);
+    assert_eq!(lab.network_chat(json!({})).send().await.unwrap().status(), 401);
+    assert_eq!(lab.network_chat(json!({})).bearer_auth("any").send().await.unwrap().status(), 401);
+
+    let key = access_key("one", "s-one", |_| {});
+    lab.keys(std::slice::from_ref(&key));
+    for chat in [Lab::chat, Lab::network_chat] {
+        let refused = (401, json!("invalid_request_error"), json!("invalid_api_key"), Value::Null);
+        let response = chat(&lab, json!({})).send().await.unwrap();
+        assert_eq!(response.headers()["www-authenticate"], "Bearer");
+        assert_eq!(error(response).await, refused);
+        assert_eq!(error(chat(&lab, json!({})).bearer_auth("s-two").send().await.unwrap()).await, refused);
+        assert_eq!(chat(&lab, json!({})).bearer_auth("s-one").send().await.unwrap().status(), 200);
+        assert_eq!(chat(&lab, json!({})).header("x-api-key", "s-one").send().await.unwrap().status(), 200);
+    }
+    // Disabled, the last key lets nobody in, not even from this machine.
+    let mut disabled = key.clone();
+    disabled.spec.state = KeyState::Disabled;
+    lab.keys(&[disabled]);
+    for secret in ["", "s-one"] {
+        assert_eq!(lab.chat(json!({})).bearer_auth(secret).send().await.unwrap().status(), 401);
+    }
+    // Gone, it leaves loopback open again, and nothing else.
+    lab.keys(&[]);
+    assert_eq!(lab.chat(json!({})).send().await.unwrap().status(), 200);
+    assert_eq!(lab.network_chat(json!({})).bearer_auth("s-one").send().await.unwrap().status(), 401);
+    assert_eq!(engine.requests(), 6);
+}
+
+#[tokio::test]
+async fn unknown_expired_and_disabled_keys_are_refused_alike() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    lab.keys(&[
+        access_key("old", "s-old", |spec| spec.expires_at = Some(Time(jiff::Timestamp::UNIX_EPOCH))),
+        access_key("off", "s-off", |spec| spec.state = KeyState::Disabled),
+    ]);
+    let mut answers = Vec::new();
+    for secret in ["s-none", "s-old", "s-off"] {
+        let response = lab.network_chat(json!({})).bearer_auth(secret).send().await.unwrap();
+        let mut headers: Vec<String> = response.headers().keys().map(ToString::to_string).collect();
+        headers.sort();
+        answers.push((response.status(), headers, response.text().await.unwrap()));
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    assert_eq!(answers[0].0, 401);
+    assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn nobody_is_let_in_before_the_keys_were_read() {
+    let lab =
+        Lab::start(russet_gateway::stream::Limits { wait: std::time::Duration::from_millis(50), ..limits() })
+            .await;
+    let engine = lab.only_engine(hello());
+    lab.forget_keys();
+    for response in [
+        lab.chat(json!({})).send().await.unwrap(),
+        lab.chat(json!({})).bearer_auth("s-one").send().await.unwrap(),
+        lab.network_chat(json!({})).bearer_auth("s-one").send().await.unwrap(),
+        lab.client.get(lab.url("/v1/models")).send().await.unwrap(),
+    ] {
+        assert!(response.headers().contains_key("retry-after"));
+        assert_eq!(error(response).await.0, 503);
+    }
+    assert_eq!(engine.requests(), 0);
+    // Supervisors ask without keys.
+    for url in [lab.url("/healthz"), lab.network_url("/healthz"), lab.network_url("/readyz")] {
+        assert_eq!(lab.client.get(url).send().await.unwrap().status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn a_key_opens_its_models_and_sees_no_others() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.engine("a", |_| hello());
+    let name = Name {
+        pattern: "gpt-4o".into(),
+        route: "default/usual".into(),
+        namespace: "default".into(),
+        targets: vec!["large".into()],
+    };
+    let ready = || State::Ready;
+    lab.publish_with(&[("m", ready(), &[&engine]), ("large", ready(), &[&engine])], vec![name]);
+    let elsewhere = |mut key: AccessKey| {
+        key.metadata.namespace = Some("lab".into());
+        key
+    };
+    lab.keys(&[
+        access_key("all", "s-all", |_| {}),
+        access_key("some", "s-some", |spec| spec.models = vec!["gpt-*".into()]),
+        elsewhere(access_key("other", "s-other", |_| {})),
+    ]);
+    for (secret, expected) in
+        [("s-all", vec!["m", "large", "gpt-4o"]), ("s-some", vec!["gpt-4o"]), ("s-other", vec![])]
+    {
+        let list = lab.client.get(lab.network_url("/v1/models")).bearer_auth(secret);
+        let list: Value = list.send().await.unwrap().json().await.unwrap();
+        let ids: Vec<&str> =
+            list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, expected, "{secret}");
+    }
+    let model = |model: &str| (json!("invalid_request_error"), json!("model_not_found"), json!(model));
+    for (secret, name, status) in [
+        ("s-all", "m", 200),
+        ("s-all", "default/m", 200),
+        ("s-all", "nix", 404),
+        ("s-some", "gpt-4o", 200),
+        ("s-some", "large", 403),
+        ("s-some", "nix", 403),
+        ("s-some", "gpt-5", 404),
+        ("s-other", "m", 404),
+        ("s-other", "default/m", 404),
+    ] {
+        let response = lab.network_chat(json!({"model": name})).bearer_auth(secret).send().await.unwrap();
+        if status == 200 {
+            assert_eq!(response.status(), 200, "{secret} {name}");
+        } else {
+            let (kind, code, param) = model("model");
+            assert_eq!(error(response).await, (status, kind, code, param), "{secret} {name}");
+        }
+        let one = lab.client.get(lab.network_url(&format!("/v1/models/{name}"))).bearer_auth(secret);
+        assert_eq!(one.send().await.unwrap().status(), status, "{secret} {name}");
+    }
+    // Names of models it may not ask are not told to it either.
+    let response = lab.network_chat(json!({"model": "nix"})).bearer_auth("s-other").send().await.unwrap();
+    let text = response.text().await.unwrap();
+    assert!(!text.contains("large") && !text.contains("gpt-4o"), "{text}");
+}
+
+#[tokio::test]
+async fn a_quota_shows_itself_and_ends_in_429() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    let key = |per_minute| access_key("one", "s-one", |spec| spec.requests_per_minute = per_minute);
+    lab.keys(&[key(Some(2)), access_key("two", "s-two", |_| {})]);
+    let ask = |secret: &'static str| lab.chat(json!({})).bearer_auth(secret).send();
+    for remaining in ["1", "0"] {
+        let response = ask("s-one").await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["x-ratelimit-limit-requests"], "2");
+        assert_eq!(response.headers()["x-ratelimit-remaining-requests"], remaining);
+        assert!(!response.headers()["x-ratelimit-reset-requests"].is_empty());
+    }
+    let response = ask("s-one").await.unwrap();
+    let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
+    assert_eq!(header("x-ratelimit-remaining-requests"), "0");
+    let (seconds, ms): (u64, u64) =
+        (header("retry-after").parse().unwrap(), header("retry-after-ms").parse().unwrap());
+    assert!(ms > 0 && seconds == ms.div_ceil(1000) && seconds <= 30, "{seconds} s, {ms} ms");
+    assert_eq!(error(response).await, (429, json!("requests"), json!("rate_limit_exceeded"), Value::Null));
+    // Others go on, lists cost nothing, and a larger quota holds at once.
+    let other = ask("s-two").await.unwrap();
+    assert!(other.status() == 200 && !other.headers().contains_key("x-ratelimit-limit-requests"));
+    let list = lab.client.get(lab.url("/v1/models")).bearer_auth("s-one");
+    assert_eq!(list.send().await.unwrap().status(), 200);
+    lab.keys(&[key(None)]);
+    assert_eq!(ask("s-one").await.unwrap().status(), 200);
+    assert_eq!(engine.requests(), 4);
+}
+
+#[tokio::test]
+async fn a_key_is_counted_by_name_and_its_secret_is_shown_nowhere() {
+    let lab = Lab::start(limits()).await;
+    let _engine = lab.only_engine(hello());
+    lab.keys(&[access_key("one", "s-one-secret", |spec| spec.requests_per_minute = Some(1))]);
+    let mut texts = Vec::new();
+    for secret in ["s-one-secret", "s-one-secret", "s-wrong-secret"] {
+        let response = lab.chat(json!({})).bearer_auth(secret).send().await.unwrap();
+        texts.push(format!("{:?}", response.headers()));
+        texts.push(response.text().await.unwrap());
+    }
+    let metrics = lab.metrics().await;
+    for line in [
+        "russet_gateway_key_request_total{key=\"default/one\",outcome=\"taken\"} 1",
+        "russet_gateway_key_request_total{key=\"default/one\",outcome=\"refused\"} 1",
+        "russet_gateway_request_error_total{error_code=\"invalid_api_key\",model_name=\"unknown\"} 1",
+        "russet_gateway_request_error_total{error_code=\"quota_exceeded\",model_name=\"unknown\"} 1",
+    ] {
+        assert!(metrics.lines().any(|one| one == line), "{line} is not in\n{metrics}");
+    }
+    texts.push(metrics);
+    for text in texts {
+        assert!(!text.contains("secret"), "{text}");
+    }
+    // Other machines see no metrics, with a key or without.
+    for secret in ["", "s-one-secret"] {
+        let asked = lab.client.get(lab.network_url("/metrics")).bearer_auth(secret);
+        assert_eq!(asked.send().await.unwrap().status(), 404);
+    }
+}

@@ -1,0 +1,152 @@
+//! The door for other machines: TLS, both versions of HTTP, and clients that are slow, greedy or not
+//! clients at all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use russet_gateway::listen::{Certificate, Door, Patience};
+use russet_gateway::server::Gateway;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::lab::{Lab, PATIENCE, access_key, hello, limits};
+
+/// What the other side says until it closes.
+async fn until_closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
+    let mut said = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await;
+    assert!(read.is_ok(), "the gateway did not close; it said {:?}", String::from_utf8_lossy(&said));
+    said
+}
+
+/// A TLS connection as a client makes one, offering these protocols.
+async fn handshake(lab: &Lab, protocols: &[&[u8]]) -> tokio_rustls::client::TlsStream<TcpStream> {
+    let mut roots = rustls::RootCertStore::empty();
+    let ca = lab.certificates.ca_der();
+    roots.add(ca).unwrap();
+    let mut config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    let stream = TcpStream::connect(lab.network).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap()
+}
+
+#[tokio::test]
+async fn both_versions_of_http_are_spoken_over_tls_and_streams_arrive() {
+    let lab = Lab::start(limits()).await;
+    let _engine = lab.only_engine(hello());
+    lab.keys(&[access_key("one", "s-one", |_| {})]);
+    let build =
+        || reqwest::Client::builder().timeout(PATIENCE).no_proxy().tls_certs_only([lab.certificates.ca()]);
+    for (client, version) in [
+        (build().http1_only().build().unwrap(), reqwest::Version::HTTP_11),
+        (build().build().unwrap(), reqwest::Version::HTTP_2),
+    ] {
+        let body = json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "hi"}]});
+        let request = client.post(lab.network_url("/v1/chat/completions")).bearer_auth("s-one").json(&body);
+        let response = request.send().await.unwrap();
+        assert_eq!((response.status().as_u16(), response.version()), (200, version));
+        assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+    }
+}
+
+#[tokio::test]
+async fn plain_http_and_silence_are_closed_before_anything_is_said() {
+    let short = Duration::from_millis(100);
+    let lab = Lab::patient(limits(), Patience { handshake: short, head: short, ..Patience::default() }).await;
+    let engine = lab.only_engine(hello());
+    // Plain HTTP gets at most an alert of TLS.
+    let mut plain = TcpStream::connect(lab.network).await.unwrap();
+    plain.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let said = until_closed(&mut plain).await;
+    assert!(!said.starts_with(b"HTTP") && said.len() < 32, "{said:?}");
+    // Silence before the handshake.
+    let mut silent = TcpStream::connect(lab.network).await.unwrap();
+    assert!(until_closed(&mut silent).await.is_empty());
+    // Silence after it, and a head that never ends.
+    let mut silent = handshake(&lab, &[b"http/1.1"]).await;
+    assert!(until_closed(&mut silent).await.is_empty());
+    let mut endless = handshake(&lab, &[b"http/1.1"]).await;
+    endless.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await.unwrap();
+    until_closed(&mut endless).await;
+    assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_head_beyond_the_limit_is_refused() {
+    let lab = Lab::start(limits()).await;
+    let mut stream = handshake(&lab, &[b"http/1.1"]).await;
+    let head = format!("GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "x".repeat(100_000));
+    // It may answer and close before it read everything.
+    let _ = stream.write_all(head.as_bytes()).await;
+    let mut said = vec![0; 64];
+    let read = tokio::time::timeout(PATIENCE, stream.read(&mut said)).await.unwrap();
+    // A reset is an answer too: nothing after the limit was read.
+    let said = String::from_utf8_lossy(&said[..read.unwrap_or(0)]).into_owned();
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
+}
+
+#[tokio::test]
+async fn pages_of_any_site_get_nothing_over_the_network() {
+    let lab = Lab::start(limits()).await;
+    let engine = lab.only_engine(hello());
+    lab.keys(&[access_key("one", "s-one", |_| {})]);
+    for origin in ["http://localhost:3000", "https://evil.example"] {
+        let asked = lab.network_chat(json!({})).bearer_auth("s-one").header("origin", origin);
+        let asked = asked.send().await.unwrap();
+        assert_eq!(asked.status(), 403, "{origin}");
+        assert!(!asked.headers().contains_key("access-control-allow-origin"), "{origin}");
+    }
+    assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_without_a_restart() {
+    let lab = Lab::start(limits()).await;
+    let files = lab.certificates.server();
+    let certificate = Certificate::read(files.clone()).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_table, table) = tokio::sync::watch::channel(Arc::default());
+    let (_keyring, keyring) = tokio::sync::watch::channel(Arc::default());
+    let gateway = Gateway::new(
+        vec![Door::network(listener, &certificate)],
+        table,
+        keyring,
+        lab.certificates.gateway(),
+        limits(),
+        Patience::default(),
+    );
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async {
+        let _ = gateway.serve(std::future::pending()).await;
+    });
+    tasks.spawn(certificate.follow());
+    let shown = || async {
+        let mut config = rustls::ClientConfig::builder()
+            .with_root_certificates({
+                let mut roots = rustls::RootCertStore::empty();
+                roots.add(lab.certificates.ca_der()).unwrap();
+                roots
+            })
+            .with_no_client_auth();
+        config.resumption = rustls::client::Resumption::disabled();
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+        stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
+    };
+    let first = shown().await;
+    assert_eq!(shown().await, first);
+    // What cannot be used is not shown.
+    std::fs::write(&files.cert, "no certificate").unwrap();
+    assert_eq!(shown().await, first);
+    lab.certificates.server();
+    let changed = tokio::time::timeout(PATIENCE, async {
+        while shown().await == first {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    changed.await.expect("the new certificate is shown");
+}
