@@ -12,6 +12,9 @@ use thiserror::Error;
 /// The access rules, as they are in `manifests/`.
 pub const RBAC: &str = include_str!("../../manifests/rbac.yaml");
 
+/// The policies that hold components to their own objects, as they are in `manifests/`.
+pub const ADMISSION: &str = include_str!("../../manifests/admission.yaml");
+
 /// Who installs; another manager than the operator's, because installing is a person's act.
 const MANAGER: &str = "russet-install";
 /// How long the server may take to serve the kinds. A real one needs seconds.
@@ -48,7 +51,7 @@ pub enum Error {
 
 /// Installs everything and returns once every kind is served.
 pub async fn apply(client: &Client) -> Result<(), Error> {
-    for object in rules()? {
+    for object in rules(RBAC)?.into_iter().chain(rules(ADMISSION)?) {
         let (api, kind) = rule_api(client, &object)?;
         patch(&api, &kind, &object).await?;
     }
@@ -69,10 +72,10 @@ pub async fn apply(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// The shipped rules as objects.
-fn rules() -> Result<Vec<DynamicObject>, Error> {
+/// Shipped rules as objects.
+fn rules(text: &str) -> Result<Vec<DynamicObject>, Error> {
     use serde::Deserialize as _;
-    serde_norway::Deserializer::from_str(RBAC)
+    serde_norway::Deserializer::from_str(text)
         .map(|document| DynamicObject::deserialize(document).map_err(Error::Rules))
         .collect()
 }
@@ -85,9 +88,15 @@ fn rule_api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObjec
         "ClusterRoleBinding" => "clusterrolebindings",
         "Role" => "roles",
         "RoleBinding" => "rolebindings",
+        "ValidatingAdmissionPolicy" => "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding" => "validatingadmissionpolicybindings",
         _ => return Err(Error::Kind(kind)),
     };
-    let group = if kind == "Namespace" { "" } else { "rbac.authorization.k8s.io" };
+    let group = match kind.as_str() {
+        "Namespace" => "",
+        "ValidatingAdmissionPolicy" | "ValidatingAdmissionPolicyBinding" => "admissionregistration.k8s.io",
+        _ => "rbac.authorization.k8s.io",
+    };
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", &kind), plural);
     let api = match &object.metadata.namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -131,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_binding_names_a_shipped_role_and_nobody_may_do_everything() {
-        let objects = rules().unwrap();
+        let objects = rules(RBAC).unwrap();
         let names = |kind: &str| -> Vec<String> {
             let of_kind =
                 objects.iter().filter(|it| it.types.as_ref().is_some_and(|types| types.kind == kind));
