@@ -33,6 +33,7 @@ pub struct Cluster {
     /// Port of the gateway.
     pub gateway_port: u16,
     russet: PathBuf,
+    far_russet: PathBuf,
     folder: tempfile::TempDir,
     plane: Option<ControlPlane>,
     join: Option<Child>,
@@ -67,9 +68,13 @@ impl Cluster {
         let hub = Hub::start(lab.near.address, models).await?;
         let russet = program("russet")?;
         program("russet-engine")?;
+        // What `cargo xtask skew` names: the programs of another release, for the far machine.
+        let far_russet =
+            std::env::var_os("RUSSET_FAR_BIN").map_or(russet.clone(), |dir| Path::new(&dir).join("russet"));
         let folder = tempfile::Builder::new().prefix("russet-").tempdir()?;
         let (api_port, gateway_port) = (free_port(lab.near.address)?, free_port(lab.near.address)?);
-        let mut cluster = Self { lab, hub, api_port, gateway_port, russet, folder, plane: None, join: None };
+        let mut cluster =
+            Self { lab, hub, api_port, gateway_port, russet, far_russet, folder, plane: None, join: None };
         match kind {
             Kind::Embedded => {
                 say("starting the control plane and node-a (russet up)");
@@ -113,7 +118,8 @@ impl Cluster {
     }
 
     fn command(&self, machine: &Machine) -> Command {
-        let mut command = machine.command(&self.russet);
+        let program = if machine.name == self.lab.far.name { &self.far_russet } else { &self.russet };
+        let mut command = machine.command(program);
         command
             .env("HF_ENDPOINT", self.hub.endpoint())
             .env("RUSSET_LOG", log_level())
