@@ -165,9 +165,9 @@ fn parent() -> Result<()> {
     let (known, sharded) = (folder.join(CONTROL), folder.join(SHARDED_CONTROL));
     for (case, outcome) in [
         ("a wrong token is noticed", spoiled_oracle(&Case::new(&known, &[5], 1))),
-        ("a wrong token of a sharded model is noticed", spoiled_oracle(&Case::new(&sharded, &[5], 2))),
+        ("a wrong token of a sharded model is noticed", spoiled_oracle(&Case::new(&sharded, &[3], 2))),
         ("a neighbour that dies is an error", lost_neighbour(&Case::new(&known, &[3, 2], 1))),
-        ("a member that dies is an error", lost_neighbour(&Case::new(&sharded, &[5], 2))),
+        ("a member that dies is an error", lost_neighbour(&Case::new(&sharded, &[3], 2))),
     ] {
         match outcome {
             Ok(message) => println!("exactness: {case}: {message}"),
