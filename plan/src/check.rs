@@ -1,20 +1,22 @@
 //! An independent judge of every placement: what must hold, restated without the planner's own
 //! arithmetic. Used by tests over thousands of random clusters, and cheap enough for anyone.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod group;
 
-use russet_crds::GroupPlan;
+use std::collections::BTreeMap;
+
+use russet_crds::Backend;
 use thiserror::Error;
 
 use crate::place::{Placement, Removal, place, plan_hash};
-use crate::snapshot::{Availability, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::validate::{Split, ValidDeployment};
 
 /// Something a placement must never be.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Violation {
-    /// Layers are missing, doubled or a rank is empty.
-    #[error("group {group}: layers {layers:?} do not cut {model} layers into non-empty ranks in order")]
+    /// Layers are missing, doubled or a rank is empty, or members of a stage differ.
+    #[error("group {group}: layers {layers:?} do not cut {model} layers into non-empty stages in order")]
     Layers {
         /// The group.
         group: String,
@@ -32,6 +34,32 @@ pub enum Violation {
         layers: Vec<u32>,
         /// What was asked for.
         split: Split,
+    },
+    /// A layer cannot be cut into so many equal parts.
+    #[error("group {group}: no layer can be cut into {size}")]
+    Uncuttable {
+        /// The group.
+        group: String,
+        /// Members of a stage.
+        size: u32,
+    },
+    /// A backend that was not asked for, or that the cables do not carry.
+    #[error("group {group}: {backend:?} cannot be: {why}")]
+    Backend {
+        /// The group.
+        group: String,
+        /// The backend.
+        backend: Backend,
+        /// Why.
+        why: String,
+    },
+    /// An RDMA port in two groups.
+    #[error("port {device} of node {node} is in two groups")]
+    PortTwice {
+        /// The node.
+        node: String,
+        /// The device.
+        device: String,
     },
     /// A rank's reservation is not what its part of the model takes.
     #[error(
@@ -112,7 +140,7 @@ pub enum Violation {
 pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> Vec<Violation> {
     let mut wrong = Vec::new();
     for new in &placement.create {
-        check_plan(view, want, &new.name, &new.plan, &mut wrong);
+        group::check(view, want, &new.name, &new.plan, &mut wrong);
         let taken = view.groups.contains_key(&(want.namespace.clone(), new.name.clone()));
         if taken
             || new.plan.hash != plan_hash(&want.model, &new.plan)
@@ -122,6 +150,7 @@ pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> 
         }
     }
     check_memory(view, placement, &mut wrong);
+    group::check_ports(view, placement, &mut wrong);
     check_removals(view, want, placement, &mut wrong);
     check_replicas(view, want, placement, &mut wrong);
     let after = placement.apply(view, want);
@@ -131,73 +160,6 @@ pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> 
         wrong.push(Violation::Restless);
     }
     wrong
-}
-
-fn check_plan(
-    view: &Snapshot,
-    want: &ValidDeployment,
-    name: &str,
-    plan: &GroupPlan,
-    wrong: &mut Vec<Violation>,
-) {
-    let group = || name.to_owned();
-    let layers: Vec<u32> = plan.members.iter().map(|member| member.layers).collect();
-    let total: u64 = layers.iter().map(|&count| u64::from(count)).sum();
-    let ordered = plan.members.iter().enumerate().all(|(index, member)| member.rank == index as u32);
-    if layers.is_empty() || layers.contains(&0) || total != u64::from(want.shape.layers) || !ordered {
-        wrong.push(Violation::Layers { group: group(), layers, model: want.shape.layers });
-        return;
-    }
-    let asked = match &want.split {
-        Split::Auto => true,
-        Split::Single => layers.len() == 1,
-        Split::Pipeline => layers.len() >= 2,
-        Split::Ranks(ranks) => layers.len() == *ranks as usize,
-        Split::Layers(wanted) => layers == *wanted,
-    };
-    if !asked {
-        wrong.push(Violation::Split { group: group(), layers: layers.clone(), split: want.split.clone() });
-    }
-    // Walk the layers from the end, as rank 0 holds the last ones.
-    let mut rest: &[u64] = &want.shape.layer_bytes;
-    for member in &plan.members {
-        let (before, own) = rest.split_at(rest.len() - member.layers as usize);
-        rest = before;
-        let (first, last) = (member.rank == 0, before.is_empty());
-        let mut takes: u128 = own.iter().map(|&bytes| u128::from(bytes)).sum();
-        if first {
-            takes += u128::from(want.shape.head_bytes);
-        }
-        if last || (first && want.shape.tied) {
-            takes += u128::from(want.shape.embedding_bytes);
-        }
-        takes += u128::from(want.shape.kv_bytes_per_token_per_layer)
-            * u128::from(member.layers)
-            * u128::from(want.room.context_tokens)
-            * u128::from(want.room.max_sequences);
-        let headroom = takes * u128::from(want.room.headroom_percent) / 100;
-        let reserved = member.reserved_bytes();
-        if u128::from(reserved) < takes + headroom || u128::from(member.overhead_bytes) < 64 << 20 {
-            let takes = u64::try_from(takes).unwrap_or(u64::MAX);
-            wrong.push(Violation::Reservation { group: group(), rank: member.rank, reserved, takes });
-        }
-    }
-    let mut seen = BTreeSet::new();
-    let mut builds = BTreeSet::new();
-    for member in &plan.members {
-        if !seen.insert(&member.node_name) {
-            wrong.push(Violation::NodeTwice { group: group(), node: member.node_name.clone() });
-        }
-        match view.nodes.get(&member.node_name) {
-            Some(node) if node.availability == Availability::Open => {
-                builds.insert(&node.engine_build);
-            }
-            _ => wrong.push(Violation::NodeClosed { group: group(), node: member.node_name.clone() }),
-        }
-    }
-    if builds.len() > 1 {
-        wrong.push(Violation::Builds { group: group() });
-    }
 }
 
 fn check_memory(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violation>) {

@@ -4,6 +4,7 @@
 //! ```text
 //! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
 //!      + KV per token per layer × its layers × context × sequences
+//!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, buffers + the engine itself)
 //! ```
 
@@ -84,6 +85,11 @@ impl<'a> Fit<'a> {
         self.need(0..self.layers(), true, true)
     }
 
+    /// What a rank with these layers takes that shares them with nobody.
+    pub fn need(&self, layers: Range<u32>, embedding: bool, head: bool) -> Need {
+        self.share(layers, embedding, head, 1)
+    }
+
     /// What `part` takes.
     pub fn part(&self, part: &Part) -> Need {
         let Part {
@@ -92,18 +98,19 @@ impl<'a> Fit<'a> {
             stage: _,
             stages: _,
             tensor_index: _,
-            tensor_size: _,
+            tensor_size,
             layers,
             embedding,
             head,
         } = part;
-        self.need(layers.clone(), *embedding, *head)
+        self.share(layers.clone(), *embedding, *head, *tensor_size)
     }
 
-    /// What a rank with these layers takes, with or without embedding and head.
-    pub fn need(&self, layers: Range<u32>, embedding: bool, head: bool) -> Need {
+    /// What one of `size` ranks that share these layers takes, with or without embedding and head.
+    pub fn share(&self, layers: Range<u32>, embedding: bool, head: bool, size: u32) -> Need {
         let count = u64::from(layers.end.saturating_sub(layers.start));
-        let mut weights = self.layer_bytes(layers);
+        let size = u64::from(size.max(1));
+        let mut weights = self.shared_bytes(layers, size);
         if embedding || (head && self.shape.tied) {
             weights = weights.saturating_add(self.shape.embedding_bytes);
         }
@@ -115,16 +122,18 @@ impl<'a> Fit<'a> {
             .kv_bytes_per_token_per_layer
             .saturating_mul(count)
             .saturating_mul(u64::from(self.room.context_tokens))
-            .saturating_mul(u64::from(self.room.max_sequences));
+            .saturating_mul(u64::from(self.room.max_sequences))
+            .div_ceil(size);
         let percent = u128::from(weights.saturating_add(kv)) * u128::from(self.room.headroom_percent) / 100;
         let headroom = u64::try_from(percent).unwrap_or(u64::MAX);
         Need { weights, kv, overhead: headroom.max(self.base(head)) }
     }
 
-    /// Bytes a rank reads for every token it computes: what a stage of a pipeline is slow by. The
-    /// embedding is a look-up and costs nothing; the head is a product with the whole vocabulary.
-    pub fn work(&self, layers: Range<u32>, head: bool) -> u64 {
-        let mut bytes = self.layer_bytes(layers);
+    /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a
+    /// pipeline is slow by. The embedding is a look-up and costs nothing; the head is a product with
+    /// the whole vocabulary.
+    pub fn work(&self, layers: Range<u32>, head: bool, size: u32) -> u64 {
+        let mut bytes = self.shared_bytes(layers, u64::from(size.max(1)));
         if head {
             bytes = bytes.saturating_add(self.shape.head_bytes);
             if self.shape.tied {
@@ -137,6 +146,14 @@ impl<'a> Fit<'a> {
     fn layer_bytes(&self, layers: Range<u32>) -> u64 {
         let at = |index: u32| self.sums.get(index as usize).or(self.sums.last()).copied().unwrap_or(0);
         at(layers.end).saturating_sub(at(layers.start))
+    }
+
+    /// What one of `size` ranks holds of these layers: norms whole, the rest in equal parts.
+    fn shared_bytes(&self, layers: Range<u32>, size: u64) -> u64 {
+        let count = u64::from(layers.end.saturating_sub(layers.start));
+        let all = self.layer_bytes(layers);
+        let whole = self.shape.whole_layer_bytes.saturating_mul(count).min(all);
+        whole.saturating_add((all - whole).div_ceil(size))
     }
 
     fn base(&self, head: bool) -> u64 {
@@ -186,6 +203,21 @@ mod tests {
             let need = Fit::new(&shape, room).need(layers.clone(), embedding, head);
             assert_eq!((need.weights, need.kv), (weights, kv), "tied {tied}, layers {layers:?}");
             assert_eq!(need.overhead, ENGINE_BASE);
+        }
+    }
+
+    #[test]
+    fn members_of_a_tensor_group_hold_their_share_of_layers_and_the_rest_whole() {
+        let room = Room { context_tokens: 10, max_sequences: 3, headroom_percent: 0 };
+        for (embedding, head, size, weights, kv) in [
+            (true, true, 1, 1000 + 1000 + 1010, 240),
+            (true, true, 2, 40 + 480 + 1000 + 1010, 120), // ten bytes of each layer are norms
+            (true, false, 2, 40 + 480 + 1000, 120),
+            (false, false, 4, 40 + 240, 60),
+        ] {
+            let shape = ModelShape { whole_layer_bytes: 10, ..shape(false) };
+            let need = Fit::new(&shape, room).share(0..4, embedding, head, size);
+            assert_eq!((need.weights, need.kv), (weights, kv), "{size} ranks");
         }
     }
 

@@ -6,6 +6,7 @@
 //! ```
 
 pub mod check;
+pub mod fabric;
 pub mod fit;
 pub mod note;
 pub mod place;

@@ -4,9 +4,11 @@
 
 use std::fmt;
 
+use russet_crds::Backend;
 use russet_crds::conditions::Reason;
 
 use crate::quantity::show;
+use crate::shard::backend_words;
 use crate::snapshot::Availability;
 
 /// One remark of the planner.
@@ -38,6 +40,11 @@ pub enum Note {
         /// What is wrong and what to do.
         why: String,
     },
+    /// The spec uses a word of a newer release.
+    Newer {
+        /// The field, as a path.
+        field: &'static str,
+    },
     /// A node cannot take new work.
     Closed {
         /// The node.
@@ -45,10 +52,29 @@ pub enum Note {
         /// Why.
         availability: Availability,
     },
-    /// A node lacks the backend a pipeline needs.
+    /// A node lacks the backend groups of several ranks need.
     NoRing {
         /// The node.
         node: String,
+    },
+    /// Nodes have different engines and cannot share a group.
+    Builds {
+        /// Build and nodes, of every build.
+        builds: Vec<(String, Vec<String>)>,
+    },
+    /// The cables between nodes do not carry the backend asked for.
+    Links {
+        /// The backend.
+        backend: Backend,
+        /// Which pair lacks what.
+        why: String,
+    },
+    /// Cables are there, and in use for a while.
+    PortsBusy {
+        /// The backend, for people.
+        backend: &'static str,
+        /// Which port, and by whom.
+        why: String,
     },
     /// A node has too little memory for one rank of the kind that was tried.
     TooSmall {
@@ -122,11 +148,15 @@ impl Note {
             Note::Architecture { .. } => Reason::UnsupportedArchitecture,
             Note::Headers { .. } => Reason::CorruptModel,
             Note::Invalid { .. } => Reason::InvalidSpec,
+            Note::Newer { .. } => Reason::NewerRelease,
             Note::Closed { .. } => Reason::Unschedulable,
             Note::NoNodes => Reason::NoNodes,
             Note::NoRing { .. }
             | Note::TooSmall { .. }
             | Note::Together { .. }
+            | Note::Builds { .. }
+            | Note::Links { .. }
+            | Note::PortsBusy { .. }
             | Note::TooFewNodes { .. }
             | Note::NothingFits { .. }
             | Note::KeptOutdated { .. } => Reason::NothingFits,
@@ -158,6 +188,11 @@ impl fmt::Display for Note {
                 )
             }
             Note::Invalid { field, why } => write!(out, "{field}: {why}"),
+            Note::Newer { field } => write!(
+                out,
+                "{field} is a word of a newer release than this operator's {}; update the operator",
+                env!("CARGO_PKG_VERSION")
+            ),
             Note::Closed { node, availability } => match availability {
                 Availability::Open => write!(out, "node {node}: open"),
                 Availability::Cordoned => {
@@ -178,8 +213,26 @@ impl fmt::Display for Note {
                 }
             },
             Note::NoRing { node } => {
-                write!(out, "node {node}: its engine does not offer the ring backend, which pipelines need")
+                write!(
+                    out,
+                    "node {node}: its engine does not offer the ring backend, which groups of several ranks need"
+                )
             }
+            Note::Builds { builds } => {
+                let builds: Vec<String> =
+                    builds.iter().map(|(build, nodes)| format!("{build} on {}", nodes.join(", "))).collect();
+                write!(
+                    out,
+                    "nodes with different engine builds cannot share a group: {}; bring them to one release",
+                    builds.join("; ")
+                )
+            }
+            Note::Links { backend, why } => write!(
+                out,
+                "{} cannot be: {why}; cable the nodes and enable RDMA on them, or set spec.sharding.backend to Auto",
+                backend_words(*backend)
+            ),
+            Note::PortsBusy { backend, why } => write!(out, "{backend} waits for its ports: {why}"),
             Note::TooSmall { node, what, needed, free, limit } => write!(
                 out,
                 "node {node}: {what} needs {}, {} free of {}",

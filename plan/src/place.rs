@@ -15,7 +15,7 @@ mod choose;
 
 use std::collections::BTreeMap;
 
-use russet_crds::{GroupPlan, PlacementReport, names};
+use russet_crds::{Backend, BackendChoice, GroupPlan, PlacementReport, names};
 use russet_wire::partition::Partition;
 use sha2::{Digest as _, Sha256};
 
@@ -244,14 +244,26 @@ fn split_groups(
 fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
     let plan = &group.plan;
     let layers: Vec<u32> = plan.members.iter().map(|member| member.layers).collect();
+    let size = plan.tensor_size.max(1);
+    let stages: Vec<u32> = layers.iter().copied().step_by(size as usize).collect();
+    let ranks = layers.len() as u32;
     let split = match &want.split {
         Split::Auto => true,
-        Split::Single => layers.len() == 1,
-        Split::Pipeline => layers.len() > 1,
-        Split::Ranks(ranks) => layers.len() == *ranks as usize,
-        Split::Layers(wanted) => layers == *wanted,
+        Split::Single => ranks == 1,
+        Split::Pipeline => ranks > 1 && size == 1,
+        Split::Ranks(wanted) => ranks == *wanted && size == 1,
+        Split::Layers(wanted) => layers == *wanted && size == 1,
+        Split::Tensor(wanted) => size > 1 && ranks == size && wanted.is_none_or(|wanted| wanted == size),
+        Split::Hybrid(wanted) => size > 1 && stages.len() > 1 && wanted.allows(&stages, size),
     };
-    let Ok(partition) = Partition::new(layers, want.shape.layers) else { return false };
+    let backend = size == 1
+        || match want.backend {
+            BackendChoice::Auto | BackendChoice::Unknown => true,
+            BackendChoice::Jaccl => plan.backend == Backend::Jaccl,
+            BackendChoice::JacclRing => plan.backend == Backend::JacclRing,
+            BackendChoice::Ring => plan.backend == Backend::Ring,
+        };
+    let Ok(partition) = Partition::with_tensor(layers, size, want.shape.layers) else { return false };
     let sizes = plan.members.iter().all(|member| {
         partition.part(member.rank).is_some_and(|part| {
             let need = fit.part(&part);
@@ -260,6 +272,7 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
         })
     });
     split
+        && backend
         && sizes
         && group.model == want.model
         && plan.context_tokens == want.room.context_tokens

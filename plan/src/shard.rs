@@ -1,8 +1,11 @@
 //! Ways to cut one replica over free nodes. A way answers with the candidates it found and notes on
 //! what it could not use; which candidate wins is decided in `place`.
 
+pub mod hybrid;
 pub mod pipeline;
 pub mod single;
+pub mod stages;
+pub mod tensor;
 
 use russet_crds::{Backend, GroupMember, GroupPlan};
 
@@ -26,12 +29,14 @@ pub struct Seat<'a> {
 pub struct Rank {
     /// Name of the node.
     pub node: String,
-    /// Layers held.
+    /// Layers held, of which a tensor group shares every one.
     pub layers: u32,
     /// Memory taken.
     pub need: Need,
     /// Bytes that stay free on the node.
     pub left: u64,
+    /// RDMA devices towards every member of its stage; empty without RDMA.
+    pub rdma_devices: Vec<Vec<String>>,
 }
 
 /// A split that fits; index = rank.
@@ -41,22 +46,21 @@ pub struct Candidate {
     pub ranks: Vec<Rank>,
     /// Ranks of the same deployment on the nodes chosen.
     pub siblings: usize,
+    /// Members of every stage; 1 where no layer is cut.
+    pub tensor_size: u32,
+    /// How ranks exchange what they compute.
+    pub backend: Backend,
+    /// Why this backend, for people; only where there was a choice.
+    pub why_backend: Option<String>,
 }
 
 impl Candidate {
-    /// Split and nodes in one line.
+    /// Split and nodes in one line, and how the ranks meet where that was a choice.
     pub fn show(&self) -> String {
-        match self.ranks.as_slice() {
-            [rank] => format!("1 rank on {}", rank.node),
-            ranks => {
-                let list = |item: fn(&Rank) -> String| ranks.iter().map(item).collect::<Vec<_>>();
-                format!(
-                    "{} ranks on {}: layers {}",
-                    ranks.len(),
-                    list(|rank| rank.node.clone()).join(", "),
-                    list(|rank| rank.layers.to_string()).join(" + "),
-                )
-            }
+        let split = describe(&self.plan_members(), self.tensor_size);
+        match &self.why_backend {
+            Some(why) => format!("{split}, {}: {why}", backend_words(self.backend)),
+            None => split,
         }
     }
 
@@ -67,6 +71,17 @@ impl Candidate {
 
     /// The plan of a group, its hash still empty.
     pub fn plan(&self, fit: &Fit<'_>) -> GroupPlan {
+        GroupPlan {
+            hash: String::new(),
+            backend: self.backend,
+            tensor_size: self.tensor_size,
+            members: self.plan_members(),
+            context_tokens: fit.room().context_tokens,
+            max_sequences: fit.room().max_sequences,
+        }
+    }
+
+    fn plan_members(&self) -> Vec<GroupMember> {
         let members = self.ranks.iter().enumerate().map(|(index, rank)| GroupMember {
             rank: index as u32,
             node_name: rank.node.clone(),
@@ -74,15 +89,40 @@ impl Candidate {
             weight_bytes: rank.need.weights,
             kv_bytes: rank.need.kv,
             overhead_bytes: rank.need.overhead,
-            rdma_devices: Vec::new(),
+            rdma_devices: rank.rdma_devices.clone(),
         });
-        GroupPlan {
-            hash: String::new(),
-            backend: if self.ranks.len() == 1 { Backend::None } else { Backend::Ring },
-            tensor_size: 1,
-            members: members.collect(),
-            context_tokens: fit.room().context_tokens,
-            max_sequences: fit.room().max_sequences,
-        }
+        members.collect()
+    }
+}
+
+/// How members of a group meet, for people.
+pub fn backend_words(backend: Backend) -> &'static str {
+    match backend {
+        Backend::None => "one rank",
+        Backend::Ring => "TCP ring",
+        Backend::Jaccl => "RDMA mesh (Jaccl)",
+        Backend::JacclRing => "RDMA ring (JacclRing)",
+        Backend::Unknown => "a backend of a newer release",
+    }
+}
+
+/// A split and its nodes, for people.
+pub fn describe(members: &[GroupMember], tensor_size: u32) -> String {
+    let size = tensor_size.max(1) as usize;
+    let teams = members.chunks(size).map(|team| {
+        let names: Vec<&str> = team.iter().map(|member| member.node_name.as_str()).collect();
+        (names.join(", "), team.first().map_or(0, |member| member.layers).to_string())
+    });
+    let (names, layers): (Vec<String>, Vec<String>) = teams.unzip();
+    match (members.len(), size) {
+        (1, _) => format!("1 rank on {}", names.concat()),
+        (ranks, 1) => format!("{ranks} ranks on {}: layers {}", names.join(", "), layers.join(" + ")),
+        (ranks, size) if ranks == size => format!("tensor over {ranks} nodes ({})", names.concat()),
+        (_, size) => format!(
+            "{} stages of {size} tensor ranks ({}): layers {}",
+            names.len(),
+            names.join(" | "),
+            layers.join(" + ")
+        ),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_crds::{GroupPlan, names};
+use russet_crds::{GroupPlan, Link, names};
 use russet_wire::shape::ModelShape;
 
 /// A namespace and a name.
@@ -34,6 +34,8 @@ pub struct Node {
     pub engine_build: Option<String>,
     /// Distributed backends the engine offers; empty when the agent does not say.
     pub backends: Vec<String>,
+    /// Links to other nodes, as this node reports them.
+    pub links: Vec<Link>,
 }
 
 /// Whether a node takes new work, and what becomes of the work it has.

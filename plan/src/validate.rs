@@ -1,8 +1,9 @@
 //! From what a person wrote to what can be planned. Everything that can be wrong with a spec is
 //! found here, all of it at once; what comes out needs no second look.
 
-use russet_crds::{KvRoom, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode};
-use russet_wire::partition::Partition;
+mod split;
+
+use russet_crds::{BackendChoice, KvRoom, LocalReference, ModelDeploymentSpec, Sharding};
 use russet_wire::shape::ModelShape;
 
 use crate::fit::Room;
@@ -27,26 +28,15 @@ pub struct ValidDeployment {
     pub shape: ModelShape,
     /// The split asked for.
     pub split: Split,
+    /// What may carry the sums of tensor groups.
+    pub backend: BackendChoice,
     /// Room for conversations.
     pub room: Room,
     /// Replicas; 0 stops the deployment.
     pub replicas: i32,
 }
 
-/// The split asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// One node when the model fits one, else as few as hold it.
-    Auto,
-    /// One node.
-    Single,
-    /// A pipeline over as few nodes as hold it, two at least.
-    Pipeline,
-    /// A pipeline over so many nodes.
-    Ranks(u32),
-    /// A pipeline with exactly these layers on each rank.
-    Layers(Vec<u32>),
-}
+pub use split::{Hybrid, Split, shapes};
 
 /// Reads a ModelDeployment; the notes name everything that is wrong with it.
 pub fn validate(
@@ -55,11 +45,7 @@ pub fn validate(
     name: &str,
     spec: &ModelDeploymentSpec,
 ) -> Result<ValidDeployment, Vec<Note>> {
-    let ModelDeploymentSpec {
-        model_ref: LocalReference { name: model },
-        sharding: Sharding { mode, ranks, layers_per_rank, kv, .. },
-        replicas,
-    } = spec;
+    let ModelDeploymentSpec { model_ref: LocalReference { name: model }, sharding, replicas } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
         return Err(vec![Note::ModelUnknown { model: model.clone() }]);
     };
@@ -67,8 +53,9 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
+    let Sharding { kv, backend, .. } = sharding;
     let room = room(kv, shape, &mut notes);
-    let split = split(*mode, *ranks, layers_per_rank.as_deref(), shape, &mut notes);
+    let split = split::split(sharding, shape, &mut notes);
     if *replicas < 0 {
         notes.push(invalid(
             "spec.replicas",
@@ -84,6 +71,7 @@ pub fn validate(
         model: model.clone(),
         shape: shape.clone(),
         split,
+        backend: *backend,
         room,
         replicas: *replicas,
     })
@@ -128,82 +116,14 @@ fn room(kv: &KvRoom, shape: &ModelShape, notes: &mut Vec<Note>) -> Room {
     }
 }
 
-fn split(
-    mode: ShardingMode,
-    ranks: Option<u32>,
-    layers_per_rank: Option<&[u32]>,
-    shape: &ModelShape,
-    notes: &mut Vec<Note>,
-) -> Split {
-    const RANKS: &str = "spec.sharding.ranks";
-    const LAYERS: &str = "spec.sharding.layersPerRank";
-    if let ShardingMode::Tensor | ShardingMode::Hybrid = mode {
-        notes.push(invalid(
-            "spec.sharding.mode",
-            format!("{mode:?} is not in this release; use Pipeline or Auto"),
-        ));
-    }
-    if let Some(ranks) = ranks {
-        if ranks == 0 || ranks > MAX_RANKS {
-            notes.push(invalid(RANKS, format!("{ranks} ranks cannot be; use 1 to {MAX_RANKS}")));
-        } else if ranks > shape.layers {
-            notes.push(invalid(
-                RANKS,
-                format!(
-                    "{ranks} ranks cannot share {} layers; every rank needs one, so ask for at most {}",
-                    shape.layers, shape.layers
-                ),
-            ));
-        }
-    }
-    if let Some(layers) = layers_per_rank {
-        if layers.len() > MAX_RANKS as usize {
-            notes.push(invalid(
-                LAYERS,
-                format!("{} ranks are too many; name at most {MAX_RANKS}", layers.len()),
-            ));
-        }
-        if let Err(error) = Partition::new(layers.to_vec(), shape.layers) {
-            notes.push(invalid(LAYERS, error.to_string()));
-        }
-        if let Some(ranks) = ranks
-            && ranks as usize != layers.len()
-        {
-            notes.push(invalid(
-                LAYERS,
-                format!("names {} ranks, spec.sharding.ranks says {ranks}; make them equal", layers.len()),
-            ));
-        }
-    }
-    let size = layers_per_rank.map(|layers| layers.len() as u32).or(ranks);
-    if let (ShardingMode::Single, Some(size)) = (mode, size)
-        && size != 1
-    {
-        notes.push(invalid(
-            "spec.sharding.mode",
-            format!("Single runs on one rank, not {size}; leave ranks out or use Pipeline"),
-        ));
-    }
-    match (size, layers_per_rank) {
-        (Some(1), _) => Split::Single,
-        (Some(_), Some(layers)) => Split::Layers(layers.to_vec()),
-        (Some(ranks), None) => Split::Ranks(ranks),
-        (None, _) => match mode {
-            ShardingMode::Single => Split::Single,
-            ShardingMode::Pipeline => Split::Pipeline,
-            ShardingMode::Auto | ShardingMode::Tensor | ShardingMode::Hybrid | ShardingMode::Unknown => {
-                Split::Auto
-            }
-        },
-    }
-}
-
 fn invalid(field: &'static str, why: String) -> Note {
     Note::Invalid { field, why }
 }
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::ShardingMode;
+
     use super::*;
 
     fn view() -> Snapshot {
@@ -212,6 +132,10 @@ mod tests {
             layers: 4,
             layer_bytes: vec![1; 4],
             context_length: 2048,
+            attention_heads: 16,
+            key_value_heads: 8,
+            head_dim: 8,
+            intermediate_size: 256,
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();
@@ -255,8 +179,14 @@ mod tests {
             ("llama", Auto, Some(3), Some(vec![2, 2]), Err("names 2 ranks, spec.sharding.ranks says 3")),
             ("llama", Auto, None, Some(vec![2, 1]), Err("adds up to 3 layers, but the model has 4")),
             ("llama", Auto, None, Some(vec![4, 0]), Err("rank 1 would hold no layers")),
-            ("llama", Tensor, Some(2), None, Err("Tensor is not in this release; use Pipeline")),
-            ("llama", Hybrid, None, None, Err("Hybrid is not in this release; use Pipeline")),
+            ("llama", Tensor, Some(2), None, Ok(Split::Tensor(Some(2)))),
+            ("llama", Tensor, None, Some(vec![4]), Ok(Split::Tensor(None))),
+            ("llama", Tensor, Some(3), None, Err("8 KV heads cannot be cut into 3; use 1, 2, 4 or 8")),
+            ("llama", Tensor, Some(1), None, Ok(Split::Single)),
+            ("llama", Tensor, Some(2), Some(vec![2, 2]), Err("use mode Hybrid for several stages")),
+            ("llama", Hybrid, None, None, Ok(Split::Hybrid(Default::default()))),
+            ("llama", Hybrid, Some(5), None, Err("5 ranks do not make two or more stages of equal size")),
+            ("llama", Unknown, None, None, Err("is a word of a newer release")),
             (
                 "alien",
                 Auto,
@@ -288,6 +218,7 @@ mod tests {
     fn all_mistakes_are_named_at_once() {
         let mut spec = spec("llama", ShardingMode::Tensor, Some(9), None);
         spec.replicas = -1;
+        spec.sharding.kv.context_tokens = 0;
         assert_eq!(validate(&view(), "ns", "chat", &spec).unwrap_err().len(), 3);
     }
 }

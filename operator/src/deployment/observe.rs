@@ -105,6 +105,7 @@ pub fn snapshot(
             availability: availability(node, now),
             engine_build: status.engine_build,
             backends: status.backends,
+            links: status.links,
         };
         view.nodes.insert(name, seen);
     }

@@ -3,12 +3,16 @@
 
 use std::collections::BTreeMap;
 
+use russet_crds::BackendChoice;
+
+use crate::fabric::{self, Fabric};
 use crate::fit::Fit;
 use crate::note::Note;
 use crate::quantity::show;
-use crate::shard::{Candidate, Seat, pipeline, single};
+use crate::shard::tensor::Meeting;
+use crate::shard::{Candidate, Seat, hybrid, pipeline, single, tensor};
 use crate::snapshot::{Availability, Key, Snapshot};
-use crate::validate::{MAX_RANKS, Split, ValidDeployment};
+use crate::validate::{MAX_RANKS, Split, ValidDeployment, shapes};
 
 /// Candidates shown in a report; the schema says the same.
 const SHOWN: usize = 5;
@@ -23,6 +27,9 @@ pub struct Choice {
     pub others: Vec<String>,
 }
 
+/// Nodes with the same engine, by its build.
+type Builds<'a> = BTreeMap<Option<&'a str>, Vec<Seat<'a>>>;
+
 /// Looks for room for one replica, as if the groups for which `without` is true were gone, and with
 /// or without what agents have not released.
 pub fn find(
@@ -34,9 +41,9 @@ pub fn find(
     without: impl Fn(&Key) -> bool + Copy,
 ) -> Result<Choice, Vec<Note>> {
     let mut notes = Vec::new();
-    // Ranks of one group need equal engines, so pipelines look at one build at a time.
+    // Ranks of one group need equal engines, so groups of several look at one build at a time.
     let mut seats = Vec::new();
-    let mut builds: BTreeMap<Option<&str>, Vec<Seat<'_>>> = BTreeMap::new();
+    let mut builds = Builds::new();
     for (name, node) in &view.nodes {
         if node.availability != Availability::Open {
             notes.push(Note::Closed { node: name.clone(), availability: node.availability });
@@ -84,72 +91,192 @@ pub fn find(
         }
         notes.extend(too_small);
     }
-    pipeline_choice(want, fit, &builds, notes)
+    let mut meeting = meeting(view, want, replica, count_unreleased, without);
+    match &want.split {
+        Split::Single => Err(notes),
+        Split::Auto => {
+            meeting.rdma_only = true;
+            if let Some(decided) = auto_tensor(want, fit, &builds, &meeting, &notes) {
+                return decided;
+            }
+            several(want, fit, &builds, &meeting, notes)
+        }
+        _ => several(want, fit, &builds, &meeting, notes),
+    }
 }
 
-fn pipeline_choice(
+/// The cables, without those in use.
+fn meeting<'v>(
+    view: &'v Snapshot,
+    want: &ValidDeployment,
+    replica: i32,
+    count_unreleased: bool,
+    without: impl Fn(&Key) -> bool,
+) -> Meeting<'v> {
+    let (mut lasting, mut passing) = (BTreeMap::new(), BTreeMap::new());
+    for (key, group) in view.groups.iter().filter(|(key, _)| !without(key)) {
+        let own = key.0 == want.namespace && group.deployment == want.name && group.replica == replica;
+        let taken = if group.deleting || own { &mut passing } else { &mut lasting };
+        for (node, device) in fabric::ports(&group.plan) {
+            taken.insert((node.to_owned(), device.to_owned()), format!("ShardGroup {}", key.1));
+        }
+    }
+    for (name, node) in view.nodes.iter().filter(|(_, node)| count_unreleased && node.unreleased > 0) {
+        for device in node.links.iter().filter_map(|link| link.rdma_device.clone()) {
+            // Which ports an engine without a group still holds, nobody knows.
+            passing.insert((name.clone(), device), "an engine its agent has not released".to_owned());
+        }
+    }
+    passing.extend(lasting.clone());
+    Meeting {
+        choice: want.backend,
+        rdma_only: false,
+        free: Fabric::new(&view.nodes, passing),
+        soon: Fabric::new(&view.nodes, lasting),
+    }
+}
+
+/// Without being asked a tensor group is only taken over RDMA: sums over TCP cost more than they win.
+fn auto_tensor(
     want: &ValidDeployment,
     fit: &Fit<'_>,
-    builds: &BTreeMap<Option<&str>, Vec<Seat<'_>>>,
+    builds: &Builds<'_>,
+    meeting: &Meeting<'_>,
+    notes: &[Note],
+) -> Option<Result<Choice, Vec<Note>>> {
+    if want.backend != BackendChoice::Auto {
+        return None;
+    }
+    for size in want.shape.tensor_sizes().into_iter().filter(|&size| size > 1) {
+        let results = builds.values().map(|seats| tensor::candidate(fit, seats, size, meeting));
+        let (found, refusals) = sorted(results);
+        if let Some(choice) = choice(found, notes, || {
+            format!(
+                "no single node holds the model's {}; these are the fewest that do and meet over RDMA, where a tensor group answers sooner than a pipeline",
+                show(fit.whole().total())
+            )
+        }) {
+            return Some(Ok(choice));
+        }
+        if refusals.iter().any(|note| matches!(note, Note::PortsBusy { .. })) {
+            return Some(Err(refusals));
+        }
+    }
+    None
+}
+
+/// Candidates, the best first, and what refused the others.
+fn sorted(results: impl Iterator<Item = Result<Candidate, Note>>) -> (Vec<Candidate>, Vec<Note>) {
+    let (mut found, mut refusals) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(candidate) => found.push(candidate),
+            Err(note) => refusals.push(note),
+        }
+    }
+    found
+        .sort_by_key(|candidate| (candidate.siblings, std::cmp::Reverse(candidate.left()), candidate.show()));
+    (found, refusals)
+}
+
+fn choice(found: Vec<Candidate>, notes: &[Note], why: impl FnOnce() -> String) -> Option<Choice> {
+    let (candidate, rest) = found.split_first()?;
+    let shown = rest.iter().map(Candidate::show);
+    let others = shown.chain(notes.iter().map(ToString::to_string)).take(SHOWN).collect();
+    Some(Choice { candidate: candidate.clone(), why: why(), others })
+}
+
+/// Stages and their members worth trying, the fewest ranks first. More ranks than there are nodes are
+/// tried only where nothing less was asked for, to have the refusal.
+fn sizes(want: &ValidDeployment, most: u32) -> Vec<(u32, u32)> {
+    let all: Vec<(u32, u32)> = match &want.split {
+        Split::Single => Vec::new(),
+        // Trying all sizes up to the number of nodes is cheap: a size that cannot hold it fails fast.
+        Split::Auto | Split::Pipeline => {
+            (2..=most.min(want.shape.layers).clamp(2, MAX_RANKS)).map(|stages| (stages, 1)).collect()
+        }
+        Split::Ranks(ranks) => vec![(*ranks, 1)],
+        Split::Layers(layers) => vec![(layers.len() as u32, 1)],
+        Split::Tensor(Some(size)) => vec![(1, *size)],
+        Split::Tensor(None) => {
+            want.shape.tensor_sizes().into_iter().filter(|&size| size > 1).map(|size| (1, size)).collect()
+        }
+        Split::Hybrid(hybrid) => shapes(hybrid, &want.shape),
+    };
+    let fitting: Vec<(u32, u32)> =
+        all.iter().copied().filter(|(stages, size)| stages * size <= most).collect();
+    if fitting.is_empty() { all.into_iter().take(1).collect() } else { fitting }
+}
+
+fn several(
+    want: &ValidDeployment,
+    fit: &Fit<'_>,
+    builds: &Builds<'_>,
+    meeting: &Meeting<'_>,
     mut notes: Vec<Note>,
 ) -> Result<Choice, Vec<Note>> {
     let most = builds.values().map(Vec::len).max().unwrap_or(0);
-    let sizes = match &want.split {
-        Split::Single => return Err(notes),
-        // Trying all sizes up to the number of nodes is cheap: a size that cannot hold it fails fast.
-        Split::Auto | Split::Pipeline => 2..=(most as u32).min(fit.layers()).clamp(2, MAX_RANKS),
-        Split::Ranks(ranks) => *ranks..=*ranks,
-        Split::Layers(layers) => layers.len() as u32..=layers.len() as u32,
-    };
-    let why = match &want.split {
-        Split::Auto | Split::Single => {
-            format!(
-                "no single node holds the model's {}; these are the fewest that do",
-                show(fit.whole().total())
-            )
-        }
-        Split::Pipeline => {
-            "spec.sharding.mode asks for a pipeline; these are the fewest nodes that hold it".to_owned()
-        }
-        Split::Ranks(ranks) => {
-            format!(
-                "spec.sharding.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token"
-            )
-        }
-        Split::Layers(_) => "spec.sharding.layersPerRank asks for exactly this split".to_owned(),
-    };
     let mut refusals = Vec::new();
-    for ranks in sizes {
-        let mut found = Vec::new();
-        refusals.clear();
-        for seats in builds.values() {
-            let result = match &want.split {
-                Split::Layers(layers) => pipeline::explicit(fit, seats, layers),
-                _ => pipeline::balanced(fit, seats, ranks),
-            };
-            match result {
-                Ok(candidate) => found.push(candidate),
-                Err(note) => refusals.push(note),
+    for (stages, size) in sizes(want, most as u32) {
+        let results = builds.values().map(|seats| match &want.split {
+            Split::Layers(layers) => pipeline::explicit(fit, seats, layers),
+            Split::Tensor(_) => tensor::candidate(fit, seats, size, meeting),
+            Split::Hybrid(wanted) => {
+                let cut = hybrid::Cut { stages, size, layers: wanted.layers.as_deref() };
+                hybrid::candidate(fit, seats, &cut, meeting)
             }
-        }
-        found.sort_by_key(|candidate| {
-            (candidate.siblings, std::cmp::Reverse(candidate.left()), candidate.show())
+            _ => pipeline::balanced(fit, seats, stages),
         });
-        if let Some(candidate) = found.first() {
-            let others = found.iter().skip(1).map(Candidate::show);
-            let refused = notes.iter().map(ToString::to_string);
-            let others = others.chain(refused).take(SHOWN).collect();
-            return Ok(Choice { candidate: candidate.clone(), why, others });
+        let (found, refused) = sorted(results);
+        refusals = refused;
+        if let Some(choice) = choice(found, &notes, || why(want, fit)) {
+            return Ok(choice);
+        }
+        if refusals.iter().any(|note| matches!(note, Note::PortsBusy { .. })) {
+            break;
         }
         if builds.is_empty() {
-            refusals.push(Note::TooFewNodes { ranks, nodes: 0 });
+            refusals.push(Note::TooFewNodes { ranks: stages * size, nodes: 0 });
         }
     }
     // Only Auto tries sizes it was not asked for; that one node is not two is then no news.
-    if !(matches!(want.split, Split::Auto)
-        && refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. })))
-    {
+    let asked = !matches!(want.split, Split::Auto);
+    if asked || !refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. })) {
         notes.extend(refusals);
     }
+    if builds.len() > 1 {
+        let name = |build: &Option<&str>| build.unwrap_or("an unknown build").to_owned();
+        let names = |seats: &Vec<Seat<'_>>| seats.iter().map(|seat| seat.node.to_owned()).collect();
+        let builds = builds.iter().map(|(build, seats)| (name(build), names(seats))).collect();
+        notes.push(Note::Builds { builds });
+    }
     Err(notes)
+}
+
+fn why(want: &ValidDeployment, fit: &Fit<'_>) -> String {
+    match &want.split {
+        Split::Auto | Split::Single => format!(
+            "no single node holds the model's {}; these are the fewest that do",
+            show(fit.whole().total())
+        ),
+        Split::Pipeline => {
+            "spec.sharding.mode asks for a pipeline; these are the fewest nodes that hold it".to_owned()
+        }
+        Split::Ranks(ranks) => format!(
+            "spec.sharding.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token"
+        ),
+        Split::Layers(_) => "spec.sharding.layersPerRank asks for exactly this split".to_owned(),
+        Split::Tensor(Some(size)) => {
+            format!(
+                "spec.sharding asks for a tensor group of {size}; every rank holds 1/{size} of every layer"
+            )
+        }
+        Split::Tensor(None) => {
+            "spec.sharding.mode asks for a tensor group; these are the fewest nodes that hold it".to_owned()
+        }
+        Split::Hybrid(_) => {
+            "spec.sharding asks for stages of tensor groups; these are the fewest nodes that hold them"
+                .to_owned()
+        }
+    }
 }

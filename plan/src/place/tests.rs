@@ -1,6 +1,9 @@
 //! Tables of placements a person can follow, and thousands of random clusters for the checker.
 
-use russet_crds::{GroupMember, KvRoom, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode};
+use russet_crds::{
+    BackendChoice, GroupMember, KvRoom, Link, LinkKind, LocalReference, ModelDeploymentSpec, Sharding,
+    ShardingMode,
+};
 use russet_wire::shape::ModelShape;
 
 use super::*;
@@ -241,7 +244,7 @@ impl Seeded {
 
 fn random_view(seeded: &mut Seeded) -> Snapshot {
     let mut view = Snapshot::default();
-    for index in 0..seeded.below(7) {
+    for index in 0..seeded.below(8) {
         let availability = match seeded.below(12) {
             0 => Availability::Cordoned,
             1 => Availability::Draining,
@@ -255,10 +258,16 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
             unreleased: if seeded.below(6) == 0 { seeded.below(GIB) } else { 0 },
             availability,
             engine_build: Some(seeded.below(5).min(1).to_string()),
-            backends: if seeded.below(6) == 0 { vec![] } else { vec!["ring".to_owned()] },
+            backends: match seeded.below(6) {
+                0 => vec![],
+                1 => vec!["ring".to_owned()],
+                _ => vec!["ring".to_owned(), "jaccl".to_owned()],
+            },
+            links: Vec::new(),
         };
         view.nodes.insert(format!("n{index}"), node);
     }
+    random_links(seeded, &mut view);
     for model in ["m", "n"] {
         let layers = 1 + seeded.below(12) as u32;
         let embedding = seeded.below(2 * GIB);
@@ -274,6 +283,12 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
             tied,
             layer_bytes: (0..layers).map(|_| seeded.below(2 * GIB)).collect(),
             kv_bytes_per_token_per_layer: seeded.below(8192),
+            attention_heads: [8, 12, 32][seeded.below(3) as usize],
+            key_value_heads: [2, 4, 8][seeded.below(3) as usize],
+            head_dim: 64,
+            intermediate_size: [1024, 1536][seeded.below(2) as usize],
+            quantization_group_size: [0, 64][seeded.below(2) as usize],
+            whole_layer_bytes: seeded.below(1 << 20),
             ..ModelShape::default()
         };
         view.models.insert(("ns".to_owned(), model.to_owned()), shape);
@@ -281,27 +296,89 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
     view
 }
 
+/// Cables between some nodes, sometimes two, sometimes with addresses, sometimes reported by one end.
+fn random_links(seeded: &mut Seeded, view: &mut Snapshot) {
+    let names: Vec<String> = view.nodes.keys().cloned().collect();
+    let density = seeded.below(6);
+    for (index, near) in names.iter().enumerate() {
+        for far in &names[index + 1..] {
+            if seeded.below(4) >= density {
+                continue;
+            }
+            let addressed = seeded.below(3) > 0;
+            for wire in 0..1 + seeded.below(3) / 2 {
+                let flaw = seeded.below(12);
+                let address = |node: &str| addressed.then(|| format!("10.{near}{far}.{wire}.{node}"));
+                for (node, peer) in [(near, far), (far, near)] {
+                    let link = Link {
+                        peer: peer.clone(),
+                        interface: format!("en{peer}{wire}"),
+                        kind: if flaw == 1 { LinkKind::Ethernet } else { LinkKind::Thunderbolt },
+                        address: address(node),
+                        peer_address: address(peer),
+                        rdma_device: (flaw != 2 || node == near).then(|| format!("rdma_en{peer}{wire}")),
+                        bits_per_second: None,
+                    };
+                    if flaw != 3 || node == near {
+                        view.nodes.get_mut(node).unwrap().links.push(link);
+                    }
+                }
+            }
+        }
+    }
+}
+
 fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
     let model = if seeded.below(4) == 0 { "n" } else { "m" };
-    let layers = view.models[&("ns".to_owned(), model.to_owned())].layers;
-    let mode = match seeded.below(4) {
+    let shape = &view.models[&("ns".to_owned(), model.to_owned())];
+    let layers = shape.layers;
+    let cuts: Vec<u32> = shape.tensor_sizes().into_iter().filter(|&size| size > 1).collect();
+    let mut mode = match seeded.below(9) {
         0 => ShardingMode::Single,
-        1 => ShardingMode::Pipeline,
+        1 | 2 => ShardingMode::Pipeline,
+        3 | 4 => ShardingMode::Tensor,
+        5 | 6 => ShardingMode::Hybrid,
         _ => ShardingMode::Auto,
     };
-    let free = mode != ShardingMode::Single && seeded.below(2) == 0;
-    let ranks = free.then(|| 1 + seeded.below(u64::from(layers).min(5)) as u32);
-    let layers_per_rank = (ranks.is_some() && seeded.below(3) == 0).then(|| {
-        let ranks = ranks.unwrap_or(1);
-        let mut split = vec![1; ranks as usize];
-        (0..layers - ranks).for_each(|_| split[seeded.below(u64::from(ranks)) as usize] += 1);
+    if cuts.is_empty() && matches!(mode, ShardingMode::Tensor | ShardingMode::Hybrid) {
+        mode = ShardingMode::Auto;
+    }
+    let split_into = |seeded: &mut Seeded, stages: u32| {
+        let mut split = vec![1; stages as usize];
+        (0..layers - stages).for_each(|_| split[seeded.below(u64::from(stages)) as usize] += 1);
         split
-    });
+    };
+    let (mut ranks, mut layers_per_rank, mut tensor_size) = (None, None, None);
+    match mode {
+        ShardingMode::Tensor | ShardingMode::Hybrid => {
+            let size = cuts[seeded.below(cuts.len() as u64) as usize];
+            let stages = if mode == ShardingMode::Tensor { 1 } else { 2.min(layers) };
+            if stages == 1 {
+                mode = ShardingMode::Tensor;
+            }
+            tensor_size = (seeded.below(2) == 0).then_some(size);
+            ranks = (seeded.below(2) == 0).then_some(size * stages);
+            layers_per_rank = (stages > 1 && seeded.below(3) == 0).then(|| split_into(seeded, stages));
+        }
+        ShardingMode::Single | ShardingMode::Unknown => {}
+        ShardingMode::Auto | ShardingMode::Pipeline => {
+            ranks = (seeded.below(2) == 0).then(|| 1 + seeded.below(u64::from(layers).min(5)) as u32);
+            if let Some(ranks) = ranks.filter(|_| seeded.below(3) == 0) {
+                layers_per_rank = Some(split_into(seeded, ranks));
+            }
+        }
+    }
+    let backend = match (mode, seeded.below(8)) {
+        (ShardingMode::Tensor | ShardingMode::Hybrid, 0) => BackendChoice::Jaccl,
+        (ShardingMode::Tensor | ShardingMode::Hybrid, 1) => BackendChoice::JacclRing,
+        (_, 2) => BackendChoice::Ring,
+        _ => BackendChoice::Auto,
+    };
     ModelDeploymentSpec {
         model_ref: LocalReference::new(model),
         sharding: Sharding {
-            tensor_size: None,
-            backend: Default::default(),
+            tensor_size,
+            backend,
             mode,
             ranks,
             layers_per_rank,
@@ -318,6 +395,8 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
 #[test]
 fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
     let (mut created, mut refused, mut drained, mut moved) = (0, 0, 0, 0);
+    // Groups made, by backend and by whether they have several stages of several ranks.
+    let mut kinds: BTreeMap<(String, bool), usize> = BTreeMap::new();
     for seed in 0..3000 {
         let mut seeded = Seeded(seed);
         let mut now = random_view(&mut seeded);
@@ -337,6 +416,12 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
                 );
                 assert_eq!(place(&now, &want).0, placement, "seed {seed}: the same question, another answer");
                 created += placement.create.len();
+                for new in &placement.create {
+                    let (plan, size) = (&new.plan, new.plan.tensor_size);
+                    let hybrid = size > 1 && plan.members.len() as u32 > size;
+                    let tensor = if size > 1 { "cut" } else { "whole" };
+                    *kinds.entry((format!("{:?} {tensor}", plan.backend), hybrid)).or_default() += 1;
+                }
                 refused += usize::from(!placement.waiting.is_empty());
                 drained += placement.delete.iter().filter(|old| old.why == Removal::Drained).count();
                 moved += placement.delete.iter().filter(|old| old.why == Removal::Replaced).count();
@@ -366,6 +451,17 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
         created > 3000 && refused > 1000 && drained > 50 && moved > 300,
         "{created} {refused} {drained} {moved}"
     );
+    for (kind, hybrid) in [
+        ("None whole", false),
+        ("Ring whole", false),
+        ("Ring cut", false),
+        ("Ring cut", true),
+        ("Jaccl cut", false),
+        ("Jaccl cut", true),
+        ("JacclRing cut", false),
+    ] {
+        assert!(kinds.get(&(kind.to_owned(), hybrid)).is_some_and(|&count| count > 10), "{kind}: {kinds:?}");
+    }
 }
 
 #[test]
@@ -378,7 +474,9 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         while view.nodes.len() > 3 {
             view.nodes.pop_first();
         }
-        view.nodes.values_mut().for_each(|node| node.engine_build = None);
+        for node in view.nodes.values_mut() {
+            (node.engine_build, node.links) = (None, Vec::new());
+        }
         let spec = ModelDeploymentSpec { replicas: 1, ..random_spec(&mut seeded, &view) };
         let spec = ModelDeploymentSpec {
             sharding: Sharding {

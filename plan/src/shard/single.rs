@@ -1,5 +1,7 @@
 //! One rank on one node.
 
+use russet_crds::Backend;
+
 use super::{Candidate, Rank, Seat};
 use crate::fit::Fit;
 use crate::note::Note;
@@ -14,10 +16,17 @@ pub fn candidates(fit: &Fit<'_>, seats: &[Seat<'_>]) -> (Vec<Candidate>, Vec<Not
     let mut notes = Vec::new();
     for seat in seats {
         match seat.free.checked_sub(need.total()) {
-            Some(left) => found.push(Candidate {
-                ranks: vec![Rank { node: seat.node.to_owned(), layers: fit.layers(), need, left }],
-                siblings: seat.siblings,
-            }),
+            Some(left) => {
+                let node = seat.node.to_owned();
+                let rank = Rank { node, layers: fit.layers(), need, left, rdma_devices: Vec::new() };
+                found.push(Candidate {
+                    ranks: vec![rank],
+                    siblings: seat.siblings,
+                    tensor_size: 1,
+                    backend: Backend::None,
+                    why_backend: None,
+                });
+            }
             None => notes.push(Note::TooSmall {
                 node: seat.node.to_owned(),
                 what: "the whole model".to_owned(),

@@ -1,0 +1,214 @@
+//! What must hold of one new group: its layers, its sizes, its nodes, and the cables it says it uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use russet_crds::{Backend, BackendChoice, GroupMember, GroupPlan, Link, LinkKind};
+
+use super::Violation;
+use crate::place::Placement;
+use crate::snapshot::{Availability, Snapshot};
+use crate::validate::{Split, ValidDeployment};
+
+/// Judges a plan.
+pub fn check(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    name: &str,
+    plan: &GroupPlan,
+    wrong: &mut Vec<Violation>,
+) {
+    let group = || name.to_owned();
+    let layers: Vec<u32> = plan.members.iter().map(|member| member.layers).collect();
+    let size = plan.tensor_size as usize;
+    let ordered = plan.members.iter().enumerate().all(|(index, member)| member.rank == index as u32);
+    let whole = size > 0 && layers.len() % size == 0;
+    let equal = whole && layers.chunks(size).all(|stage| stage.iter().all(|count| *count == stage[0]));
+    let total: u64 = layers.iter().step_by(size.max(1)).map(|&count| u64::from(count)).sum();
+    let covered = total == u64::from(want.shape.layers) && !layers.contains(&0) && !layers.is_empty();
+    if !ordered || !equal || !covered {
+        wrong.push(Violation::Layers { group: group(), layers, model: want.shape.layers });
+        return;
+    }
+    let stages: Vec<u32> = layers.iter().copied().step_by(size).collect();
+    let asked = match &want.split {
+        Split::Auto => true,
+        Split::Single => layers.len() == 1,
+        Split::Pipeline => size == 1 && layers.len() >= 2,
+        Split::Ranks(ranks) => size == 1 && layers.len() == *ranks as usize,
+        Split::Layers(wanted) => size == 1 && layers == *wanted,
+        Split::Tensor(wanted) => {
+            size > 1 && stages.len() == 1 && wanted.is_none_or(|wanted| wanted as usize == size)
+        }
+        Split::Hybrid(wanted) => {
+            let fixed = [(wanted.size, size), (wanted.stages, stages.len()), (wanted.ranks, layers.len())];
+            size > 1
+                && stages.len() > 1
+                && fixed.iter().all(|(fixed, is)| fixed.is_none_or(|fixed| fixed as usize == *is))
+                && wanted.layers.as_ref().is_none_or(|wanted| *wanted == stages)
+        }
+    };
+    if !asked {
+        wrong.push(Violation::Split { group: group(), layers: layers.clone(), split: want.split.clone() });
+    }
+    let shape = &want.shape;
+    let group_of = shape.quantization_group_size.max(1);
+    let parts = [
+        shape.attention_heads,
+        shape.key_value_heads,
+        shape.intermediate_size,
+        shape.attention_heads * shape.head_dim / group_of,
+        shape.intermediate_size / group_of,
+    ];
+    if size > 1 && parts.iter().any(|&part| part == 0 || part as usize % size != 0) {
+        wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
+    }
+    check_reservations(want, name, plan, wrong);
+    let mut seen = BTreeSet::new();
+    let mut builds = BTreeSet::new();
+    for member in &plan.members {
+        if !seen.insert(&member.node_name) {
+            wrong.push(Violation::NodeTwice { group: group(), node: member.node_name.clone() });
+        }
+        match view.nodes.get(&member.node_name) {
+            Some(node) if node.availability == Availability::Open => {
+                builds.insert(&node.engine_build);
+            }
+            _ => wrong.push(Violation::NodeClosed { group: group(), node: member.node_name.clone() }),
+        }
+    }
+    if builds.len() > 1 {
+        wrong.push(Violation::Builds { group: group() });
+    }
+    if let Err(why) = check_backend(view, want, plan) {
+        wrong.push(Violation::Backend { group: group(), backend: plan.backend, why });
+    }
+}
+
+fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wrong: &mut Vec<Violation>) {
+    let (shape, size) = (&want.shape, plan.tensor_size as usize);
+    // Walk the layers from the end, as rank 0 holds the last ones.
+    let mut rest: &[u64] = &shape.layer_bytes;
+    for stage in plan.members.chunks(size) {
+        let (before, own) = rest.split_at(rest.len() - stage[0].layers as usize);
+        rest = before;
+        for member in stage {
+            let (head, embeds) = (member.rank == 0, before.is_empty());
+            let mut takes = 0_u128;
+            for &bytes in own {
+                let whole = bytes.min(shape.whole_layer_bytes);
+                takes += u128::from(whole) + u128::from(bytes - whole) / size as u128;
+            }
+            if head {
+                takes += u128::from(shape.head_bytes);
+            }
+            if embeds || (head && shape.tied) {
+                takes += u128::from(shape.embedding_bytes);
+            }
+            takes += u128::from(shape.kv_bytes_per_token_per_layer)
+                * u128::from(member.layers)
+                * u128::from(want.room.context_tokens)
+                * u128::from(want.room.max_sequences)
+                / size as u128;
+            let headroom = takes * u128::from(want.room.headroom_percent) / 100;
+            let reserved = member.reserved_bytes();
+            if u128::from(reserved) < takes + headroom || u128::from(member.overhead_bytes) < 64 << 20 {
+                let (group, rank) = (name.to_owned(), member.rank);
+                let takes = u64::try_from(takes).unwrap_or(u64::MAX);
+                wrong.push(Violation::Reservation { group, rank, reserved, takes });
+            }
+        }
+    }
+}
+
+/// Whether the backend is one that was asked for and the cables are really there.
+fn check_backend(view: &Snapshot, want: &ValidDeployment, plan: &GroupPlan) -> Result<(), String> {
+    let size = plan.tensor_size as usize;
+    let named = plan.members.iter().any(|member| !member.rdma_devices.is_empty());
+    let asked = match (size, plan.members.len(), plan.backend) {
+        (1, 1, Backend::None) => true,
+        (1, 2.., Backend::Ring) => true,
+        (1, ..) => false,
+        (_, _, Backend::Ring) => matches!(want.backend, BackendChoice::Auto | BackendChoice::Ring),
+        (_, _, Backend::Jaccl) => matches!(want.backend, BackendChoice::Auto | BackendChoice::Jaccl),
+        (_, _, Backend::JacclRing) => matches!(want.backend, BackendChoice::Auto | BackendChoice::JacclRing),
+        (_, _, Backend::None | Backend::Unknown) => false,
+    };
+    if !asked {
+        return Err(format!("{:?} of {} ranks was asked for", want.backend, plan.members.len()));
+    }
+    match plan.backend {
+        Backend::Jaccl if size > 8 => return Err(format!("{size} ranks are too many for a mesh")),
+        Backend::Jaccl | Backend::JacclRing => {}
+        _ if named => return Err("devices are named for nothing".to_owned()),
+        _ => return Ok(()),
+    }
+    for team in plan.members.chunks(size) {
+        let mut wires = BTreeSet::new();
+        for (a, member) in team.iter().enumerate() {
+            if member.rdma_devices.len() != size {
+                return Err(format!("rank {} names {} cells", member.rank, member.rdma_devices.len()));
+            }
+            for (b, peer) in team.iter().enumerate() {
+                let neighbours = (a + 1) % size == b || (b + 1) % size == a;
+                let wanted = a != b && (plan.backend == Backend::Jaccl || neighbours);
+                check_cell(view, (member, b), (peer, a), wanted)?;
+                if wanted {
+                    wires.insert(member.rdma_devices[b].len());
+                }
+            }
+        }
+        if wires.len() != 1 || wires.iter().any(|&count| count > 4) {
+            return Err(format!("the members have {wires:?} wires"));
+        }
+    }
+    Ok(())
+}
+
+type End<'a> = (&'a GroupMember, usize);
+
+fn check_cell(view: &Snapshot, near: End<'_>, far: End<'_>, wanted: bool) -> Result<(), String> {
+    let ends = |end: End<'_>| end.0.rdma_devices.get(end.1).cloned().unwrap_or_default();
+    let (own, other) = (ends(near), ends(far));
+    let pair = format!("{} and {}", near.0.node_name, far.0.node_name);
+    if own.is_empty() == wanted || own.len() != other.len() {
+        return Err(format!("{pair} name {own:?} and {other:?}"));
+    }
+    let link = |node: &str, peer: &str, device: &str| -> Option<Link> {
+        let links = &view.nodes.get(node)?.links;
+        let fits = |link: &&Link| {
+            link.peer == peer
+                && link.kind == LinkKind::Thunderbolt
+                && link.rdma_device.as_deref() == Some(device)
+        };
+        links.iter().find(fits).cloned()
+    };
+    for (own, other) in own.iter().zip(&other) {
+        let (near, far) = (&near.0.node_name, &far.0.node_name);
+        let (Some(near), Some(far)) = (link(near, far, own), link(far, near, other)) else {
+            return Err(format!("{own} and {other} are no cable of {pair}"));
+        };
+        let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
+        if differ(&near.address, &far.peer_address) || differ(&near.peer_address, &far.address) {
+            return Err(format!("{own} and {other} are different cables of {pair}"));
+        }
+    }
+    Ok(())
+}
+
+/// No RDMA port carries two groups, also not while one of them is going.
+pub fn check_ports(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violation>) {
+    let existing = view.groups.values().map(|group| &group.plan);
+    let mut uses: BTreeMap<(&str, &str), BTreeSet<usize>> = BTreeMap::new();
+    for (index, plan) in existing.chain(placement.create.iter().map(|new| &new.plan)).enumerate() {
+        for member in &plan.members {
+            for device in member.rdma_devices.iter().flatten() {
+                uses.entry((&member.node_name, device)).or_default().insert(index);
+            }
+        }
+    }
+    for ((node, device), groups) in uses {
+        if groups.len() > 1 {
+            wrong.push(Violation::PortTwice { node: node.to_owned(), device: device.to_owned() });
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The split a person asked for: from mode, ranks, tensorSize and layersPerRank to one word the
+//! planner can follow, or to what is wrong with them.
+
+use russet_crds::{BackendChoice, Sharding, ShardingMode};
+use russet_wire::partition::Partition;
+use russet_wire::shape::ModelShape;
+
+use super::{MAX_RANKS, invalid};
+use crate::note::Note;
+
+/// The split asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// One node when the model fits one, else as few as hold it.
+    Auto,
+    /// One node.
+    Single,
+    /// A pipeline over as few nodes as hold it, two at least.
+    Pipeline,
+    /// A pipeline over so many nodes.
+    Ranks(u32),
+    /// A pipeline with exactly these layers on each rank.
+    Layers(Vec<u32>),
+    /// Every layer cut over all ranks: so many, or as few as hold it.
+    Tensor(Option<u32>),
+    /// A pipeline of tensor groups.
+    Hybrid(Hybrid),
+}
+
+/// What is fixed of a pipeline of tensor groups; the planner chooses the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hybrid {
+    /// Stages.
+    pub stages: Option<u32>,
+    /// Ranks of every stage.
+    pub size: Option<u32>,
+    /// Ranks in all.
+    pub ranks: Option<u32>,
+    /// Layers of every stage, the last stage first.
+    pub layers: Option<Vec<u32>>,
+}
+
+impl Hybrid {
+    /// Whether these layers per stage, with so many members each, are what is fixed.
+    pub fn allows(&self, layers: &[u32], size: u32) -> bool {
+        let stages = layers.len() as u32;
+        self.stages.is_none_or(|wanted| wanted == stages)
+            && self.size.is_none_or(|wanted| wanted == size)
+            && self.ranks.is_none_or(|wanted| wanted == stages * size)
+            && self.layers.as_ref().is_none_or(|wanted| wanted == layers)
+    }
+}
+
+const MODE: &str = "spec.sharding.mode";
+const RANKS: &str = "spec.sharding.ranks";
+const SIZE: &str = "spec.sharding.tensorSize";
+const LAYERS: &str = "spec.sharding.layersPerRank";
+const BACKEND: &str = "spec.sharding.backend";
+
+/// Reads the split; what comes out is only of use when nothing was noted.
+pub fn split(sharding: &Sharding, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
+    let Sharding { mode, ranks, tensor_size, layers_per_rank, backend, kv: _ } = sharding;
+    let before = notes.len();
+    if let Some(ranks) = *ranks
+        && (ranks == 0 || ranks > MAX_RANKS)
+    {
+        notes.push(invalid(RANKS, format!("{ranks} ranks cannot be; use 1 to {MAX_RANKS}")));
+    }
+    if let Some(layers) = layers_per_rank {
+        if layers.len() > MAX_RANKS as usize {
+            let problem = format!("{} ranks are too many; name at most {MAX_RANKS}", layers.len());
+            notes.push(invalid(LAYERS, problem));
+        }
+        if let Err(error) = Partition::new(layers.clone(), shape.layers) {
+            notes.push(invalid(LAYERS, error.to_string()));
+        }
+    }
+    if *backend == BackendChoice::Unknown {
+        notes.push(Note::Newer { field: BACKEND });
+    }
+    let rdma = matches!(backend, BackendChoice::Jaccl | BackendChoice::JacclRing);
+    let cut = match mode {
+        ShardingMode::Unknown => {
+            notes.push(Note::Newer { field: MODE });
+            return Split::Auto;
+        }
+        ShardingMode::Tensor | ShardingMode::Hybrid => true,
+        ShardingMode::Auto => rdma || tensor_size.is_some_and(|size| size > 1),
+        ShardingMode::Single | ShardingMode::Pipeline => {
+            if tensor_size.is_some_and(|size| size != 1) {
+                let problem =
+                    format!("{mode:?} cuts no layer; leave tensorSize out, or use mode Tensor or Hybrid");
+                notes.push(invalid(SIZE, problem));
+            }
+            if rdma {
+                let problem = format!(
+                    "{backend:?} carries the sums of tensor groups, and mode {mode:?} has none; use Auto, or mode Tensor or Hybrid"
+                );
+                notes.push(invalid(BACKEND, problem));
+            }
+            false
+        }
+    };
+    // The numbers below are compared with each other; impossible ones were named above.
+    if notes.len() > before {
+        return Split::Auto;
+    }
+    let layers = layers_per_rank.as_deref();
+    if cut {
+        tensor(*mode, *ranks, *tensor_size, layers, shape, notes)
+    } else {
+        pipeline(*mode, *ranks, layers, shape, notes)
+    }
+}
+
+fn pipeline(
+    mode: ShardingMode,
+    ranks: Option<u32>,
+    layers: Option<&[u32]>,
+    shape: &ModelShape,
+    notes: &mut Vec<Note>,
+) -> Split {
+    if let Some(ranks) = ranks.filter(|&ranks| ranks > shape.layers) {
+        let problem = format!(
+            "{ranks} ranks cannot share {} layers; every rank needs one, so ask for at most {}",
+            shape.layers, shape.layers
+        );
+        notes.push(invalid(RANKS, problem));
+    }
+    if let (Some(ranks), Some(layers)) = (ranks, layers)
+        && ranks as usize != layers.len()
+    {
+        let problem =
+            format!("names {} ranks, spec.sharding.ranks says {ranks}; make them equal", layers.len());
+        notes.push(invalid(LAYERS, problem));
+    }
+    let size = layers.map(|layers| layers.len() as u32).or(ranks);
+    if let (ShardingMode::Single, Some(size)) = (mode, size)
+        && size != 1
+    {
+        let problem = format!("Single runs on one rank, not {size}; leave ranks out or use Pipeline");
+        notes.push(invalid(MODE, problem));
+    }
+    match (size, layers, mode) {
+        (Some(1), ..) | (None, _, ShardingMode::Single) => Split::Single,
+        (Some(_), Some(layers), _) => Split::Layers(layers.to_vec()),
+        (Some(ranks), None, _) => Split::Ranks(ranks),
+        (None, _, ShardingMode::Pipeline) => Split::Pipeline,
+        (None, ..) => Split::Auto,
+    }
+}
+
+fn tensor(
+    mode: ShardingMode,
+    ranks: Option<u32>,
+    size: Option<u32>,
+    layers: Option<&[u32]>,
+    shape: &ModelShape,
+    notes: &mut Vec<Note>,
+) -> Split {
+    let stages = layers.map(|layers| layers.len() as u32);
+    let sizes = shape.tensor_sizes();
+    let list = alternatives(&sizes);
+    // Mode Tensor has one stage; Auto has several when the numbers say so.
+    let single = match mode {
+        ShardingMode::Tensor => true,
+        ShardingMode::Hybrid => false,
+        _ => match (ranks, size, stages) {
+            (_, _, Some(stages)) => stages == 1,
+            (Some(ranks), Some(size), None) => ranks == size,
+            _ => true,
+        },
+    };
+    if single {
+        if stages.is_some_and(|stages| stages > 1) {
+            let problem = "mode Tensor has one stage with every layer; leave it out, or use mode Hybrid for several stages";
+            notes.push(invalid(LAYERS, problem.to_owned()));
+        }
+        if let (Some(ranks), Some(size)) = (ranks, size)
+            && ranks != size
+        {
+            let problem = format!(
+                "{size} differs from the {ranks} of spec.sharding.ranks, but in mode Tensor all ranks share every layer; make them equal, or use mode Hybrid"
+            );
+            notes.push(invalid(SIZE, problem));
+        }
+        let field = if size.is_some() { SIZE } else { RANKS };
+        let wanted = size.or(ranks);
+        match wanted.map_or_else(|| none(&sizes, shape), |size| shape.uncuttable(size)) {
+            Some(why) => notes.push(invalid(field, format!("{why}; use {list}"))),
+            None if wanted == Some(1) => return Split::Single,
+            None => {}
+        }
+        return Split::Tensor(wanted);
+    }
+    if let Some(why) = size.and_then(|size| shape.uncuttable(size)) {
+        notes.push(invalid(SIZE, format!("{why}; use {list}")));
+    } else if size.is_none()
+        && let Some(why) = none(&sizes, shape)
+    {
+        notes.push(invalid(MODE, format!("{why}; use Pipeline")));
+    }
+    if size == Some(1) {
+        return pipeline(ShardingMode::Pipeline, ranks, layers, shape, notes);
+    }
+    let hybrid = Hybrid { stages, size, ranks, layers: layers.map(<[u32]>::to_vec) };
+    if let Some(ranks) = ranks
+        && notes.is_empty()
+        && shapes(&hybrid, shape).is_empty()
+    {
+        let problem = match (stages, size) {
+            (Some(stages), Some(size)) => format!(
+                "{ranks} ranks are not {stages} stages of {size}; use {} ranks",
+                stages.saturating_mul(size)
+            ),
+            (_, Some(size)) => format!(
+                "{ranks} ranks do not make two or more stages of {size}, with a layer for each of {} at most; use a multiple of {size}",
+                shape.layers
+            ),
+            _ => format!(
+                "{ranks} ranks do not make two or more stages of equal size, each of {list} ranks; use another number of ranks"
+            ),
+        };
+        notes.push(invalid(RANKS, problem));
+    }
+    Split::Hybrid(hybrid)
+}
+
+/// Every `(stages, size)` such a pipeline of tensor groups may have, the fewest ranks first.
+pub fn shapes(hybrid: &Hybrid, shape: &ModelShape) -> Vec<(u32, u32)> {
+    let sizes = shape.tensor_sizes().into_iter().filter(|&size| size > 1);
+    let pairs =
+        sizes.flat_map(|size| (2..=shape.layers.min(MAX_RANKS / size)).map(move |stages| (stages, size)));
+    let mut allowed: Vec<(u32, u32)> = pairs
+        .filter(|&(stages, size)| {
+            hybrid.stages.is_none_or(|wanted| wanted == stages)
+                && hybrid.size.is_none_or(|wanted| wanted == size)
+                && hybrid.ranks.is_none_or(|wanted| wanted == stages * size)
+        })
+        .collect();
+    allowed.sort_by_key(|&(stages, size)| (stages * size, size));
+    allowed
+}
+
+/// Why nothing can be cut at all.
+fn none(sizes: &[u32], shape: &ModelShape) -> Option<String> {
+    if sizes.len() > 1 {
+        return None;
+    }
+    shape.uncuttable(2).or_else(|| Some("its layers cannot be cut".to_owned()))
+}
+
+/// `1, 2, 4 or 8`.
+fn alternatives(sizes: &[u32]) -> String {
+    let words: Vec<String> = sizes.iter().map(u32::to_string).collect();
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => words.concat(),
+    }
+}
