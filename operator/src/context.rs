@@ -14,10 +14,9 @@ use kube::runtime::reflector::Store;
 use kube::{Client, Resource};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
-use russet_crds::{
-    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Peer, Shard, ShardGroup, names,
-};
+use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
 
+use crate::group::Told;
 use crate::metrics::Metrics;
 
 /// Shared by all controllers.
@@ -80,9 +79,9 @@ pub struct EpochHistory {
     pub begun: Vec<Timestamp>,
     /// The epoch being formed, and since when.
     pub forming: Option<(i64, Instant)>,
-    /// The peers that were told at an epoch. The caches may not show it yet, and nobody may be told
+    /// What the ranks were told at an epoch. The caches may not show it yet, and nobody may be told
     /// anything else at the same epoch.
-    pub told: Option<(i64, Vec<Peer>)>,
+    pub told: Option<(i64, Told)>,
 }
 
 impl Context {

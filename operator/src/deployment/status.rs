@@ -214,10 +214,7 @@ fn placement(
 }
 
 fn describe(group: &ShardGroup) -> String {
-    let members = &group.spec.plan.members;
-    let names: Vec<&str> = members.iter().map(|member| member.node_name.as_str()).collect();
-    let ranks = if members.len() == 1 { "1 rank".to_owned() } else { format!("{} ranks", members.len()) };
-    format!("{ranks} on {}", names.join(", "))
+    russet_plan::shard::describe(&group.spec.plan.members, group.spec.plan.tensor_size)
 }
 
 fn count(number: usize) -> i32 {

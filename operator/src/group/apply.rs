@@ -10,7 +10,7 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Shard, ShardGroup, ShardGroupSpec, ShardSpec, names};
 
 use super::Error;
-use super::decide::{Planned, WINDOW};
+use super::decide::{Planned, Told, WINDOW};
 use super::observe::Observed;
 use crate::context::Context;
 use crate::ssa;
@@ -48,7 +48,7 @@ pub async fn apply(
         // Before the write: should it fail, some may have been told all the same.
         let mut epochs = context.epochs.lock();
         epochs.entry(group.uid().unwrap_or_default()).or_default().told =
-            Some((planned.epoch, told.peers.clone()));
+            Some((planned.epoch, Told { peers: told.peers.clone(), transport: told.transport }));
     }
     let writes = planned.shards.iter().map(|spec| {
         let shard = shard_object(group, spec.clone());

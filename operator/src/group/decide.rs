@@ -12,7 +12,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{Reason, Type, get, is_true};
-use russet_crds::{LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus};
+use russet_crds::{
+    Backend, GroupPlan, LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus, Transport,
+};
+use russet_plan::fabric;
 
 use super::observe::Observed;
 use super::status;
@@ -41,6 +44,15 @@ pub struct Planned {
     pub status: ShardGroupStatus,
     /// When to look again without being asked.
     pub again: Option<Duration>,
+}
+
+/// What the ranks of an epoch are told of each other, once and for as long as it lasts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Where they meet, in rank order.
+    pub peers: Vec<Peer>,
+    /// Whether they meet in tunnels.
+    pub transport: Transport,
 }
 
 /// Why ranks are of no more use.
@@ -97,19 +109,22 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
         .iter()
         .filter_map(|state| state.shard)
         .find(|shard| shard.spec.epoch == epoch && !shard.spec.peers.is_empty())
-        .map(|shard| shard.spec.peers.clone());
+        .map(|shard| Told { peers: shard.spec.peers.clone(), transport: shard.spec.transport });
     let written = observed.told.clone().or(written);
-    let loss = loss(&states, written.as_deref());
+    let loss = loss(&states, written.as_ref().map(|told| told.peers.as_slice()));
     let pause = loss.as_ref().and_then(|_| pause(&observed.begun, now));
-    let bump = if pause.is_some() { None } else { loss.clone() };
+    let bump =
+        if pause.is_some() || group.spec.plan.backend == Backend::Unknown { None } else { loss.clone() };
 
-    let (epoch, peers) = match (&bump, written) {
-        (Some(_), _) => (epoch + 1, Vec::new()),
-        (None, Some(peers)) => (epoch, peers),
+    let (epoch, told) = match (&bump, written) {
+        (Some(_), _) => (epoch + 1, Told::default()),
+        (None, Some(told)) => (epoch, told),
         (None, None) => (epoch, meeting(observed, &states).unwrap_or_default()),
     };
     let mut shards = Vec::new();
-    for rank in 0..states.len() as u32 {
+    // What a newer release planned, this one would describe wrongly to the agents.
+    let known = group.spec.plan.backend != Backend::Unknown;
+    for rank in (0..states.len() as u32).filter(|_| known) {
         let leaving =
             observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());
         let name = russet_crds::names::shard(&group.name_any(), rank);
@@ -117,7 +132,7 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
         if leaving || observed.strangers.iter().any(|shard| shard.name_any() == name) {
             continue;
         }
-        let spec = shard_spec(observed, rank, epoch, &peers);
+        let spec = shard_spec(observed, rank, epoch, &told);
         if observed.shards.get(&rank).is_none_or(|shard| shard.spec != spec) {
             shards.push(spec);
         }
@@ -174,11 +189,11 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
 }
 
 /// Where the ranks meet, once all of them know and every file is there.
-fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Vec<Peer>> {
+fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Told> {
     if !observed.missing_files.is_empty() || !states.iter().all(RankState::claimed) {
         return None;
     }
-    states
+    let peers = states
         .iter()
         .enumerate()
         .map(|(rank, state)| {
@@ -192,7 +207,9 @@ fn meeting(observed: &Observed, states: &[RankState<'_>]) -> Option<Vec<Peer>> {
                 tensor: rendezvous.tensor,
             })
         })
-        .collect()
+        .collect::<Option<Vec<Peer>>>()?;
+    let transport = fabric::transport(&observed.group.spec.plan, &peers, &observed.links);
+    Some(Told { peers, transport })
 }
 
 fn pause(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
@@ -204,7 +221,7 @@ fn pause(begun: &[Timestamp], now: Timestamp) -> Option<Duration> {
     (!rest.is_zero()).then_some(rest)
 }
 
-fn shard_spec(observed: &Observed, rank: u32, epoch: i64, peers: &[Peer]) -> ShardSpec {
+fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardSpec {
     let group = &observed.group;
     let plan = &group.spec.plan;
     let member = plan.members.get(rank as usize).cloned().unwrap_or_default();
@@ -216,18 +233,28 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, peers: &[Peer]) -> Sha
         node_name: member.node_name,
         rank,
         layers_per_rank: plan.members.iter().map(|member| member.layers).collect(),
-        tensor_size: plan.tensor_size,
+        tensor_size: plan.tensor_size.max(1),
         backend: plan.backend,
-        transport: Default::default(),
-        rdma_devices: Vec::new(),
+        transport: told.transport,
+        rdma_devices: stage_devices(plan, rank),
         weight_bytes: member.weight_bytes,
         kv_bytes: member.kv_bytes,
         overhead_bytes: member.overhead_bytes,
         context_tokens: plan.context_tokens,
         max_sequences: plan.max_sequences,
         epoch,
-        peers: peers.to_vec(),
+        peers: told.peers.clone(),
     }
+}
+
+/// The device matrix of a rank's stage.
+fn stage_devices(plan: &GroupPlan, rank: u32) -> Vec<Vec<Vec<String>>> {
+    let size = plan.tensor_size.max(1) as usize;
+    let stage = plan.members.chunks(size).nth(rank as usize / size).unwrap_or_default();
+    if stage.iter().all(|member| member.rdma_devices.is_empty()) {
+        return Vec::new();
+    }
+    stage.iter().map(|member| member.rdma_devices.clone()).collect()
 }
 
 #[cfg(test)]

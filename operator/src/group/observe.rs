@@ -8,9 +8,10 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::conditions::{self, Type, is_true};
-use russet_crds::{Peer, Shard, ShardGroup, names};
+use russet_crds::{Link, Shard, ShardGroup, names};
 use russet_plan::snapshot::Availability;
 
+use super::decide::Told;
 use crate::context::Context;
 use crate::node::{availability, until_lost};
 
@@ -33,8 +34,10 @@ pub struct Observed {
     pub until_lost: Option<Duration>,
     /// When recent epochs were begun.
     pub begun: Vec<Timestamp>,
-    /// The peers this process has told at the group's epoch, whatever the caches show.
-    pub told: Option<Vec<Peer>>,
+    /// What this process has told at the group's epoch, whatever the caches show.
+    pub told: Option<Told>,
+    /// Links its nodes report, by node.
+    pub links: BTreeMap<String, Vec<Link>>,
 }
 
 impl Observed {
@@ -71,7 +74,8 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         lost: BTreeSet::new(),
         until_lost: None,
         begun: history.begun,
-        told: history.told.filter(|(epoch, _)| *epoch == group.spec.epoch).map(|(_, peers)| peers),
+        told: history.told.filter(|(epoch, _)| *epoch == group.spec.epoch).map(|(_, told)| told),
+        links: BTreeMap::new(),
     };
     for member in &group.spec.plan.members {
         let node = &member.node_name;
@@ -79,6 +83,8 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
             observed.missing_files.insert(node.clone(), missing);
         }
         let known = context.stores.nodes.get(&ObjectRef::new(node));
+        let links = known.as_ref().and_then(|known| Some(known.status.as_ref()?.links.clone()));
+        observed.links.insert(node.clone(), links.unwrap_or_default());
         let soon = known.as_ref().and_then(|known| until_lost(known, now));
         observed.until_lost = observed.until_lost.into_iter().chain(soon).min();
         match known.map(|known| availability(&known, now)) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type, get};
-use russet_crds::{Endpoint, ShardGroupStatus};
+use russet_crds::{Backend, Endpoint, ShardGroupStatus};
 use russet_plan::quantity::show;
 
 use super::decide::{Loss, RankState};
@@ -76,6 +76,13 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
     let reserved = states.iter().all(|state| state.is(Type::Claimed));
     let formed = states.iter().all(|state| state.is(Type::Joined));
     let at = |reason, message| Stage { reserved, formed, ready: false, reason, message };
+    if observed.group.spec.plan.backend == Backend::Unknown {
+        let version = env!("CARGO_PKG_VERSION");
+        let message = format!(
+            "its plan has a backend of a newer release than this operator's {version}; update the operator, which leaves the group alone until then"
+        );
+        return at(Reason::NewerRelease, message);
+    }
     if !observed.lost.is_empty() {
         return at(Reason::LeaseExpired, format!("node {} is lost", names(&observed.lost)));
     }
@@ -92,9 +99,11 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
         let claimed = state.status.and_then(|status| get(&status.conditions, Type::Claimed));
         if let Some(claimed) = claimed
             && claimed.status == "False"
-            && claimed.reason == format!("{:?}", Reason::MemoryRefused)
+            && let Some(reason) = [Reason::MemoryRefused, Reason::NewerRelease]
+                .into_iter()
+                .find(|reason| claimed.reason == format!("{reason:?}"))
         {
-            return at(Reason::MemoryRefused, format!("rank {rank} on {}: {}", node(state), claimed.message));
+            return at(reason, format!("rank {rank} on {}: {}", node(state), claimed.message));
         }
     }
     if !reserved {

@@ -32,7 +32,7 @@ struct World {
     ports: u32,
     bumps: usize,
     /// What the operator remembers; lost when it dies.
-    told: Option<(i64, Vec<Peer>)>,
+    told: Option<(i64, Told)>,
 }
 
 impl World {
@@ -66,7 +66,8 @@ impl World {
         view.told = self.told.clone().filter(|told| told.0 == epoch).map(|told| told.1);
         let planned = decide(&view, at(0));
         if let Some(shard) = planned.shards.iter().find(|shard| !shard.peers.is_empty()) {
-            self.told = Some((planned.epoch, shard.peers.clone()));
+            self.told =
+                Some((planned.epoch, Told { peers: shard.peers.clone(), transport: shard.transport }));
         }
         let mut left = writes;
         if planned.bump.is_some() {

@@ -41,6 +41,7 @@ pub fn observed(epoch: i64) -> Observed {
         until_lost: None,
         begun: Vec::new(),
         told: None,
+        links: BTreeMap::new(),
     }
 }
 
@@ -57,7 +58,8 @@ fn peers(port: u32) -> Vec<Peer> {
 
 /// Adds a Shard as the operator writes it, with a status in which these conditions hold.
 fn with(observed: &mut Observed, rank: u32, epoch: i64, peers: &[Peer], seen: i64, hold: &[Type]) {
-    let spec = shard_spec(observed, rank, epoch, peers);
+    let told = Told { peers: peers.to_vec(), transport: Transport::Tunnel };
+    let spec = shard_spec(observed, rank, epoch, &told);
     let node = spec.node_name.clone();
     let mut shard = Shard::new(&russet_crds::names::shard("g", rank), spec);
     let mut status = ShardStatus { observed_epoch: Some(seen), ..ShardStatus::default() };
