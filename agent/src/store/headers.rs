@@ -436,7 +436,10 @@ mod tests {
             (256, 16, vec![64, 64])
         );
         assert_eq!((shape.parameters, shape.tied, shape.head_dim), (128 + 32 + 32 + 8, true, 2));
-        assert_eq!((shape.intermediate_size, shape.quantization_group_size, shape.whole_layer_bytes), (4, 0, 0));
+        assert_eq!(
+            (shape.intermediate_size, shape.quantization_group_size, shape.whole_layer_bytes),
+            (4, 0, 0)
+        );
         assert_eq!(shape.kv_bytes_per_token_per_layer, 2 * 2 * 2 * 2);
     }
 
