@@ -2,6 +2,7 @@
 //! as it goes and tries again for as long as the object is there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ type Ready = Arc<Mutex<BTreeMap<String, Published>>>;
 pub(crate) struct Copies {
     shared: Shared,
     tasks: BTreeMap<String, Task>,
+    kept: PathBuf,
 }
 
 struct Task {
@@ -53,7 +55,8 @@ struct Shared {
 }
 
 impl Copies {
-    pub fn new(client: Client, store: Store, outbox: Outbox, metrics: Metrics) -> Self {
+    /// `kept` is the file whose presence says that no files are to be removed, whatever is wanted.
+    pub fn new(client: Client, store: Store, outbox: Outbox, metrics: Metrics, kept: PathBuf) -> Self {
         let shared = Shared {
             client,
             store,
@@ -63,7 +66,7 @@ impl Copies {
             changed: Arc::default(),
             writers: Arc::default(),
         };
-        Self { shared, tasks: BTreeMap::new() }
+        Self { shared, tasks: BTreeMap::new(), kept }
     }
 
     /// Starts what is new, restarts what changed and ends what is gone.
@@ -110,6 +113,9 @@ impl Copies {
 
     /// Removes files that no ModelCopy wants and no engine reads.
     pub async fn collect(&self, mut in_use: BTreeSet<String>) {
+        if self.kept.exists() {
+            return;
+        }
         for task in self.tasks.values() {
             match &task.key {
                 Some(key) => drop(in_use.insert(key.clone())),

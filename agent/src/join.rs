@@ -1,46 +1,51 @@
-//! Joining a cluster: pin the CA, make a key, have the cluster sign it, keep the result. Joining
-//! again with the same files is a no-op, so a service may call it at every start.
+//! Joining a cluster: pin the CA, make a key, have the cluster sign it, find out how the API server
+//! knows this node, keep the result. Joining again with the same files is a no-op, so a service may
+//! call it at every start; a machine that lost its answer asks again with the same key.
 //!
 //! ```text
-//! token ─▶ CA (pinned) ─▶ key + CSR ─▶ wait for the certificate ─▶ identity on disk
+//! token ─▶ CA (pinned) ─▶ key, kept ─▶ CSR ─▶ certificate ─▶ believed by the API server? ─yes─▶ identity
+//!                                                                   └─ no ─▶ ServiceAccount's token ─┘
 //! ```
 
+pub mod access;
 pub mod identity;
-mod pin;
+pub mod pin;
+pub mod request;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{
-    CertificateSigningRequest, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
-};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::PostParams;
-use kube::{Api, Client};
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
-use russet_rpc::tls::{NODES_GROUP, node_dns_name, node_user};
+use kube::{Api, Client, Config};
+use rcgen::KeyPair;
+use russet_crds::InferenceNode;
 use thiserror::Error;
 
-use self::identity::{Identity, IdentityError};
+use self::access::Access;
+use self::identity::{Identity, IdentityError, Material};
 use self::pin::PinError;
+use self::request::{RequestError, Wanted};
 use crate::token::{JoinToken, TokenError};
 
-/// How long a signature is waited for. The operator answers within a second; a cluster whose
-/// operator is just starting deserves some patience.
-const SIGNATURE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The key of a join that is not finished: the token is written down as used with it, so another
+/// attempt must show the same one.
+const PENDING_KEY: &str = "joining.key";
+/// An API server that hangs must not hang the join.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What joining needs.
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
-    /// URL of the API server, such as `https://10.0.0.5:6443`.
-    pub url: String,
+    /// URLs of the API server, such as `https://10.0.0.5:6443`; the first that answers is joined
+    /// through, and all are kept.
+    pub servers: Vec<String>,
     /// The line `russet token create` printed.
     pub token: String,
     /// Folder of this machine's state; the agent's own part is `agent/` in it.
     pub data_dir: PathBuf,
     /// Name of the node.
     pub node_name: String,
+    /// How the API server is to know this node; found out when absent.
+    pub access: Option<Access>,
 }
 
 /// Why a machine could not join.
@@ -60,9 +65,12 @@ pub enum JoinError {
     /// Files of the identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The token is unknown or expired.
+    /// The certificate was not had.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The token is unknown, used up or expired.
     #[error(
-        "{server} does not accept the token {id}.… ({message}); tokens last 24 hours, make a new one with `russet token create` on the control plane"
+        "{server} does not accept the token {id}.… ({message}); a token is good for one machine and one day, make a new one with `russet token create`"
     )]
     Refused {
         /// The API server.
@@ -71,26 +79,6 @@ pub enum JoinError {
         id: String,
         /// What it said.
         message: String,
-    },
-    /// The request was denied or failed.
-    #[error("the cluster did not sign a certificate for node {node}: {message}")]
-    Denied {
-        /// The node.
-        node: String,
-        /// Why.
-        message: String,
-    },
-    /// Nobody signed in time.
-    #[error(
-        "no certificate came for node {node} within {seconds} s; the operator signs requests, look whether `russet serve` runs (request {request})"
-    )]
-    Unsigned {
-        /// The node.
-        node: String,
-        /// Seconds waited.
-        seconds: u64,
-        /// Name of the request.
-        request: String,
     },
     /// The API server failed.
     #[error("{server} failed while node {node} joined")]
@@ -103,7 +91,7 @@ pub enum JoinError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// The key or the request could not be made.
+    /// The key could not be made.
     #[error("no key could be made for node {node}")]
     Key {
         /// The node.
@@ -116,112 +104,139 @@ pub enum JoinError {
 
 /// Joins the cluster, or returns the identity that an earlier join left.
 pub async fn join(config: JoinConfig) -> Result<Identity, JoinError> {
-    let JoinConfig { url: server, token, data_dir, node_name: node } = config;
+    let JoinConfig { servers, token, data_dir, node_name: node, access } = config;
     let token = JoinToken::decode(&token)?;
     check_name(&node)?;
     // Another part of the process may have installed it already, which is as good.
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = crate::agent_dir(&data_dir);
-    if let Some(kept) = Identity::load(&folder)?
-        && kept.node == node
-        && pin::of_pem(&kept.ca_pem()?).as_deref() == Some(&token.ca_pin)
-        && kept.remaining()? > Duration::from_secs(3600)
-    {
+    if let Some(kept) = kept(&folder, &node, &token)? {
         // The cluster may have moved to another address; who it is did not change.
-        return Ok(kept.with_server(&server)?);
+        let kept = kept.with_servers(&servers)?;
+        if is_known(&kept).await {
+            return Ok(kept);
+        }
+        tracing::warn!(node, "the cluster has removed this node; it joins anew");
     }
-    let ca = pin::fetch(&server, &token.ca_pin).await?;
-    let client = bootstrap_client(&server, &ca, &token).map_err(|source| JoinError::Api {
-        server: server.clone(),
-        node: node.clone(),
-        source: Box::new(source),
-    })?;
-    let (key, certificate) = request(&client, &server, &node, Some(&token.id)).await?;
-    Ok(Identity::store(&folder, &node, &server, &certificate, &key, &pin::to_pem(&ca))?)
-}
-
-/// A client that trusts only the pinned CA and shows the bootstrap token.
-fn bootstrap_client(server: &str, ca: &[u8], token: &JoinToken) -> Result<Client, kube::Error> {
-    let url = server.parse().map_err(|error| kube::Error::Service(Box::new(error)))?;
-    let mut config = kube::Config::new(url);
-    config.root_cert = Some(vec![ca.to_vec()]);
+    let (server, ca) = reach(&servers, &token).await?;
+    let failed =
+        |source| JoinError::Api { server: server.clone(), node: node.clone(), source: Box::new(source) };
+    let mut config = pinned(&server, &ca).map_err(failed)?;
+    let anonymous = config.clone();
     config.auth_info.token = Some(token.bearer().into());
-    config.read_timeout = Some(Duration::from_secs(20));
-    Client::try_from(config)
+    let client = Client::try_from(config).map_err(failed)?;
+    let key = pending_key(&folder, &node)?;
+    let wanted = Wanted::node(&node);
+    let certificate = match request::certificate(&client, &wanted, &key).await {
+        Ok(certificate) => certificate,
+        Err(error) => return Err(refused(error, &server, &token)),
+    };
+    let server_ca = pin::to_pem(&ca);
+    let authority = request::authority(&client, &wanted, &certificate, Some(&server_ca)).await?;
+    let key = key.serialize_pem();
+    let access = match access {
+        Some(access) => access,
+        None => access::find(anonymous, &node, &certificate, &key).await.map_err(failed)?,
+    };
+    let account = match access {
+        Access::Certificate => None,
+        Access::Token => Some(access::token(&client, &node).await.map_err(failed)?),
+    };
+    let material = Material {
+        certificate: &certificate,
+        key: &key,
+        ca: &authority,
+        server_ca: &server_ca,
+        token: account.as_deref(),
+    };
+    // What an earlier identity had and this one has not must not stay.
+    forget(&folder)?;
+    let identity = Identity::store(&folder, &node, &servers, &material)?;
+    std::fs::remove_file(folder.join(PENDING_KEY)).ok();
+    Ok(identity)
 }
 
-/// Makes a key, asks the cluster to sign it for `node` and waits; returns key and certificate, PEM.
-/// `token` is the bootstrap token in use, for messages; a node renewing itself has none.
-pub(crate) async fn request(
-    client: &Client,
-    server: &str,
-    node: &str,
-    token: Option<&str>,
-) -> Result<(String, String), JoinError> {
-    let failed = |error: kube::Error| match (error, token) {
-        (kube::Error::Api(status), Some(id)) if matches!(status.code, 401 | 403) => JoinError::Refused {
-            server: server.to_owned(),
-            id: id.to_owned(),
-            message: status.message.clone(),
-        },
-        (error, _) => {
-            JoinError::Api { server: server.to_owned(), node: node.to_owned(), source: Box::new(error) }
-        }
-    };
-    let (key, csr) =
-        signing_request(node).map_err(|source| JoinError::Key { node: node.to_owned(), source })?;
-    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
-    let name = format!("node-{node}-{}", hex::encode(rand::random::<[u8; 4]>()));
-    let object = CertificateSigningRequest {
-        metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
-        spec: CertificateSigningRequestSpec {
-            request: ByteString(csr.into_bytes()),
-            signer_name: russet_crds::names::NODE_SIGNER.to_owned(),
-            usages: Some(["digital signature", "client auth", "server auth"].map(String::from).to_vec()),
-            ..CertificateSigningRequestSpec::default()
-        },
-        status: None,
-    };
-    requests.create(&PostParams::default(), &object).await.map_err(failed)?;
-
-    let deadline = tokio::time::Instant::now() + SIGNATURE_TIMEOUT;
-    while tokio::time::Instant::now() < deadline {
-        let status = match requests.get(&name).await {
-            Ok(found) => found.status.unwrap_or_default(),
-            Err(error @ kube::Error::Api(_)) => return Err(failed(error)),
-            // A control plane that restarts in this very minute keeps the request.
-            Err(error) => {
-                tracing::debug!(request = name, %error, "the request could not be looked at; tried again");
-                CertificateSigningRequestStatus::default()
+/// The first server that is there, and its CA. One that is there and is not the token's ends the join:
+/// somebody may be in between.
+async fn reach(servers: &[String], token: &JoinToken) -> Result<(String, Vec<u8>), PinError> {
+    let mut last = PinError::Url(String::new());
+    for server in servers {
+        match pin::fetch(server, &token.ca_pin, token.ca_der().as_deref()).await {
+            Ok(ca) => return Ok((server.clone(), ca)),
+            Err(error @ PinError::Unreachable { .. }) => {
+                tracing::warn!(%error, "the next server is tried, if there is one");
+                last = error;
             }
-        };
-        if let Some(ByteString(certificate)) = status.certificate {
-            return Ok((key, String::from_utf8_lossy(&certificate).into_owned()));
+            Err(error) => return Err(error),
         }
-        let refusal = status
-            .conditions
-            .unwrap_or_default()
-            .into_iter()
-            .find(|condition| matches!(condition.type_.as_str(), "Denied" | "Failed"));
-        if let Some(refusal) = refusal {
-            let message = refusal.message.or(refusal.reason).unwrap_or(refusal.type_);
-            return Err(JoinError::Denied { node: node.to_owned(), message });
-        }
-        tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    Err(JoinError::Unsigned { node: node.to_owned(), seconds: SIGNATURE_TIMEOUT.as_secs(), request: name })
+    Err(last)
 }
 
-/// A fresh key and the request that names its owner, both PEM.
-fn signing_request(node: &str) -> Result<(String, String), rcgen::Error> {
-    let key = KeyPair::generate()?;
-    let mut params = CertificateParams::new(vec![node_dns_name(node)])?;
-    let mut subject = DistinguishedName::new();
-    subject.push(DnType::OrganizationName, NODES_GROUP);
-    subject.push(DnType::CommonName, node_user(node));
-    params.distinguished_name = subject;
-    let csr = params.serialize_request(&key)?.pem()?;
-    Ok((key.serialize_pem(), csr))
+/// An earlier identity of the same node in the same cluster that is still good.
+fn kept(folder: &Path, node: &str, token: &JoinToken) -> Result<Option<Identity>, JoinError> {
+    let Some(kept) = Identity::load(folder)? else { return Ok(None) };
+    let same = kept.node == node && pin::of_pem(&kept.server_ca_pem()?).as_deref() == Some(&token.ca_pin);
+    Ok((same && kept.is_good()?).then_some(kept))
+}
+
+/// Whether the cluster still has this node; one that cannot be asked has.
+async fn is_known(identity: &Identity) -> bool {
+    let Ok(client) = identity.client(|config| config.read_timeout = Some(READ_TIMEOUT)).await else {
+        return true;
+    };
+    let nodes: Api<InferenceNode> = Api::all(client);
+    match nodes.get_opt(&identity.node).await {
+        Ok(found) => found.is_some(),
+        // The ServiceAccount went with the node.
+        Err(kube::Error::Api(answer)) => answer.code != 401,
+        Err(_) => true,
+    }
+}
+
+/// A client configuration that trusts only the pinned CA and shows nothing.
+fn pinned(server: &str, ca: &[u8]) -> Result<Config, kube::Error> {
+    let url = server.parse().map_err(|error| kube::Error::Service(Box::new(error)))?;
+    let mut config = Config::new(url);
+    config.root_cert = Some(vec![ca.to_vec()]);
+    config.read_timeout = Some(READ_TIMEOUT);
+    Ok(config)
+}
+
+/// The key of an earlier attempt, or a new one, which is kept before anybody sees its public half.
+fn pending_key(folder: &Path, node: &str) -> Result<KeyPair, JoinError> {
+    let path = folder.join(PENDING_KEY);
+    if let Ok(text) = std::fs::read_to_string(&path)
+        && let Ok(key) = KeyPair::from_pem(&text)
+    {
+        return Ok(key);
+    }
+    let key = KeyPair::generate().map_err(|source| JoinError::Key { node: node.to_owned(), source })?;
+    std::fs::create_dir_all(folder)
+        .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })?;
+    identity::write(&path, &key.serialize_pem())?;
+    Ok(key)
+}
+
+/// Removes the identity in `folder`, if there is one.
+pub(crate) fn forget(folder: &Path) -> Result<(), IdentityError> {
+    russet_rpc::tls::folder::remove(folder)
+        .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })
+}
+
+/// What a refusal means to somebody who holds a token.
+fn refused(error: RequestError, server: &str, token: &JoinToken) -> JoinError {
+    match error {
+        RequestError::Api { source, .. } if matches!(&*source, kube::Error::Api(answer) if matches!(answer.code, 401 | 403)) =>
+        {
+            let message = match *source {
+                kube::Error::Api(answer) => answer.message.clone(),
+                other => other.to_string(),
+            };
+            JoinError::Refused { server: server.to_owned(), id: token.id.clone(), message }
+        }
+        other => other.into(),
+    }
 }
 
 fn check_name(node: &str) -> Result<(), JoinError> {
@@ -239,6 +254,8 @@ fn check_name(node: &str) -> Result<(), JoinError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -251,13 +268,11 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_the_node_and_nothing_else() {
-        let (key, csr) = signing_request("mac-1").unwrap();
-        assert!(key.contains("PRIVATE KEY"));
-        let parsed = rcgen::CertificateSigningRequestParams::from_pem(&csr).unwrap();
-        let subject = &parsed.params.distinguished_name;
-        assert_eq!(subject.get(&DnType::CommonName), Some(&"russet:node:mac-1".into()));
-        assert_eq!(subject.get(&DnType::OrganizationName), Some(&"russet:nodes".into()));
-        assert_eq!(parsed.params.subject_alt_names.len(), 1);
+    fn a_join_that_was_cut_short_goes_on_with_the_same_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = pending_key(folder.path(), "a").unwrap().serialize_pem();
+        assert_eq!(pending_key(folder.path(), "a").unwrap().serialize_pem(), first);
+        let mode = std::fs::metadata(folder.path().join(PENDING_KEY)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 }

@@ -1,5 +1,5 @@
 //! The node's Lease: renewed while the agent lives, held by the machine's boot. A second machine of
-//! the same name finds it held and waits instead of fighting.
+//! the same name finds it held and waits instead of fighting. A node that was removed renews nothing.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::InferenceNode;
 use russet_crds::names::{AGENT_MANAGER, SYSTEM_NAMESPACE, node_lease};
 use serde_json::json;
 
@@ -20,11 +21,12 @@ const DURATION_SECONDS: i32 = 20;
 
 /// Renews the Lease of `node` for ever.
 pub(crate) async fn keep(client: Client, node: String, boot_id: String, metrics: Metrics) {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
     let name = node_lease(&node);
     let mut pause = PERIOD;
     loop {
-        let result = renew(&leases, &name, &boot_id).await;
+        let result = renew(&nodes, &leases, &node, &boot_id).await;
         metrics.lease(result.as_ref().is_ok_and(Option::is_none));
         pause = match result {
             Ok(None) => PERIOD,
@@ -47,16 +49,28 @@ pub(crate) async fn keep(client: Client, node: String, boot_id: String, metrics:
 }
 
 /// Renews, or returns who else holds the Lease.
-async fn renew(leases: &Api<Lease>, name: &str, boot_id: &str) -> Result<Option<String>, kube::Error> {
+async fn renew(
+    nodes: &Api<InferenceNode>,
+    leases: &Api<Lease>,
+    node: &str,
+    boot_id: &str,
+) -> Result<Option<String>, kube::Error> {
     let now = Timestamp::now();
-    let found = leases.get_opt(name).await?.and_then(|lease| lease.spec);
-    if let Some(holder) = found.as_ref().and_then(|spec| other_holder(spec, boot_id, now)) {
+    let name = &node_lease(node);
+    let found = leases.get_opt(name).await?;
+    let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
+    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now)) {
         return Ok(Some(holder));
     }
+    let version = match &found {
+        // Exactly the one that was seen: one that goes meanwhile is not made again.
+        Some(lease) => lease.resource_version(),
+        None => nodes.get(node).await.map(|_| None)?,
+    };
     let patch = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
+        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE, "resourceVersion": version},
         "spec": {
             "holderIdentity": boot_id,
             "leaseDurationSeconds": DURATION_SECONDS,

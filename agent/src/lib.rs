@@ -12,9 +12,11 @@ pub mod grants;
 pub mod hardware;
 pub mod join;
 mod lease;
+pub mod leave;
 mod metrics;
 mod node;
 pub mod process;
+mod renew;
 mod report;
 pub mod status;
 pub mod store;
@@ -31,8 +33,10 @@ use std::time::Duration;
 
 use kube::Client;
 use thiserror::Error;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
+pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
 use self::store::StoreError;
@@ -96,15 +100,11 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// No API client could be made.
-    #[error("no client for the API server can be made from {folder}")]
-    Client {
-        /// The agent's folder.
-        folder: PathBuf,
-        /// Why.
-        #[source]
-        source: Box<kube::Error>,
-    },
+    /// The cluster has removed the node.
+    #[error(
+        "node {0} was removed from the cluster, so its engines were stopped; to bring it back, join it again with a new token of `russet token create`"
+    )]
+    Removed(String),
 }
 
 /// The agent's own folder in a data directory.
@@ -146,6 +146,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tracing::info!(node = identity.node, %address, server = identity.server, "agent starts");
     let mut tasks = JoinSet::new();
     tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
+    let (gone, removed) = oneshot::channel();
     let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
     tasks.spawn(node::keep(node::Node {
         client: client.clone(),
@@ -158,8 +159,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         metrics: metrics.clone(),
         ready: ready.clone(),
         channel: report,
+        gone,
     }));
-    tasks.spawn(renew(identity.clone()));
+    tasks.spawn(renew::keep(identity.clone()));
     tasks.spawn(async move {
         if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
             tracing::error!(%error, "metrics are no longer served");
@@ -168,10 +170,10 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let outbox = report::Outbox::start(client.clone(), &mut tasks);
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
-    let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone());
+    let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone(), leave::marker(&folder));
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
-        tls_dir: folder,
+        tls_dir: folder.clone(),
         binary: process::spawn::binary(config.engine_binary.as_deref()),
         address,
         boot_id: machine.boot_id,
@@ -180,11 +182,18 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         metrics,
         copies,
     });
-    tokio::select! {
-        () = supervisor.run(shards, model_copies) => {}
-        () = shutdown => {}
-    }
+    let removed = tokio::select! {
+        () = supervisor.run(shards, model_copies) => false,
+        () = shutdown => false,
+        Ok(()) = removed => true,
+        () = leave::insisted(&folder) => true,
+    };
     tasks.shutdown().await;
+    if removed {
+        stop_engines(&config.data_dir).await;
+        // Who asked for it is told by `russet leave`.
+        return if leave::marker(&folder).exists() { Ok(()) } else { Err(Error::Removed(identity.node)) };
+    }
     tracing::info!("agent ends; engines go on for a minute, waiting to be adopted");
     Ok(())
 }
@@ -205,23 +214,25 @@ pub async fn stop_engines(data_dir: &Path) {
 /// One client for requests, which must fail when the server hangs, and one for watches, which may
 /// be silent for as long as they last.
 async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
-    let mut config = identity.client_config().await?;
-    let client = |config: kube::Config| {
-        Client::try_from(config)
-            .map_err(|source| Error::Client { folder: identity.folder.clone(), source: Box::new(source) })
-    };
-    config.connect_timeout = Some(Duration::from_secs(5));
-    // Retries are ours: a busy server must not hold up what is newer.
-    config.default_retry = false;
-    // Longer than a watch without events: a list has no end of its own.
-    config.read_timeout = Some(watcher::WATCH + Duration::from_secs(10));
-    let watching = client(config.clone())?;
-    config.read_timeout = Some(Duration::from_secs(10));
-    config.reset_reader_on_write = true;
-    Ok((client(config)?, watching))
+    fn common(config: &mut kube::Config) {
+        config.connect_timeout = Some(Duration::from_secs(5));
+        // Retries are ours: a busy server must not hold up what is newer.
+        config.default_retry = false;
+    }
+    let requests = identity.client(|config| {
+        common(config);
+        config.read_timeout = Some(Duration::from_secs(10));
+        config.reset_reader_on_write = true;
+    });
+    let watching = identity.client(|config| {
+        common(config);
+        // Longer than a watch without events: a list has no end of its own.
+        config.read_timeout = Some(watcher::WATCH + Duration::from_secs(10));
+    });
+    Ok((requests.await?, watching.await?))
 }
 
-fn lock(folder: &Path) -> Result<std::fs::File, Error> {
+pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
     let path = folder.join("lock");
     let io = |source| IdentityError::Io { path: path.clone(), source };
     let file = std::fs::File::create(&path).map_err(io)?;
@@ -237,32 +248,4 @@ async fn resolve(server: &str) -> Option<SocketAddr> {
     let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
     let port = url.port_or_known_default()?;
     tokio::net::lookup_host((host, port)).await.ok()?.next()
-}
-
-/// Renews the certificate in its last third. The running agent keeps its connections; files are
-/// read again at the next start, as by every engine.
-async fn renew(identity: Identity) {
-    loop {
-        if identity.life_left().is_ok_and(|left| left < 1.0 / 3.0) {
-            match renewed(&identity).await {
-                Ok(()) => tracing::info!("the node's certificate was renewed"),
-                Err(error) => tracing::warn!(%error, "the node's certificate could not be renewed yet"),
-            }
-        }
-        tokio::time::sleep(Duration::from_secs(6 * 3600)).await;
-    }
-}
-
-async fn renewed(identity: &Identity) -> Result<(), JoinError> {
-    let Identity { node, server, folder } = identity;
-    let config = identity.client_config().await?;
-    let client = Client::try_from(config).map_err(|source| JoinError::Api {
-        server: server.clone(),
-        node: node.clone(),
-        source: Box::new(source),
-    })?;
-    let (key, certificate) = join::request(&client, server, node, None).await?;
-    let ca = identity.ca_pem()?;
-    Identity::store(folder, node, server, &certificate, &key, &ca)?;
-    Ok(())
 }

@@ -1,5 +1,5 @@
-//! The InferenceNode of this machine: made once with an empty spec, its status kept true. The
-//! owner's bounds on memory are read from the same answers.
+//! The InferenceNode of this machine, made by the operator when the machine joined: its status is kept
+//! true here. The owner's bounds on memory are read from the same answers.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,17 +9,16 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::names::AGENT_MANAGER;
 use russet_crds::{
-    GROUP, InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits,
-    VERSION,
+    GROUP, InferenceNode, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits, VERSION,
 };
 use russet_plan::quantity;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
@@ -31,6 +30,8 @@ const PERIOD: Duration = Duration::from_secs(10);
 const LITTLE_MEMORY: u64 = 512 << 20;
 /// Less free disk than this is pressure: the store itself keeps half of it.
 const LITTLE_DISK: u64 = 2 << 30;
+/// So often in a row the node must be missing before it counts as removed.
+const MISSING: u32 = 3;
 /// Disk is reported in steps, or every log line would make a new version of the object.
 const DISK_STEP: u64 = 256 << 20;
 
@@ -84,12 +85,15 @@ pub(crate) struct Node {
     pub metrics: Metrics,
     pub ready: Arc<AtomicBool>,
     pub channel: Channel,
+    /// Told once the node is no longer one of the cluster's.
+    pub gone: oneshot::Sender<()>,
 }
 
-/// Keeps the InferenceNode true for ever.
+/// Keeps the InferenceNode true until it is gone.
 pub(crate) async fn keep(mut node: Node) {
     let mut conditions: Vec<Condition> = Vec::new();
     let mut last: Option<InferenceNodeStatus> = None;
+    let (mut missing, mut leaving) = (0, false);
     loop {
         let granted = *node.channel.granted.borrow_and_update();
         let pressure = pressure(&node);
@@ -103,11 +107,23 @@ pub(crate) async fn keep(mut node: Node) {
         node.metrics.memory(limits.total, limits.serving_limit(), granted);
         let pause = match publish(&node, &status).await {
             Ok(found) => {
+                missing = 0;
+                leaving = found.metadata.deletion_timestamp.is_some();
                 node.ready.store(true, Ordering::Release);
                 let told = bounds(limits.total, &found.spec.memory);
                 node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
                 // Other bounds change what was just reported.
                 if told != limits { Duration::from_millis(10) } else { PERIOD }
+            }
+            Err(error) if is_missing(&error, &node.name, leaving) => {
+                missing += 1;
+                if missing >= MISSING {
+                    tracing::error!(node = node.name, "the cluster has removed this node");
+                    // The receiver goes only with the agent itself.
+                    node.gone.send(()).ok();
+                    return;
+                }
+                Duration::from_secs(1)
             }
             Err(error) => {
                 if last.is_none() {
@@ -129,16 +145,18 @@ async fn publish(node: &Node, status: &InferenceNodeStatus) -> Result<InferenceN
     let params = PatchParams::apply(AGENT_MANAGER).force();
     let patch =
         json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InferenceNode", "status": status});
-    match nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await {
-        Err(kube::Error::Api(answer)) if answer.code == 404 => {
-            let fresh = InferenceNode::new(&node.name, InferenceNodeSpec::default());
-            match nodes.create(&PostParams::default(), &fresh).await {
-                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
-                other => drop(other?),
-            }
-            nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await
+    nodes.patch_status(&node.name, &params, &Patch::Apply(&patch)).await
+}
+
+/// Whether the server answers that there is no such node; that it does not serve the kind, or that a
+/// proxy finds no server, is something else. The credentials of a node that was leaving go with it.
+fn is_missing(error: &kube::Error, node: &str, leaving: bool) -> bool {
+    match error {
+        kube::Error::Api(answer) => {
+            let named = answer.details.as_ref().is_some_and(|details| details.name == node);
+            (answer.code == 404 && named) || (answer.code == 401 && leaving)
         }
-        other => other,
+        _ => false,
     }
 }
 

@@ -2,7 +2,7 @@
 //! token of the API server and pins the cluster's CA; it is no credential of its own.
 
 use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -19,6 +19,9 @@ pub struct JoinToken {
     pub secret: String,
     /// `sha256:<hex>` of the CA's subject public key info.
     pub ca_pin: String,
+    /// The CA's certificate itself, DER in Base64, for an API server that does not send it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
 }
 
 /// A text that is no join token.
@@ -55,7 +58,15 @@ impl JoinToken {
         if !plain(pin, 64) || hex::decode(pin).is_err() {
             return Err(wrong("its CA pin is not a SHA-256"));
         }
+        if token.ca.is_some() && token.ca_der().is_none() {
+            return Err(wrong("its CA is not Base64"));
+        }
         Ok(token)
+    }
+
+    /// The CA's certificate, when the token brings it.
+    pub fn ca_der(&self) -> Option<Vec<u8>> {
+        STANDARD.decode(self.ca.as_ref()?).ok()
     }
 
     /// The bearer token the API server knows.
@@ -79,6 +90,7 @@ mod tests {
             id: "abcdef".into(),
             secret: "0123456789abcdef".into(),
             ca_pin: format!("sha256:{}", "ab".repeat(32)),
+            ca: None,
         }
     }
 
@@ -87,6 +99,8 @@ mod tests {
         let text = token().encode();
         assert!(text.starts_with("rst1."));
         assert_eq!(JoinToken::decode(&format!(" {text}\n")), Ok(token()));
+        let with_ca = JoinToken { ca: Some("AQID".into()), ..token() };
+        assert_eq!(JoinToken::decode(&with_ca.encode()).unwrap().ca_der(), Some(vec![1, 2, 3]));
         assert!(!format!("{:?}", token()).contains("0123456789abcdef"));
     }
 
@@ -95,7 +109,9 @@ mod tests {
         let good = token().encode();
         let short = JoinToken { secret: "short".into(), ..token() }.encode();
         let pin = JoinToken { ca_pin: "sha256:zz".into(), ..token() }.encode();
-        for text in ["", "abcdef.0123456789abcdef", "rst1.", "rst1.!!", &good[..good.len() - 3], &short, &pin]
+        let ca = JoinToken { ca: Some("%".into()), ..token() }.encode();
+        for text in
+            ["", "abcdef.0123456789abcdef", "rst1.", "rst1.!!", &good[..good.len() - 3], &short, &pin, &ca]
         {
             let error = JoinToken::decode(text).unwrap_err();
             assert!(error.to_string().contains("russet token create"), "{text}: {error}");

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use k8s_openapi::ByteString;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
+use russet_agent::leave::{LeaveConfig, LeaveError, leave};
 use russet_agent::process::adopt;
 use russet_agent::token::JoinToken;
-use russet_agent::{AgentConfig, JoinConfig, JoinError};
+use russet_agent::{Access, AgentConfig, JoinConfig};
 use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{
     InferenceNode, KvRoom, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec,
@@ -104,26 +103,9 @@ impl Plane {
     /// Makes a join token as `russet token create` does.
     async fn token(&self) -> JoinToken {
         let ca_pin = self.running.as_ref().unwrap().authority().pin().unwrap();
-        let token = JoinToken { id: "abc123".into(), secret: "0123456789abcdef".into(), ca_pin };
-        let entry = |value: &str| ByteString(value.as_bytes().to_vec());
-        let mut secret = Secret {
-            type_: Some("bootstrap.kubernetes.io/token".into()),
-            data: Some(
-                [
-                    ("token-id", entry(&token.id)),
-                    ("token-secret", entry(&token.secret)),
-                    ("expiration", entry("2099-01-01T00:00:00Z")),
-                    ("usage-bootstrap-authentication", entry("true")),
-                ]
-                .map(|(key, value)| (key.to_owned(), value))
-                .into(),
-            ),
-            ..Secret::default()
-        };
-        secret.metadata.name = Some(format!("bootstrap-token-{}", token.id));
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), "kube-system");
-        secrets.create(&PostParams::default(), &secret).await.unwrap();
-        token
+        let hour = jiff::SignedDuration::from_hours(1);
+        let made = russet_operator::tokens::create(&self.client, hour).await.unwrap();
+        JoinToken { id: made.id, secret: made.secret, ca_pin, ca: None }
     }
 
     async fn shards(&self) -> Vec<Shard> {
@@ -161,17 +143,18 @@ fn alive(pid: u32) -> bool {
 /// An agent that can be restarted; its engines end with the test, however it ends.
 struct Agent {
     config: AgentConfig,
-    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    running: Option<(oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>)>,
 }
 
 impl Agent {
-    async fn join(plane: &Plane, token: &JoinToken, folder: &Path, name: &str) -> Self {
+    async fn join(plane: &Plane, folder: &Path, name: &str, access: Option<Access>) -> Self {
         let data_dir = folder.join(name);
         let join = JoinConfig {
-            url: plane.url(),
-            token: token.encode(),
+            servers: vec![plane.url()],
+            token: plane.token().await.encode(),
             data_dir: data_dir.clone(),
             node_name: name.into(),
+            access,
         };
         russet_agent::join(join).await.unwrap();
         let config = AgentConfig {
@@ -191,17 +174,28 @@ impl Agent {
     fn start(&mut self) {
         let (stop, stopped) = oneshot::channel();
         let config = self.config.clone();
-        let task = tokio::spawn(async move {
-            russet_agent::run(config, async { drop(stopped.await) }).await.unwrap();
-        });
+        let task =
+            tokio::spawn(async move { russet_agent::run(config, async { drop(stopped.await) }).await });
         self.running = Some((stop, task));
     }
 
     async fn stop(&mut self) {
         if let Some((stop, task)) = self.running.take() {
             stop.send(()).ok();
-            task.await.unwrap();
+            task.await.unwrap().unwrap();
         }
+    }
+
+    /// The agent has ended by itself.
+    async fn ended(mut self) {
+        let (_stop, task) = self.running.take().unwrap();
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+    }
+
+    /// The agent has ended because its node was removed; what it said.
+    async fn removed(mut self) -> String {
+        let (_stop, task) = self.running.take().unwrap();
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap_err().to_string()
     }
 }
 
@@ -265,29 +259,95 @@ fn deployment() -> ModelDeployment {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_joins_only_the_cluster_its_token_names() {
+async fn a_machine_joins_only_the_cluster_its_token_names_and_with_a_token_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let mut plane = Plane::start(&folder.path().join("plane")).await;
     let token = plane.token().await;
-    let join = |token: &JoinToken, name: &str| {
+    let join = |text: String, name: &str, machine: &str| {
         russet_agent::join(JoinConfig {
-            url: plane.url(),
-            token: token.encode(),
-            data_dir: folder.path().join("node"),
+            // The first is not there: nobody listens on the port of discard.
+            servers: vec!["https://127.0.0.1:9".into(), plane.url()],
+            token: text,
+            data_dir: folder.path().join(machine),
             node_name: name.into(),
+            access: None,
         })
     };
-    let wrong = JoinToken { ca_pin: format!("sha256:{}", "00".repeat(32)), ..token.clone() };
-    assert!(matches!(join(&wrong, "a").await, Err(JoinError::Pin(_))));
-    let unknown = JoinToken { secret: "fedcba9876543210".into(), ..token.clone() };
-    let error = join(&unknown, "a").await.unwrap_err();
-    assert!(matches!(error, JoinError::Refused { .. }), "{error}");
-    assert!(error.to_string().contains("russet token create"), "{error}");
+    let pin = JoinToken { ca_pin: format!("sha256:{}", "00".repeat(32)), ..token.clone() };
+    let secret = JoinToken { secret: "fedcba9876543210".into(), ..token.clone() };
+    let unknown = JoinToken { id: "zzzzzz".into(), ..token.clone() };
+    let expired = russet_operator::tokens::create(&plane.client, jiff::SignedDuration::from_secs(-1));
+    let expired = expired.await.unwrap();
+    let expired = JoinToken { id: expired.id, secret: expired.secret, ..token.clone() };
+    for (story, text, name, words) in [
+        ("no token", "abcdef.0123456789abcdef".to_owned(), "a", "no join token"),
+        ("another CA", pin.encode(), "a", "is not the server this token is for"),
+        ("a wrong secret", secret.encode(), "a", "does not accept the token"),
+        ("an unknown token", unknown.encode(), "a", "does not accept the token zzzzzz"),
+        ("an expired token", expired.encode(), "a", "russet token create"),
+        ("no name", token.encode(), "A!", "cannot be a node's name"),
+    ] {
+        let error = join(text, name, "m1").await.unwrap_err().to_string();
+        assert!(error.contains(words), "{story}: {error}");
+    }
 
-    let identity = join(&token, "a").await.unwrap();
+    let identity = join(token.encode(), "a", "m1").await.unwrap();
     let key = std::fs::read(identity.folder.join("tls.key")).unwrap();
-    assert_eq!(join(&token, "a").await.unwrap(), identity, "joining again changes nothing");
+    assert_eq!(join(token.encode(), "a", "m1").await.unwrap(), identity, "joining again changes nothing");
     assert_eq!(std::fs::read(identity.folder.join("tls.key")).unwrap(), key);
+
+    // The same token on another machine, whatever it calls itself.
+    for name in ["a", "b"] {
+        let error = join(token.encode(), name, "m2").await.unwrap_err().to_string();
+        assert!(error.contains("was used by node a"), "{error}");
+    }
+    // The first machine lost what it got and kept its key: it may finish.
+    russet_rpc::tls::folder::remove(&identity.folder).unwrap();
+    std::fs::write(identity.folder.join("joining.key"), &key).unwrap();
+    assert_eq!(join(token.encode(), "a", "m1").await.unwrap(), identity);
+    assert!(!identity.folder.join("joining.key").exists());
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_leaves_is_emptied_forgotten_and_comes_back_only_with_a_new_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
+    let leases: Api<Lease> = Api::namespaced(plane.client.clone(), "russet-system");
+    for (name, access) in [("one", None), ("two", Some(Access::Token))] {
+        let agent = Agent::join(&plane, folder.path(), name, access).await;
+        let data_dir = agent.config.data_dir.clone();
+        until("the node is ready", || async {
+            let status = nodes.get(name).await.ok()?.status?;
+            is_true(&status.conditions, Type::Ready).then_some(())
+        })
+        .await;
+        let models = data_dir.join("agent/models");
+        std::fs::write(models.join("kept"), "a model").unwrap();
+        let config = LeaveConfig { data_dir: data_dir.clone(), force: false, purge: false };
+        assert_eq!(leave(config.clone()).await.unwrap(), name);
+        assert!(nodes.get_opt(name).await.unwrap().is_none());
+        until("its Lease goes with it", || async {
+            matches!(leases.get_opt(&format!("node-{name}")).await, Ok(None)).then_some(())
+        })
+        .await;
+        agent.ended().await;
+        let left: Vec<String> = std::fs::read_dir(data_dir.join("agent"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "lock")
+            .collect();
+        assert_eq!(left, ["models"]);
+        assert!(models.join("kept").exists());
+        assert!(matches!(leave(config).await, Err(LeaveError::NotJoined(_))));
+
+        let again = Agent::join(&plane, folder.path(), name, access).await;
+        // Removed by an administrator: the agent ends and says so.
+        nodes.delete(name, &DeleteParams::default()).await.unwrap();
+        let error = again.removed().await;
+        assert!(error.contains("was removed from the cluster"), "{error}");
+    }
     plane.stop().await;
 }
 
@@ -295,9 +355,9 @@ async fn a_machine_joins_only_the_cluster_its_token_names() {
 async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane() {
     let folder = tempfile::tempdir().unwrap();
     let mut plane = Plane::start(&folder.path().join("plane")).await;
-    let token = plane.token().await;
-    let mut one = Agent::join(&plane, &token, folder.path(), "one").await;
-    let mut two = Agent::join(&plane, &token, folder.path(), "two").await;
+    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
+    // As on an API server that does not believe the data plane's CA.
+    let mut two = Agent::join(&plane, folder.path(), "two", Some(Access::Token)).await;
 
     let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
     let tiny = Model::new("tiny", ModelSpec { source });
@@ -412,7 +472,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
     let folder = tempfile::tempdir().unwrap();
     let mut plane = Plane::start(&folder.path().join("plane")).await;
     let token = plane.token().await;
-    let mut agent = Agent::join(&plane, &token, folder.path(), "one").await;
+    let mut agent = Agent::join(&plane, folder.path(), "one", None).await;
 
     let copy = |name: &str, uri: String| {
         let spec = ModelCopySpec {

@@ -5,11 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use kube::{Client, Config};
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
+use russet_rpc::api;
+use russet_rpc::tls::folder;
 
-use crate::client::client_from;
+use crate::certify;
 use crate::layout::Layout;
 use crate::signals;
 
@@ -19,7 +22,8 @@ pub struct Arguments {
     /// Folder of the control plane, or of this gateway's own certificate.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Kubeconfig of another control plane; default the one that `russet serve` wrote for the gateway.
+    /// Kubeconfig of a control plane that somebody else runs; default the one that `russet serve` wrote for
+    /// the gateway, else the ServiceAccount of the pod this runs in.
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
     /// Where clients connect; may repeat. Without TLS on loopback, with TLS and keys elsewhere.
@@ -60,13 +64,13 @@ impl CertificateArguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
     let layout = Layout::at(arguments.data_dir)?;
-    let kubeconfig = arguments.kubeconfig.unwrap_or_else(|| layout.gateway().join("kubeconfig"));
+    let client = connect(&layout, arguments.kubeconfig).await?;
     let config = GatewayConfig {
         listen: arguments.listen,
         certificate: arguments.certificate.files(),
         metrics: arguments.metrics_listen,
         ..GatewayConfig::new(
-            client_from(&kubeconfig).await?,
+            client,
             russet_rpc::tls::Files::in_dir(&layout.gateway()),
             ([127, 0, 0, 1], 0).into(),
         )
@@ -77,4 +81,26 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     russet_gateway::run(config, prometheus::Registry::new(), Arc::new(AtomicBool::new(false)), shutdown)
         .await?;
     Ok(())
+}
+
+/// A client as the gateway. On a control plane of `russet serve` its identity lies in its folder;
+/// elsewhere a kubeconfig or the pod's ServiceAccount says who it is, and the certificate that engines
+/// know it by is asked for and renewed here.
+async fn connect(layout: &Layout, kubeconfig: Option<PathBuf>) -> Result<Client> {
+    let kept = layout.gateway().join(folder::KUBECONFIG);
+    let client = match kubeconfig {
+        Some(path) => api::client(&path, |_| {}).await?,
+        None if kept.exists() || std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() => {
+            return api::client(&kept, |_| {}).await.context(
+                "no control plane is known here; start one with `russet up`, or name a kubeconfig with --kubeconfig",
+            );
+        }
+        None => {
+            let config = Config::incluster().context("the pod's ServiceAccount cannot be used")?;
+            Client::try_from(config).context("cannot set up the API client")?
+        }
+    };
+    certify::ensure(&client, &layout.gateway()).await?;
+    tokio::spawn(certify::keep(client.clone(), layout.gateway()));
+    Ok(client)
 }

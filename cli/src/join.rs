@@ -8,27 +8,44 @@ use crate::layout::Layout;
 /// Arguments of `russet join`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// The control plane, such as https://studio.local:6443.
-    url: String,
+    /// The control plane, such as https://studio.local:6443; several, if it has several API servers.
+    #[arg(required = true)]
+    servers: Vec<String>,
     /// What `russet token create` printed.
     #[arg(long, env = "RUSSET_TOKEN", hide_env_values = true)]
     token: String,
+    /// How the API server is to know this node, instead of finding out.
+    #[arg(long, hide = true)]
+    access: Option<Access>,
     #[command(flatten)]
     node: NodeArguments,
 }
 
+/// How an API server knows a node.
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Access {
+    /// By its certificate.
+    Certificate,
+    /// By a token of its ServiceAccount.
+    Token,
+}
+
 /// Joins once, then runs the agent until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { url, token, node } = arguments;
+    let Arguments { servers, token, access, node } = arguments;
     russet_telemetry::logs::init("agent", node.json_logs);
     let layout = Layout::open(node.data_dir.clone())?;
-    russet_agent::join(russet_agent::JoinConfig {
-        url: url.clone(),
+    let identity = russet_agent::join(russet_agent::JoinConfig {
+        servers,
         token,
         data_dir: layout.root().to_owned(),
         node_name: node.name(),
+        access: access.map(|access| match access {
+            Access::Certificate => russet_agent::Access::Certificate,
+            Access::Token => russet_agent::Access::Token,
+        }),
     })
     .await?;
-    eprintln!("{} joined {url}; its agent runs here until Ctrl-C.", node.name());
+    eprintln!("{} joined {}; its agent runs here until Ctrl-C.", node.name(), identity.server);
     agent::run_node(node).await
 }

@@ -4,13 +4,17 @@
 mod agent;
 mod apply;
 mod candidate;
+mod certify;
 mod client;
 mod delete;
 mod describe;
 mod gateway;
 mod get;
+mod identities;
 mod join;
+mod key;
 mod layout;
+mod leave;
 mod logs;
 mod operator;
 mod resources;
@@ -36,8 +40,12 @@ enum Verb {
     Up(up::Arguments),
     /// Make this machine a node of a control plane.
     Join(join::Arguments),
+    /// Take this machine out of the cluster it joined.
+    Leave(leave::Arguments),
     /// Make tokens with which machines join.
     Token(token::Arguments),
+    /// Make, list and revoke the keys that open the gateway.
+    Key(key::Arguments),
     /// List objects as the server's own tables.
     Get(get::Arguments),
     /// Create or change objects from YAML files, by server-side apply.
@@ -78,7 +86,9 @@ fn main() -> std::process::ExitCode {
         match arguments.verb {
             Verb::Up(arguments) => up::run(arguments).await,
             Verb::Join(arguments) => join::run(arguments).await,
+            Verb::Leave(arguments) => leave::run(arguments).await,
             Verb::Token(arguments) => token::run(arguments).await,
+            Verb::Key(arguments) => key::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,
             Verb::Delete(arguments) => delete::run(arguments).await,

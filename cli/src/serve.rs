@@ -7,11 +7,13 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use russet_apiserver::pki;
-use russet_rpc::tls;
+use russet_rpc::api;
+use russet_rpc::tls::folder;
 
 use crate::candidate::Candidate;
 use crate::client::client_from;
-use crate::layout::{self, Layout};
+use crate::identities::Identities;
+use crate::layout::Layout;
 use crate::signals;
 
 /// Arguments of `russet serve`.
@@ -37,8 +39,6 @@ pub struct Arguments {
     exit_with_parent: bool,
 }
 
-/// Days an identity made at start is good for; every start makes new ones.
-const IDENTITY_DAYS: i64 = 365;
 /// An operator that has not ended by then is left behind; its Lease runs out.
 const FAREWELL: std::time::Duration = std::time::Duration::from_secs(3);
 
@@ -54,22 +54,28 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let server = running.url();
     let authority = running.authority();
 
-    let kubeconfig =
-        std::fs::read(running.kubeconfig()).context("cannot read the administrator's kubeconfig")?;
     let admin = client_from(&running.kubeconfig().to_owned()).await?;
     russet_operator::install::apply(&admin).await.context("cannot install Russet's kinds and roles")?;
 
     let operator_dir = layout.serve().join("operator");
-    identity(authority, &server, &operator_dir, tls::OPERATOR_USER, &[], &[])?;
-    identity(authority, &server, &layout.gateway(), tls::GATEWAY_USER, &[], &[])?;
+    let identities = Identities {
+        authority: pki::Authority::from_pem(authority.cert_pem(), authority.key_pem())?,
+        server: server.clone(),
+        operator: operator_dir.clone(),
+        gateway: layout.gateway(),
+        admin: layout.admin_kubeconfig(),
+    };
     if let Some(node) = &arguments.local_node {
-        let names = [tls::node_dns_name(node)];
-        identity(authority, &server, &layout.agent(), &tls::node_user(node), &[tls::NODES_GROUP], &names)?;
+        identities.local_node(&layout.agent(), node)?;
+        russet_operator::accounts::ensure_node(&admin, node)
+            .await
+            .with_context(|| format!("cannot make the InferenceNode of {node}"))?;
     }
     // The administrator's file comes last: who sees it finds everything in place.
-    pki::write_private(&layout.admin_kubeconfig(), &kubeconfig)?;
+    identities.issue()?;
 
-    let operator = client_from(&operator_dir.join("kubeconfig")).await?;
+    let operator = api::client(&operator_dir.join(folder::KUBECONFIG), |_| {}).await?;
+    let renewing = tokio::spawn(identities.keep());
     let ready = Arc::new(AtomicBool::new(false));
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
         format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
@@ -96,25 +102,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }
     }
     metrics.abort();
+    renewing.abort();
     running.shutdown().await;
-    Ok(())
-}
-
-/// A folder with `tls.crt`, `tls.key`, `ca.crt` and a kubeconfig of one component.
-fn identity(
-    authority: &pki::Authority,
-    server: &str,
-    folder: &std::path::Path,
-    user: &str,
-    groups: &[&str],
-    names: &[String],
-) -> Result<()> {
-    layout::make_private(folder)?;
-    let (cert, key) = authority.issue_peer(user, groups, names, IDENTITY_DAYS)?;
-    let ca = authority.cert_pem();
-    pki::write_private(&folder.join("tls.crt"), cert.as_bytes())?;
-    pki::write_private(&folder.join("tls.key"), key.as_bytes())?;
-    pki::write_private(&folder.join("ca.crt"), ca.as_bytes())?;
-    pki::write_kubeconfig(&folder.join("kubeconfig"), server, ca, &cert, &key)?;
     Ok(())
 }

@@ -1,21 +1,22 @@
-//! `russet token create`: a token with which one more machine may join for a day. Making the first
-//! one opens the API server to the network.
+//! `russet token create`: a token with which one more machine may join, once and within a day. Making
+//! the first one opens an embedded API server to the network.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::PostParams;
-use kube::{Api, ResourceExt as _};
-use rand::Rng as _;
+use anyhow::{Context, Result, bail};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use kube::config::Kubeconfig;
+use russet_agent::join::pin::{self, PinError};
 use russet_agent::token::JoinToken;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 use crate::client::client_from;
 use crate::layout::Layout;
 
-/// Lifetime of a token: long enough to walk to the other machines, short enough to forget about.
-const LIFETIME: jiff::SignedDuration = jiff::SignedDuration::from_hours(24);
+/// Hours a token is good: long enough to walk to the other machine, short enough to forget about.
+const LIFETIME_HOURS: u32 = 24;
 
 /// Arguments of `russet token`.
 #[derive(clap::Args)]
@@ -27,73 +28,135 @@ pub struct Arguments {
 #[derive(clap::Subcommand)]
 enum Action {
     /// Print a new join token and the command that uses it.
-    Create {
-        /// Folder of the control plane.
-        #[arg(long)]
-        data_dir: Option<PathBuf>,
-        /// Print the token alone.
-        #[arg(long)]
-        quiet: bool,
-    },
+    Create(Create),
+}
+
+/// Arguments of `russet token create`.
+#[derive(clap::Args)]
+struct Create {
+    /// Folder of the control plane.
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+    /// Kubeconfig of an administrator of any API server that Russet runs on.
+    #[arg(long, conflicts_with = "data_dir")]
+    kubeconfig: Option<PathBuf>,
+    /// Address at which the other machine reaches the API server; may repeat.
+    #[arg(long = "server")]
+    servers: Vec<String>,
+    /// Hours the token is good for.
+    #[arg(long, default_value_t = LIFETIME_HOURS, value_parser = clap::value_parser!(u32).range(1..=720))]
+    hours: u32,
+    /// Print the token alone.
+    #[arg(long)]
+    quiet: bool,
 }
 
 /// Makes the token.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Action::Create { data_dir, quiet } = arguments.action;
-    let layout = Layout::at(data_dir)?;
-    let client = client_from(&layout.admin_kubeconfig()).await?;
-    let ca = std::fs::read_to_string(layout.gateway().join("ca.crt")).with_context(|| {
-        format!("cannot read the CA under {}; is `russet up` running?", layout.root().display())
-    })?;
-    let token = JoinToken {
-        id: random(6),
-        secret: random(16),
-        ca_pin: russet_apiserver::pki::pin(&russet_apiserver::pki::certificate(&ca)?)?,
+    let Action::Create(Create { data_dir, kubeconfig, servers, hours, quiet }) = arguments.action;
+    let path = match kubeconfig {
+        Some(path) => path,
+        None => Layout::at(data_dir)?.admin_kubeconfig(),
     };
-    let expiration = jiff::Timestamp::now().checked_add(LIFETIME).context("the clock is out of range")?;
-    let entry = |value: &str| ByteString(value.as_bytes().to_vec());
-    let mut secret = Secret {
-        type_: Some("bootstrap.kubernetes.io/token".into()),
-        data: Some(
-            [
-                ("token-id", entry(&token.id)),
-                ("token-secret", entry(&token.secret)),
-                ("expiration", entry(&format!("{expiration:.0}"))),
-                ("usage-bootstrap-authentication", entry("true")),
-                ("description", entry("russet join token")),
-            ]
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect(),
-        ),
-        ..Secret::default()
-    };
-    secret.metadata.name = Some(format!("bootstrap-token-{}", token.id));
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), "kube-system");
-    let made = secrets.create(&PostParams::default(), &secret).await.context("cannot store the token")?;
-    let encoded = token.encode();
+    let client = client_from(&path).await?;
+    let (server, authorities) = cluster(&path)?;
+    let (ca_pin, ca) = authority(&server, &authorities).await?;
+    let lifetime = jiff::SignedDuration::from_hours(i64::from(hours));
+    let made = russet_operator::tokens::create(&client, lifetime).await?;
+    let token = JoinToken { id: made.id, secret: made.secret, ca_pin, ca }.encode();
     if quiet {
-        println!("{encoded}");
+        println!("{token}");
         return Ok(());
     }
-    eprintln!("Token {} is good until {expiration:.0}. On the other machine:", made.name_any());
-    let port = server_port(&layout.admin_kubeconfig()).unwrap_or(6443);
-    let addresses = russet_agent::hardware::interface_addresses();
-    let address = addresses.iter().find(|address| !address.is_loopback());
-    let address = address.map_or("THIS-MACHINE".to_owned(), ToString::to_string);
-    println!("russet join https://{address}:{port} --token {encoded}");
+    let servers = if servers.is_empty() { vec![reachable(&server)] } else { servers };
+    eprintln!("One machine may join with it until {:.0}. On that machine:", made.expires);
+    println!("russet join {} --token {token}", servers.join(" "));
     Ok(())
 }
 
-fn random(length: usize) -> String {
-    const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    let mut random = rand::rng();
-    (0..length).map(|_| ALPHABET[random.random_range(0..ALPHABET.len())] as char).collect()
+/// The API server of a kubeconfig's current context, and the certificates it is verified with.
+fn cluster(path: &Path) -> Result<(String, Vec<CertificateDer<'static>>)> {
+    let kubeconfig = Kubeconfig::read_from(path)
+        .with_context(|| format!("{} is not a usable kubeconfig", path.display()))?;
+    let current = kubeconfig.current_context.clone().unwrap_or_default();
+    let context = kubeconfig.contexts.iter().find(|it| it.name == current).and_then(|it| it.context.as_ref());
+    let named =
+        kubeconfig.clusters.iter().find(|it| context.is_some_and(|context| context.cluster == it.name));
+    let cluster = named
+        .or(kubeconfig.clusters.first())
+        .and_then(|it| it.cluster.as_ref())
+        .with_context(|| format!("{} names no cluster", path.display()))?;
+    let server = cluster.server.clone().with_context(|| format!("{} names no server", path.display()))?;
+    let pem = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
+        (Some(data), _) => STANDARD.decode(data).context("the kubeconfig's CA is not Base64")?,
+        (None, Some(file)) => std::fs::read(file).with_context(|| format!("cannot read the CA {file}"))?,
+        (None, None) => bail!(
+            "{} names no certificate authority, so machines that join could not tell the server from another; add certificate-authority to its cluster",
+            path.display()
+        ),
+    };
+    let authorities: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<_, _>>()
+        .context("the kubeconfig's CA is no certificate")?;
+    Ok((server, authorities))
 }
 
-/// The port in the kubeconfig's server URL.
-fn server_port(kubeconfig: &std::path::Path) -> Option<u16> {
-    let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig).ok()?;
-    let server = kubeconfig.clusters.first()?.cluster.as_ref()?.server.clone()?;
-    server.rsplit(':').next()?.parse().ok()
+/// The pin of the CA that vouches for the server; with the CA itself when the server does not send it,
+/// as most do not.
+async fn authority(
+    server: &str,
+    authorities: &[CertificateDer<'static>],
+) -> Result<(String, Option<String>)> {
+    let mut last = None;
+    for ca in authorities {
+        let Some(pin) = pin::of_der(ca) else { continue };
+        match pin::fetch(server, &pin, None).await {
+            Ok(_) => return Ok((pin, None)),
+            // It does not send its CA, or has another one.
+            Err(PinError::Mismatch { .. }) => {}
+            Err(error) => return Err(error).context("the kubeconfig's server cannot be pinned"),
+        }
+        match pin::fetch(server, &pin, Some(ca)).await {
+            Ok(_) => return Ok((pin, Some(STANDARD.encode(ca)))),
+            Err(error) => last = Some(error),
+        }
+    }
+    match last {
+        Some(error) => Err(error).context("the kubeconfig's CA does not vouch for its server"),
+        None => bail!("the kubeconfig's CA holds no certificate"),
+    }
+}
+
+/// The server's address as other machines see it: a loopback one is this machine's.
+fn reachable(server: &str) -> String {
+    let Ok(url) = server.parse::<http::Uri>() else { return server.to_owned() };
+    let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+    let local =
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    if !local {
+        return server.to_owned();
+    }
+    let port = url.port_u16().unwrap_or(6443);
+    let addresses = russet_agent::hardware::interface_addresses();
+    match addresses.iter().find(|address| !address.is_loopback()) {
+        Some(std::net::IpAddr::V6(address)) => format!("https://[{address}]:{port}"),
+        Some(address) => format!("https://{address}:{port}"),
+        None => format!("https://THIS-MACHINE:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_loopback_address_is_replaced() {
+        for server in ["https://10.0.0.5:6443", "https://kube.example:443/prefix"] {
+            assert_eq!(reachable(server), server);
+        }
+        for server in ["https://127.0.0.1:7443", "https://localhost:7443", "https://[::1]:7443"] {
+            let replaced = reachable(server);
+            assert!(replaced != server && replaced.ends_with(":7443"), "{replaced}");
+        }
+    }
 }

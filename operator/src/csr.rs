@@ -1,8 +1,10 @@
-//! Certificates of nodes: approves the requests that are exactly right, denies the others with the
-//! reason, and signs with the data-plane CA. Requests for other signers are not its business.
+//! Certificates of nodes and of the gateway: approves the requests that are exactly right, denies the
+//! others with the reason, signs with the data-plane CA, and removes the join tokens that have done
+//! their work. Requests for other signers are not its business.
 
 mod decide;
 mod sign;
+mod token;
 
 use std::sync::Arc;
 
@@ -18,9 +20,11 @@ use russet_crds::names;
 use serde_json::json;
 use thiserror::Error;
 
+use self::decide::{Asked, Requester, Standing, Subject, Verdict};
+use self::token::Token;
 use crate::context::Context;
 use crate::reconcile::after;
-use crate::ssa;
+use crate::{accounts, ssa};
 
 /// Why a request could not be answered.
 #[derive(Debug, Error)]
@@ -30,6 +34,26 @@ pub enum Error {
     Verdict {
         /// The request.
         name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The token was not read, written or removed.
+    #[error("CertificateSigningRequest {name}: the Secret of its join token could not be read or changed")]
+    Token {
+        /// The request.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// What a node needs in the cluster was not made.
+    #[error("CertificateSigningRequest {name}: node {node} could not be admitted")]
+    Admit {
+        /// The request.
+        name: String,
+        /// The node.
+        node: String,
         /// The server's answer.
         #[source]
         source: kube::Error,
@@ -64,53 +88,119 @@ pub async fn reconcile(
     context: Arc<Context>,
 ) -> Result<Action, Error> {
     let name = request.name_any();
-    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
-    let joined = |node: &str| {
-        let known = context.stores.nodes.get(&ObjectRef::new(node));
-        known.is_some_and(|node| {
-            node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable))
-        })
+    let asked = match decide::read(&request) {
+        Ok(asked) => asked,
+        Err(Verdict::Deny(why)) => {
+            deny(&context, &name, &why).await?;
+            return Ok(after([]));
+        }
+        Err(_) => return Ok(after([])),
     };
-    match decide::decide(&request, joined) {
-        decide::Verdict::Nothing => {}
-        decide::Verdict::Deny(why) => {
-            tracing::warn!(request = name, why, "a node's certificate is refused");
-            verdict(&api, &name, "Denied", "Refused", &why).await?;
+    let token = match &asked.requester {
+        Requester::Bootstrap(id) => token::observe(&context.client, id)
+            .await
+            .map_err(|source| Error::Token { name: name.clone(), source })?,
+        Requester::Node(_) | Requester::Gateway | Requester::Other(_) => Token::Gone,
+    };
+    match decide::judge(&asked, standing(&context, &asked.subject), &token, Timestamp::now()) {
+        Verdict::Nothing => {}
+        Verdict::Wait(pause) => return Ok(after([Some(pause)])),
+        Verdict::Deny(why) => deny(&context, &name, &why).await?,
+        Verdict::Approve { claim } => {
+            if let (Some(seen), Requester::Bootstrap(id), Subject::Node(node)) =
+                (&claim, &asked.requester, &asked.subject)
+            {
+                token::claim(&context.client, id, seen, node, &asked.key)
+                    .await
+                    .map_err(|source| Error::Token { name: name.clone(), source })?;
+            }
+            tracing::info!(request = name, subject = %asked.subject, "a certificate is approved");
+            let message = format!("certificate of {}", asked.subject);
+            verdict(&context, &name, "Approved", "Identity", &message).await?;
         }
-        decide::Verdict::Approve { node } => {
-            tracing::info!(request = name, node, "a node's certificate is approved");
-            verdict(&api, &name, "Approved", "NodeIdentity", &format!("certificate of node {node}")).await?;
-        }
-        decide::Verdict::Sign { node } => {
-            let secrets: Api<Secret> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
-            let secret = secrets
-                .get(names::CA_SECRET)
-                .await
-                .map_err(|source| Error::Authority { name: name.clone(), source })?;
-            let certificate = sign::sign(
-                &secret,
-                &request.spec.request.0,
-                &node,
-                request.spec.expiration_seconds,
-                Timestamp::now(),
-            )
-            .map_err(|source| Error::Sign { name: name.clone(), source })?;
-            let patch = json!({"status": {"certificate": k8s_openapi::ByteString(certificate.into_bytes())}});
-            api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
-                .await
-                .map_err(|source| Error::Verdict { name, source })?;
+        Verdict::Sign => sign(&context, &name, &request, &asked).await?,
+        Verdict::RemoveToken(seen) => {
+            if let (Requester::Bootstrap(id), Subject::Node(node)) = (&asked.requester, &asked.subject) {
+                let failed = |source| Error::Token { name: name.clone(), source };
+                if context.stores.nodes.get(&ObjectRef::new(node)).is_some() {
+                    accounts::bind(&context.client, node, None).await.map_err(failed)?;
+                }
+                token::remove(&context.client, id, &seen).await.map_err(failed)?;
+                tracing::info!(node, token = id, "the join token has done its work and is removed");
+            }
         }
     }
     Ok(after([]))
 }
 
+/// How the node that a request names stands with the cluster.
+fn standing(context: &Context, subject: &Subject) -> Standing {
+    let Subject::Node(node) = subject else { return Standing::Unknown };
+    let Some(node) = context.stores.nodes.get(&ObjectRef::new(node)) else { return Standing::Unknown };
+    if node.metadata.deletion_timestamp.is_some() {
+        Standing::Leaving
+    } else if node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable)) {
+        Standing::Alive
+    } else {
+        Standing::Silent
+    }
+}
+
+/// Admits a node that joins, then signs.
+async fn sign(
+    context: &Context,
+    name: &str,
+    request: &CertificateSigningRequest,
+    asked: &Asked,
+) -> Result<(), Error> {
+    if let Subject::Node(node) = &asked.subject
+        && !matches!(asked.requester, Requester::Node(_))
+    {
+        let bootstrap = match &asked.requester {
+            Requester::Bootstrap(id) => Some(id.as_str()),
+            Requester::Node(_) | Requester::Gateway | Requester::Other(_) => None,
+        };
+        accounts::admit(&context.client, node, bootstrap).await.map_err(|source| Error::Admit {
+            name: name.to_owned(),
+            node: node.clone(),
+            source,
+        })?;
+    }
+    let secrets: Api<Secret> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
+    let secret = secrets
+        .get(names::CA_SECRET)
+        .await
+        .map_err(|source| Error::Authority { name: name.to_owned(), source })?;
+    let certificate = sign::sign(
+        &secret,
+        &request.spec.request.0,
+        &asked.subject,
+        request.spec.expiration_seconds,
+        sign::longest(),
+        Timestamp::now(),
+    )
+    .map_err(|source| Error::Sign { name: name.to_owned(), source })?;
+    let patch = json!({"status": {"certificate": k8s_openapi::ByteString(certificate.into_bytes())}});
+    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .map(drop)
+        .map_err(|source| Error::Verdict { name: name.to_owned(), source })
+}
+
+async fn deny(context: &Context, name: &str, why: &str) -> Result<(), Error> {
+    tracing::warn!(request = name, why, "a certificate is refused");
+    verdict(context, name, "Denied", "Refused", why).await
+}
+
 async fn verdict(
-    api: &Api<CertificateSigningRequest>,
+    context: &Context,
     name: &str,
     kind: &str,
     reason: &str,
     message: &str,
 ) -> Result<(), Error> {
+    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
     let now = format!("{:.0}", Timestamp::now());
     let condition = json!({
         "type": kind, "status": "True", "reason": reason, "message": message,

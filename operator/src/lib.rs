@@ -7,7 +7,7 @@
 //!  (caches)            (pure)            (conditions)     the last two touch the network
 //! ```
 
-mod accounts;
+pub mod accounts;
 mod authority;
 mod context;
 mod csr;

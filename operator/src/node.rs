@@ -7,12 +7,14 @@ mod observe;
 
 use std::sync::Arc;
 
+use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use russet_crds::InferenceNode;
 use russet_crds::conditions::{self, Type};
 use thiserror::Error;
 
 use crate::context::Context;
+use crate::leave;
 use crate::reconcile::after;
 
 pub use decide::{availability, until_lost};
@@ -23,6 +25,15 @@ pub enum Error {
     /// Its conditions were not written.
     #[error("InferenceNode {name}: its conditions could not be written")]
     Report {
+        /// The node.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// Its coming or going was not carried out.
+    #[error("InferenceNode {name}: it could not be guarded or let go")]
+    Leave {
         /// The node.
         name: String,
         /// The server's answer.
@@ -46,7 +57,10 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
     let decision = decide::decide(&node, &seen, jiff::Timestamp::now());
     apply::labels(&context, &node, &decision).await?;
     apply::conditions(&context, &node, &decision).await?;
-    Ok(after([decision.again]))
+    let leaving = leave::reconcile(&context, &node)
+        .await
+        .map_err(|source| Error::Leave { name: node.name_any(), source })?;
+    Ok(after([decision.again, leaving]))
 }
 
 /// Everything about a node that a placement or a group may depend on, as one text to compare.
@@ -57,7 +71,7 @@ pub fn fingerprint(node: &InferenceNode) -> String {
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
     format!(
-        "{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {deleting}",
-        node.spec.scheduling, status.engine_build, status.backends
+        "{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {:?} {deleting}",
+        node.spec.scheduling, status.engine_build, status.backends, status.links
     )
 }

@@ -25,7 +25,7 @@ use tokio::sync::mpsc::{self, UnboundedSender};
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
-use crate::{csr, deployment, group, model, node, route};
+use crate::{authority, csr, deployment, group, model, node, route};
 
 /// What a controller is told to look at.
 struct Wake {
@@ -95,7 +95,7 @@ pub async fn run(client: Client, metrics: Metrics, ready: &AtomicBool) -> &'stat
             Wake::lease,
         )
         .boxed(),
-        reflect(Api::all(client), requests_writer, wake.clone(), Wake::request).boxed(),
+        reflect(Api::all(client.clone()), requests_writer, wake.clone(), Wake::request).boxed(),
     ]);
     let controllers = async {
         // A controller that decides on half-filled caches would place over what it does not see yet.
@@ -104,6 +104,7 @@ pub async fn run(client: Client, metrics: Metrics, ready: &AtomicBool) -> &'stat
         }
         ready.store(true, Ordering::Release);
         tokio::select! {
+            () = authority::keep(client) => "authority",
             () = controller("node", &context, &stores.nodes, node_queue, node::reconcile) => "node controller",
             () = controller("model", &context, &stores.models, model_queue, model::reconcile) => "model controller",
             () = controller("deployment", &context, &stores.deployments, deployment_queue, deployment::reconcile) => "deployment controller",

@@ -1,6 +1,7 @@
 //! A client of the API server that outlives its credentials: when the kubeconfig or a file it names
 //! was renewed, the next request goes through a client made of the new ones. Watches that are open
-//! stay on the connection they have.
+//! stay on the connection they have. Of several API servers it stays with one until that one cannot
+//! be reached.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,7 +44,14 @@ type Tune = dyn Fn(&mut Config) + Send + Sync;
 struct Renewing {
     path: PathBuf,
     tune: Box<Tune>,
-    made: Mutex<(Vec<Stamp>, Client)>,
+    made: Mutex<Made>,
+}
+
+struct Made {
+    stamps: Vec<Stamp>,
+    /// Which of several servers it is for.
+    turn: usize,
+    client: Client,
 }
 
 /// A client for the kubeconfig at `path`, for as long as the process runs.
@@ -53,30 +61,60 @@ pub async fn client(
 ) -> Result<Client, ApiError> {
     // Stamped before it is read: what changes in between is read again, never missed.
     let stamps = stamps(path);
-    let (first, namespace) = connect(path, &tune).await?;
-    let renewing =
-        Arc::new(Renewing { path: path.to_owned(), tune: Box::new(tune), made: Mutex::new((stamps, first)) });
+    let (first, namespace) = connect(path, &tune, 0).await?;
+    let made = Mutex::new(Made { stamps, turn: 0, client: first });
+    let renewing = Arc::new(Renewing { path: path.to_owned(), tune: Box::new(tune), made });
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let renewing = renewing.clone();
-        async move { renewing.current().await.send(request).await }
+        async move {
+            let (turn, client) = renewing.current().await;
+            let answer = client.send(request).await;
+            if answer.is_err() {
+                renewing.next(turn).await;
+            }
+            answer
+        }
     });
     Ok(Client::new(service, namespace))
 }
 
 impl Renewing {
-    async fn current(&self) -> Client {
+    async fn current(&self) -> (usize, Client) {
         let stamps = stamps(&self.path);
         let mut made = self.made.lock().await;
-        if made.0 != stamps {
-            match connect(&self.path, &self.tune).await {
-                Ok((fresh, _)) => *made = (stamps, fresh),
-                Err(error) => {
-                    tracing::warn!(%error, "the renewed credentials cannot be used yet; the former ones are");
-                }
+        if made.stamps != stamps {
+            let turn = made.turn;
+            self.remake(&mut made, stamps, turn).await;
+        }
+        (made.turn, made.client.clone())
+    }
+
+    /// Turns to the next server, unless somebody has done so since `turn`.
+    async fn next(&self, turn: usize) {
+        if servers(&self.path).len() < 2 {
+            return;
+        }
+        let stamps = stamps(&self.path);
+        let mut made = self.made.lock().await;
+        if made.turn == turn {
+            self.remake(&mut made, stamps, turn.wrapping_add(1)).await;
+        }
+    }
+
+    async fn remake(&self, made: &mut Made, stamps: Vec<Stamp>, turn: usize) {
+        match connect(&self.path, &*self.tune, turn).await {
+            Ok((client, _)) => *made = Made { stamps, turn, client },
+            Err(error) => {
+                tracing::warn!(%error, "the renewed credentials cannot be used yet; the former ones are");
             }
         }
-        made.1.clone()
     }
+}
+
+/// The addresses in the file beside the kubeconfig, when there are several.
+fn servers(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path.with_file_name(folder::SERVERS)).unwrap_or_default();
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 /// The kubeconfig and what lies beside it: a version of an identity changes all of them.
@@ -85,11 +123,16 @@ fn stamps(path: &Path) -> Vec<Stamp> {
     vec![Stamp::of(path), beside(folder::CERTIFICATE), beside(folder::TOKEN)]
 }
 
-async fn connect(path: &Path, tune: &Tune) -> Result<(Client, String), ApiError> {
+async fn connect(path: &Path, tune: &Tune, turn: usize) -> Result<(Client, String), ApiError> {
     let wrong = |source| ApiError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
     let mut config =
         Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(wrong)?;
+    let servers = servers(path);
+    let server = servers.get(turn.checked_rem(servers.len()).unwrap_or(0));
+    if let Some(server) = server.and_then(|server| server.parse().ok()) {
+        config.cluster_url = server;
+    }
     tune(&mut config);
     let namespace = config.default_namespace.clone();
     let client = Client::try_from(config)

@@ -12,6 +12,7 @@ use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tonic::transport::{Channel, Endpoint};
 
+#[cfg(feature = "api")]
 pub(crate) use self::live::Stamp;
 pub use self::live::{Acceptor, Connector};
 

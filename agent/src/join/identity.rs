@@ -1,17 +1,17 @@
-//! A node's identity on disk: certificate, key, CA and a kubeconfig over them. Every file appears
-//! whole, and the key is readable by its owner alone from its first byte on.
+//! A node's identity on disk: certificate, key, CAs, perhaps a token, and a kubeconfig over them. Every
+//! version appears whole ([`folder`]) and is readable by its owner alone.
 
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use russet_rpc::tls::NODE_USER_PREFIX;
+use kube::config::Kubeconfig;
+use russet_rpc::api::{self, ApiError};
+use russet_rpc::tls::{NODE_USER_PREFIX, folder};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
-use x509_parser::certificate::X509Certificate;
+
+use super::access::{self, Access};
 
 /// Why an identity cannot be read or written.
 #[derive(Debug, Error)]
@@ -32,6 +32,9 @@ pub enum IdentityError {
         /// What is wrong.
         problem: String,
     },
+    /// No client can be made of it.
+    #[error("the identity does not make a client of the API server; join again with `russet join`")]
+    Client(#[from] ApiError),
 }
 
 /// Who this node is, and where its files are.
@@ -39,24 +42,69 @@ pub enum IdentityError {
 pub struct Identity {
     /// Name of the node.
     pub node: String,
-    /// URL of the API server.
+    /// URL of the API server; of several, the one that is asked first.
     pub server: String,
-    /// Folder with `tls.crt`, `tls.key`, `ca.crt` and `kubeconfig`.
+    /// Folder with the files that [`folder`] names.
     pub folder: PathBuf,
 }
 
-/// The file that is written last and removed first: without it there is no identity.
-const KUBECONFIG: &str = "kubeconfig";
+/// What an identity is made of; PEM, and the token as it came.
+#[derive(Clone, Debug)]
+pub struct Material<'a> {
+    /// The node's certificate.
+    pub certificate: &'a str,
+    /// Its key.
+    pub key: &'a str,
+    /// The data-plane CA.
+    pub ca: &'a str,
+    /// The API server's CA.
+    pub server_ca: &'a str,
+    /// A token, where the certificate is no credential of the API server.
+    pub token: Option<&'a str>,
+}
+
+/// When something was issued and when it ends, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// From when it is good.
+    pub begin: i64,
+    /// Until when.
+    pub end: i64,
+}
+
+impl Validity {
+    /// That of a certificate, PEM.
+    pub fn of(certificate: &str) -> Option<Self> {
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
+        let validity = certificate.validity();
+        Some(Self { begin: validity.not_before.timestamp(), end: validity.not_after.timestamp() })
+    }
+
+    /// How long it is still good.
+    pub fn remaining(self) -> Duration {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Duration::from_secs(u64::try_from(self.end).unwrap_or(0)).saturating_sub(now)
+    }
+
+    /// How long until it is to be renewed: at two thirds of its life, and up to a tenth of its life
+    /// earlier by `jitter` (0 to 1), so that machines which joined together do not ask together.
+    pub fn due(self, jitter: f64) -> Duration {
+        let life = (self.end - self.begin).max(1) as f64;
+        self.remaining()
+            .saturating_sub(Duration::from_secs_f64(life * (1.0 / 3.0 + jitter.clamp(0.0, 1.0) / 10.0)))
+    }
+}
 
 impl Identity {
     /// The identity in `folder`, whoever wrote it; `None` when there is none. The certificate says
     /// who it is and the kubeconfig where the cluster is.
     pub fn load(folder: &Path) -> Result<Option<Self>, IdentityError> {
-        let files = ["tls.crt", "tls.key", "ca.crt", KUBECONFIG];
+        let files = [folder::CERTIFICATE, folder::KEY, folder::CA, folder::KUBECONFIG];
         if !files.iter().all(|name| folder.join(name).is_file()) {
             return Ok(None);
         }
-        let path = folder.join(KUBECONFIG);
+        let path = folder.join(folder::KUBECONFIG);
         let damaged = |problem: String| IdentityError::Damaged { path: path.clone(), problem };
         let kubeconfig = Kubeconfig::read_from(&path).map_err(|error| damaged(error.to_string()))?;
         let cluster = kubeconfig.clusters.into_iter().find_map(|named| named.cluster?.server);
@@ -65,131 +113,162 @@ impl Identity {
             server: cluster.ok_or_else(|| damaged("it names no server".into()))?,
             folder: folder.to_owned(),
         };
-        identity.node = identity.certificate(|certificate| {
-            let name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
-            name.and_then(|name| name.strip_prefix(NODE_USER_PREFIX)).map(str::to_owned)
-        })?;
+        let path = folder.join(folder::CERTIFICATE);
+        let damaged = || IdentityError::Damaged { path, problem: "it is no node's certificate".into() };
+        identity.node = name_in(&identity.read(folder::CERTIFICATE)?).ok_or_else(damaged)?;
         Ok(Some(identity))
     }
 
     /// Writes an identity; half of one is none.
     pub fn store(
-        folder: &Path,
+        dir: &Path,
         node: &str,
-        server: &str,
-        certificate: &str,
-        key: &str,
-        ca: &str,
+        servers: &[String],
+        material: &Material<'_>,
     ) -> Result<Self, IdentityError> {
-        std::fs::create_dir_all(folder)
-            .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })?;
-        let last = folder.join(KUBECONFIG);
-        if let Err(source) = std::fs::remove_file(&last)
-            && source.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(IdentityError::Io { path: last, source });
+        let Material { certificate, key, ca, server_ca, token } = material;
+        let access = if token.is_some() { Access::Token } else { Access::Certificate };
+        let server = servers.first().cloned().unwrap_or_default();
+        let kubeconfig = kubeconfig(node, &server, access);
+        let lines = servers.join("\n");
+        let mut files: Vec<(&str, &[u8])> = vec![
+            (folder::SERVERS, lines.as_bytes()),
+            (folder::CERTIFICATE, certificate.as_bytes()),
+            (folder::KEY, key.as_bytes()),
+            (folder::CA, ca.as_bytes()),
+            (folder::SERVER_CA, server_ca.as_bytes()),
+            (folder::KUBECONFIG, kubeconfig.as_bytes()),
+        ];
+        if let Some(token) = token {
+            files.push((folder::TOKEN, token.as_bytes()));
         }
-        write(&folder.join("ca.crt"), ca, 0o644)?;
-        write(&folder.join("tls.key"), key, 0o600)?;
-        write(&folder.join("tls.crt"), certificate, 0o644)?;
-        let identity = Self { node: node.to_owned(), server: server.to_owned(), folder: folder.to_owned() };
-        identity.write_kubeconfig()?;
-        Ok(identity)
+        publish(dir, &files)?;
+        Ok(Self { node: node.to_owned(), server, folder: dir.to_owned() })
     }
 
-    /// The same identity at another address of the cluster.
-    pub(super) fn with_server(mut self, server: &str) -> Result<Self, IdentityError> {
-        if self.server != server {
-            self.server = server.to_owned();
-            self.write_kubeconfig()?;
+    /// The same identity at other addresses of the cluster.
+    pub fn with_servers(self, servers: &[String]) -> Result<Self, IdentityError> {
+        let lines = servers.join("\n");
+        let Some(server) = servers.first() else { return Ok(self) };
+        if self.server == *server && self.read(folder::SERVERS).is_ok_and(|kept| kept == lines) {
+            return Ok(self);
         }
-        Ok(self)
+        let kubeconfig = kubeconfig(&self.node, server, self.access());
+        let ca = self.server_ca_pem()?;
+        let files = [
+            (folder::KUBECONFIG, kubeconfig.as_bytes()),
+            (folder::SERVER_CA, ca.as_bytes()),
+            (folder::SERVERS, lines.as_bytes()),
+        ];
+        publish(&self.folder, &files)?;
+        Ok(Self { server: server.clone(), ..self })
     }
 
-    fn write_kubeconfig(&self) -> Result<(), IdentityError> {
-        let Self { node, server, folder } = self;
-        // Relative names are resolved against the kubeconfig's own folder. JSON is YAML.
-        let kubeconfig = serde_json::json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "russet",
-            "clusters": [{"name": "russet", "cluster": {"server": server, "certificate-authority": "ca.crt"}}],
-            "users": [{"name": node, "user": {"client-certificate": "tls.crt", "client-key": "tls.key"}}],
-            "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": node}}],
-        });
-        write(&folder.join(KUBECONFIG), &format!("{kubeconfig:#}\n"), 0o600)
+    /// Takes a renewed certificate in place of the one it has.
+    pub(crate) fn renew(&self, certificate: &str, key: &str, ca: &str) -> Result<(), IdentityError> {
+        let files = [(folder::CERTIFICATE, certificate), (folder::KEY, key), (folder::CA, ca)];
+        publish(&self.folder, &files.map(|(name, text)| (name, text.as_bytes())))
     }
 
-    /// The CA's certificate.
-    pub fn ca_pem(&self) -> Result<String, IdentityError> {
-        let path = self.folder.join("ca.crt");
+    /// Takes a renewed token in place of the one it has.
+    pub(crate) fn renew_token(&self, token: &str) -> Result<(), IdentityError> {
+        publish(&self.folder, &[(folder::TOKEN, token.as_bytes())])
+    }
+
+    /// What this node shows the API server.
+    pub fn access(&self) -> Access {
+        if self.folder.join(folder::TOKEN).is_file() { Access::Token } else { Access::Certificate }
+    }
+
+    fn read(&self, name: &str) -> Result<String, IdentityError> {
+        let path = self.folder.join(name);
         std::fs::read_to_string(&path).map_err(|source| IdentityError::Io { path, source })
     }
 
-    /// How long the certificate is good for.
-    pub fn remaining(&self) -> Result<Duration, IdentityError> {
-        let (_, end) = self.validity()?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
-        Ok(Duration::from_secs(u64::try_from(end - now).unwrap_or(0)))
+    /// The data-plane CA's certificate.
+    pub fn ca_pem(&self) -> Result<String, IdentityError> {
+        self.read(folder::CA)
     }
 
-    /// The fraction of the certificate's life that is left, 0 to 1.
-    pub fn life_left(&self) -> Result<f64, IdentityError> {
-        let (begin, end) = self.validity()?;
-        Ok(self.remaining()?.as_secs_f64() / ((end - begin).max(1) as f64))
+    /// The API server's CA; an identity of an older release has one CA for both.
+    pub fn server_ca_pem(&self) -> Result<String, IdentityError> {
+        let separate = self.folder.join(folder::SERVER_CA).is_file();
+        self.read(if separate { folder::SERVER_CA } else { folder::CA })
     }
 
-    fn validity(&self) -> Result<(i64, i64), IdentityError> {
-        self.certificate(|certificate| {
-            let validity = certificate.validity();
-            Some((validity.not_before.timestamp(), validity.not_after.timestamp()))
-        })
+    /// How long the certificate is good.
+    pub fn validity(&self) -> Result<Validity, IdentityError> {
+        let path = self.folder.join(folder::CERTIFICATE);
+        let damaged = || IdentityError::Damaged { path, problem: "it is no certificate".into() };
+        Validity::of(&self.read(folder::CERTIFICATE)?).ok_or_else(damaged)
     }
 
-    /// Reads something out of the node's certificate.
-    fn certificate<T>(
+    /// How long the token is good; `None` without one, or when it does not say.
+    pub fn token_validity(&self) -> Result<Option<Validity>, IdentityError> {
+        if self.access() == Access::Certificate {
+            return Ok(None);
+        }
+        let token = self.read(folder::TOKEN)?;
+        Ok(access::validity(&token).map(|(begin, end)| Validity { begin, end }))
+    }
+
+    /// Whether nothing of it has run out.
+    pub fn is_good(&self) -> Result<bool, IdentityError> {
+        let token = self.token_validity()?.is_none_or(|token| !token.remaining().is_zero());
+        Ok(token && !self.validity()?.remaining().is_zero())
+    }
+
+    /// A client that acts as this node, also after its files were renewed.
+    pub async fn client(
         &self,
-        read: impl FnOnce(&X509Certificate<'_>) -> Option<T>,
-    ) -> Result<T, IdentityError> {
-        let path = self.folder.join("tls.crt");
-        let damaged = |problem: String| IdentityError::Damaged { path: path.clone(), problem };
-        let pem = std::fs::read(&path).map_err(|source| IdentityError::Io { path: path.clone(), source })?;
-        let der = CertificateDer::from_pem_slice(&pem).map_err(|error| damaged(error.to_string()))?;
-        let (_, certificate) =
-            x509_parser::parse_x509_certificate(&der).map_err(|error| damaged(error.to_string()))?;
-        read(&certificate).ok_or_else(|| damaged("it is no node's certificate".into()))
-    }
-
-    /// The configuration of a client that acts as this node.
-    pub async fn client_config(&self) -> Result<kube::Config, IdentityError> {
-        let path = self.folder.join(KUBECONFIG);
-        let damaged = |error: kube::config::KubeconfigError| IdentityError::Damaged {
-            path: path.clone(),
-            problem: error.to_string(),
-        };
-        let kubeconfig = Kubeconfig::read_from(&path).map_err(damaged)?;
-        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(damaged)
+        tune: impl Fn(&mut kube::Config) + Send + Sync + 'static,
+    ) -> Result<kube::Client, IdentityError> {
+        Ok(api::client(&self.folder.join(folder::KUBECONFIG), tune).await?)
     }
 }
 
-/// Writes a file in one step, with its mode set before its content.
-pub(crate) fn write(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {
-    let fresh = path.with_extension("fresh");
-    let io = |source| IdentityError::Io { path: path.to_owned(), source };
-    std::fs::remove_file(&fresh).ok();
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh).map_err(io)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)?;
-    std::fs::rename(&fresh, path).map_err(io)
+/// The node a certificate names.
+fn name_in(certificate: &str) -> Option<String> {
+    let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
+    let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+    name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
+}
+
+fn kubeconfig(node: &str, server: &str, access: Access) -> String {
+    let user = match access {
+        Access::Certificate => serde_json::json!({
+            "client-certificate": folder::CERTIFICATE, "client-key": folder::KEY,
+        }),
+        Access::Token => serde_json::json!({"tokenFile": folder::TOKEN}),
+    };
+    // Relative names are resolved against the kubeconfig's own folder. JSON is YAML.
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "russet",
+        "clusters": [{"name": "russet", "cluster": {"server": server, "certificate-authority": folder::SERVER_CA}}],
+        "users": [{"name": node, "user": user}],
+        "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": node}}],
+    });
+    format!("{kubeconfig:#}\n")
+}
+
+fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<(), IdentityError> {
+    folder::publish(dir, files).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
+}
+
+/// Writes a file in one step, readable by its owner alone.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), IdentityError> {
+    folder::write(path, text.as_bytes()).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     #[tokio::test]
-    async fn an_identity_is_there_whole_or_not_at_all_and_its_key_is_private() {
+    async fn an_identity_is_there_whole_or_not_at_all_and_may_move() {
         rustls::crypto::ring::default_provider().install_default().ok();
         let folder = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
@@ -197,22 +276,37 @@ mod tests {
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(rcgen::DnType::CommonName, "russet:node:a");
         let (certificate, key) = (params.self_signed(&key).unwrap().pem(), key.serialize_pem());
+        let ca = certificate.as_str();
+        let material = Material { certificate: ca, key: &key, ca, server_ca: ca, token: None };
         assert_eq!(Identity::load(folder.path()).unwrap(), None);
-        let stored =
-            Identity::store(folder.path(), "a", "https://127.0.0.1:6443", &certificate, &key, &certificate)
-                .unwrap();
+        let server = |port: u16| vec![format!("https://127.0.0.1:{port}")];
+        let stored = Identity::store(folder.path(), "a", &server(6443), &material).unwrap();
         assert_eq!(Identity::load(folder.path()).unwrap(), Some(stored.clone()));
-        let mode = std::fs::metadata(folder.path().join("tls.key")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        assert!(stored.remaining().unwrap() > Duration::from_secs(3600));
-        assert!(stored.life_left().unwrap() > 0.5);
+        assert!(stored.is_good().unwrap());
+        assert_eq!((stored.access(), stored.token_validity().unwrap()), (Access::Certificate, None));
 
-        let moved = stored.with_server("https://127.0.0.1:7443").unwrap();
-        let config = moved.client_config().await.unwrap();
-        assert_eq!(config.cluster_url.to_string(), "https://127.0.0.1:7443/");
-        kube::Client::try_from(config).unwrap();
+        let moved = stored.with_servers(&server(7443)).unwrap();
+        assert_eq!(Identity::load(folder.path()).unwrap(), Some(moved.clone()));
+        moved.client(|_| {}).await.unwrap();
+
+        let material = Material { token: Some("e30.eyJpYXQiOjEsImV4cCI6Mn0.x"), ..material };
+        let token = Identity::store(folder.path(), "a", &server(7443), &material).unwrap();
+        assert_eq!(token.token_validity().unwrap(), Some(Validity { begin: 1, end: 2 }));
+        assert!(!token.is_good().unwrap(), "its token has ended");
+        token.client(|_| {}).await.unwrap();
 
         std::fs::remove_file(folder.path().join("tls.key")).unwrap();
         assert_eq!(Identity::load(folder.path()).unwrap(), None);
+    }
+
+    #[test]
+    fn renewal_is_due_at_two_thirds_of_a_life_or_a_little_earlier() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+        let validity = Validity { begin: now, end: now + 30_000 };
+        for (jitter, least, most) in [(0.0, 19_900.0, 20_000.0), (1.0, 16_900.0, 17_000.0)] {
+            let due = validity.due(jitter).as_secs_f64();
+            assert!(least < due && due <= most, "{jitter}: {due}");
+        }
+        assert_eq!(Validity { begin: now - 20, end: now - 10 }.due(0.5), Duration::ZERO);
     }
 }

@@ -52,14 +52,14 @@ pub enum PinError {
 }
 
 /// `sha256:<hex>` of a certificate's public key.
-pub(super) fn of_der(certificate: &[u8]) -> Option<String> {
+pub fn of_der(certificate: &[u8]) -> Option<String> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let key = parsed.public_key().raw;
     Some(format!("sha256:{}", hex::encode(sha2::Sha256::digest(key))))
 }
 
 /// The pin of the first certificate of a PEM text.
-pub(super) fn of_pem(pem: &str) -> Option<String> {
+pub fn of_pem(pem: &str) -> Option<String> {
     of_der(&CertificateDer::from_pem_slice(pem.as_bytes()).ok()?)
 }
 
@@ -73,8 +73,9 @@ pub(super) fn to_pem(der: &[u8]) -> String {
 }
 
 /// Connects to `server` and returns its CA, which has the public key `pin` names and vouches for
-/// the server's address. Nothing is sent but the handshake.
-pub(super) async fn fetch(server: &str, pin: &str) -> Result<Vec<u8>, PinError> {
+/// the server's address. `known` is the CA itself, for a server that does not send it. Nothing is
+/// sent but the handshake.
+pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<u8>, PinError> {
     let url = reqwest::Url::parse(server).ok().filter(|url| url.scheme() == "https");
     let bad = || PinError::Url(server.to_owned());
     let url = url.ok_or_else(bad)?;
@@ -83,7 +84,8 @@ pub(super) async fn fetch(server: &str, pin: &str) -> Result<Vec<u8>, PinError> 
     let name = ServerName::try_from(host.clone()).map_err(|_| bad())?;
 
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(Pinned { pin: pin.to_owned(), provider: provider.clone() });
+    let known = known.filter(|known| of_der(known).as_deref() == Some(pin)).map(<[u8]>::to_vec);
+    let verifier = Arc::new(Pinned { pin: pin.to_owned(), known: known.clone(), provider: provider.clone() });
     let unreachable = |problem: String| PinError::Unreachable { server: server.to_owned(), problem };
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -100,6 +102,9 @@ pub(super) async fn fetch(server: &str, pin: &str) -> Result<Vec<u8>, PinError> 
         Ok(Err(error)) => return Err(explained(server, pin, &error)),
         Err(_) => return Err(unreachable("no answer within 15 s".into())),
     };
+    if let Some(known) = known {
+        return Ok(known);
+    }
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let ca = chain.iter().find(|certificate| of_der(certificate).as_deref() == Some(pin));
     ca.map(|ca| ca.to_vec())
@@ -123,6 +128,7 @@ fn explained(server: &str, pin: &str, error: &std::io::Error) -> PinError {
 #[derive(Debug)]
 struct Pinned {
     pin: String,
+    known: Option<Vec<u8>>,
     provider: Arc<CryptoProvider>,
 }
 
@@ -136,11 +142,16 @@ impl ServerCertVerifier for Pinned {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let mut chain = intermediates.iter().chain([end_entity]);
-        let ca = chain
-            .find(|certificate| of_der(certificate).as_ref() == Some(&self.pin))
-            .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let ca = match &self.known {
+            Some(known) => CertificateDer::from(known.clone()),
+            None => chain
+                .find(|certificate| of_der(certificate).as_ref() == Some(&self.pin))
+                .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?
+                .clone()
+                .into_owned(),
+        };
         let mut roots = RootCertStore::empty();
-        roots.add(ca.clone().into_owned())?;
+        roots.add(ca)?;
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), self.provider.clone())
             .build()
             .map_err(|error| rustls::Error::General(error.to_string()))?;
@@ -177,22 +188,21 @@ mod tests {
     use super::*;
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-    /// A server with a certificate for `name`, its chain and the pin of its CA.
-    async fn server(name: &str) -> (String, String) {
+    /// A server with a certificate for `name`, and its CA, which it sends or keeps to itself.
+    async fn server(name: &str, sends: bool) -> (String, Vec<u8>) {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         let key = KeyPair::generate().unwrap();
         let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &ca).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut chain = vec![leaf.der().clone()];
+        chain.extend(sends.then(|| ca.der().clone()));
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(
-                vec![leaf.der().clone(), ca.der().clone()],
-                rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-            )
+            .with_single_cert(chain, rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap())
             .unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
@@ -202,21 +212,30 @@ mod tests {
                 acceptor.accept(stream).await.ok();
             }
         });
-        (url, of_der(ca.der()).unwrap())
+        (url, ca.der().to_vec())
     }
 
     #[tokio::test]
     async fn only_the_pinned_ca_is_believed_and_only_for_its_own_addresses() {
-        let (url, pin) = server("127.0.0.1").await;
-        let ca = fetch(&url, &pin).await.unwrap();
-        assert_eq!(of_der(&ca), Some(pin.clone()));
+        let (url, ca) = server("127.0.0.1", true).await;
+        let pin = of_der(&ca).unwrap();
+        assert_eq!(fetch(&url, &pin, None).await.unwrap(), ca);
         assert_eq!(of_pem(&to_pem(&ca)), Some(pin.clone()));
 
         let other = format!("sha256:{}", "00".repeat(32));
-        assert!(matches!(fetch(&url, &other).await, Err(PinError::Mismatch { .. })));
-        let (elsewhere, pin) = server("10.9.9.9").await;
-        assert!(matches!(fetch(&elsewhere, &pin).await, Err(PinError::Certificate { .. })));
-        assert!(matches!(fetch("http://127.0.0.1:1", &pin).await, Err(PinError::Url(_))));
-        assert!(matches!(fetch("https://127.0.0.1:1", &pin).await, Err(PinError::Unreachable { .. })));
+        assert!(matches!(fetch(&url, &other, None).await, Err(PinError::Mismatch { .. })));
+        let (elsewhere, foreign) = server("10.9.9.9", true).await;
+        let foreign_pin = of_der(&foreign).unwrap();
+        assert!(matches!(fetch(&elsewhere, &foreign_pin, None).await, Err(PinError::Certificate { .. })));
+        assert!(matches!(fetch("http://127.0.0.1:1", &pin, None).await, Err(PinError::Url(_))));
+        assert!(matches!(fetch("https://127.0.0.1:1", &pin, None).await, Err(PinError::Unreachable { .. })));
+
+        // A server that does not send its CA is believed by one that brings the CA, and only that one.
+        let (silent, ca) = server("127.0.0.1", false).await;
+        let pin = of_der(&ca).unwrap();
+        assert!(matches!(fetch(&silent, &pin, None).await, Err(PinError::Mismatch { .. })));
+        assert_eq!(fetch(&silent, &pin, Some(&ca)).await.unwrap(), ca);
+        assert!(matches!(fetch(&silent, &pin, Some(&foreign)).await, Err(PinError::Mismatch { .. })));
+        assert!(matches!(fetch(&silent, &foreign_pin, Some(&foreign)).await, Err(PinError::Mismatch { .. })));
     }
 }

@@ -100,7 +100,7 @@ pub fn socket(engines: &Path, shard: &str) -> PathBuf {
 pub fn save(engines: &Path, record: &Record) -> Result<(), IdentityError> {
     let folder = folder(engines, &record.shard);
     std::fs::create_dir_all(&folder).map_err(|source| IdentityError::Io { path: folder.clone(), source })?;
-    write(&folder.join(STATE), &format!("{:#}\n", serde_json::json!(record)), 0o600)
+    write(&folder.join(STATE), &format!("{:#}\n", serde_json::json!(record)))
 }
 
 /// Every record there is; damaged ones are skipped with a warning, their Shards are claimed anew.

@@ -1,135 +1,320 @@
 //! What becomes of a certificate request. Pure: who asks is in the request, put there by the API
-//! server, and whether a node of that name is alive is an argument.
+//! server; what is known of the node and of the token it asks with are arguments.
 //!
 //! ```text
-//! asked ─▶ exactly a node's? ─yes─▶ Approved ─▶ signed
+//! asked ─▶ exactly a node's or the gateway's, and theirs to ask? ─yes─▶ Approved ─▶ signed ─▶ token removed
 //!                └─ no ─▶ Denied
 //! ```
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use russet_crds::names::NODE_SIGNER;
 
 use super::sign::{self, Identity};
+use super::token::{Seen, Token};
 
 /// Group of machines that hold a join token.
 const BOOTSTRAPPERS: &str = "system:bootstrappers";
+/// Beginning of such a machine's user; the token's id follows.
+const BOOTSTRAP_USER: &str = "system:bootstrap:";
 /// Group (O) of nodes; the data plane checks the same names.
 pub const NODES_GROUP: &str = "russet:nodes";
 /// Beginning of a node's user (CN).
 const NODE_USER: &str = "russet:node:";
+/// Beginning of a node's user where its certificate is no credential of the API server.
+const NODE_ACCOUNT: &str = "system:serviceaccount:russet-nodes:";
 /// End of the DNS name in a node's certificate.
 const NODE_DOMAIN: &str = ".node.russet.dev";
-/// Usages a node may have: it is both ends of a connection.
+/// The gateway's user (CN).
+const GATEWAY_USER: &str = "russet:gateway";
+/// The gateway's user where its certificate is no credential of the API server.
+const GATEWAY_ACCOUNT: &str = "system:serviceaccount:russet-system:russet-gateway";
+/// The DNS name in the gateway's certificate.
+const GATEWAY_DOMAIN: &str = "gateway.russet.dev";
+/// Usages of a certificate: a component is both ends of a connection.
 const USAGES: [&str; 3] = ["client auth", "digital signature", "server auth"];
+/// A token that was used is kept for so long, should its machine have to ask again.
+const TOKEN_KEPT: Duration = Duration::from_secs(600);
+/// Between two looks whether a machine that joined has shown itself.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Whose certificate it is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A node's.
+    Node(String),
+    /// The gateway's.
+    Gateway,
+}
+
+impl Subject {
+    /// The user (CN) it acts as.
+    pub fn user(&self) -> String {
+        match self {
+            Self::Node(node) => format!("{NODE_USER}{node}"),
+            Self::Gateway => GATEWAY_USER.to_owned(),
+        }
+    }
+
+    /// Its group (O).
+    pub fn group(&self) -> Option<&'static str> {
+        match self {
+            Self::Node(_) => Some(NODES_GROUP),
+            Self::Gateway => None,
+        }
+    }
+
+    /// Its DNS name.
+    pub fn domain(&self) -> String {
+        match self {
+            Self::Node(node) => format!("{node}{NODE_DOMAIN}"),
+            Self::Gateway => GATEWAY_DOMAIN.to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Node(node) => write!(formatter, "node {node}"),
+            Self::Gateway => formatter.write_str("the gateway"),
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Requester {
+    /// A machine with the join token of that id.
+    Bootstrap(String),
+    /// A node.
+    Node(String),
+    /// The gateway.
+    Gateway,
+    /// Anybody else.
+    Other(String),
+}
+
+/// A request that is not finished, as far as it can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Whose certificate it is to be.
+    pub subject: Subject,
+    /// Who asks.
+    pub requester: Requester,
+    /// Digest of the public key.
+    pub key: String,
+    usages: Vec<String>,
+    stage: Stage,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    Approved,
+    Signed { at: Option<Timestamp> },
+}
+
+/// How a node stands with the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nobody of that name has joined, or it has left.
+    Unknown,
+    /// It has joined and is silent.
+    Silent,
+    /// It has joined and its agent is alive.
+    Alive,
+    /// It is being removed.
+    Leaving,
+}
 
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is another signer's, or answered.
+    /// It is another signer's, or there is nothing left to do.
     Nothing,
-    /// It is a node's and right.
+    /// It is right; the token, if there is one, is written down as used first.
     Approve {
-        /// The node.
-        node: String,
+        /// A token that nobody has used yet.
+        claim: Option<Seen>,
     },
     /// It was approved, here or by a person.
-    Sign {
-        /// The node.
-        node: String,
-    },
+    Sign,
     /// It is not what it should be.
     Deny(String),
+    /// Its node has shown itself, or had its time: the token has done its work.
+    RemoveToken(Seen),
+    /// Its node has yet to show itself.
+    Wait(Duration),
 }
 
-/// The user a node acts as.
-pub fn user_of(node: &str) -> String {
-    format!("{NODE_USER}{node}")
-}
-
-/// The DNS name of a node's certificate.
-pub fn domain_of(node: &str) -> String {
-    format!("{node}{NODE_DOMAIN}")
-}
-
-/// Judges a request; `alive` tells whether a node of that name is joined and reachable.
-pub fn decide(request: &CertificateSigningRequest, alive: impl Fn(&str) -> bool) -> Verdict {
-    if request.spec.signer_name != NODE_SIGNER {
-        return Verdict::Nothing;
+/// Reads a request; what need not be looked into is a verdict already.
+pub fn read(request: &CertificateSigningRequest) -> Result<Asked, Verdict> {
+    let spec = &request.spec;
+    if spec.signer_name != NODE_SIGNER {
+        return Err(Verdict::Nothing);
     }
     let status = request.status.clone().unwrap_or_default();
     let conditions = status.conditions.unwrap_or_default();
-    let has =
-        |kind: &str| conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True");
-    if status.certificate.is_some_and(|certificate| !certificate.0.is_empty())
-        || has("Denied")
-        || has("Failed")
-    {
-        return Verdict::Nothing;
-    }
-    let identity = match sign::read(&request.spec.request.0) {
-        Ok(identity) => identity,
-        Err(error) => return Verdict::Deny(error.to_string()),
+    let has = |kind: &str| {
+        conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
     };
-    let node = match node_of(&identity) {
-        Ok(node) => node,
-        Err(why) => return Verdict::Deny(why),
+    if has("Denied").is_some() || has("Failed").is_some() {
+        return Err(Verdict::Nothing);
+    }
+    let approved = has("Approved");
+    let stage = if status.certificate.is_some_and(|certificate| !certificate.0.is_empty()) {
+        Stage::Signed { at: approved.and_then(|it| it.last_update_time.as_ref()).map(|time| time.0) }
+    } else if approved.is_some() {
+        Stage::Approved
+    } else {
+        Stage::New
     };
-    // An approval does not excuse a wrong name: a person may approve who, not what.
-    if has("Approved") {
-        return Verdict::Sign { node };
+    let requester =
+        requester(spec.username.as_deref().unwrap_or_default(), spec.groups.as_deref().unwrap_or_default());
+    if matches!(stage, Stage::Signed { .. }) && !matches!(requester, Requester::Bootstrap(_)) {
+        return Err(Verdict::Nothing);
     }
-    match refusal(request, &node, alive) {
-        Some(why) => Verdict::Deny(why),
-        None => Verdict::Approve { node },
-    }
-}
-
-fn node_of(identity: &Identity) -> Result<String, String> {
-    let Identity { common_name, organizations, dns_names, other_names } = identity;
-    let Some(node) = common_name.strip_prefix(NODE_USER) else {
-        return Err(format!("the common name is {common_name:?}; a node's is {NODE_USER}NAME"));
-    };
-    if !is_dns_name(node) {
-        return Err(format!(
-            "{node:?} is no node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"
-        ));
-    }
-    if organizations.as_slice() != [NODES_GROUP] {
-        return Err(format!("the organisation is {organizations:?}; a node's is {NODES_GROUP}"));
-    }
-    let domain = domain_of(node);
-    if dns_names.as_slice() != [domain.as_str()] || *other_names > 0 {
-        return Err(format!(
-            "the certificate would be for {dns_names:?} and {other_names} other names; a node's is for {domain} alone"
-        ));
-    }
-    Ok(node.to_owned())
-}
-
-fn refusal(request: &CertificateSigningRequest, node: &str, alive: impl Fn(&str) -> bool) -> Option<String> {
-    let spec = &request.spec;
+    let identity = sign::read(&spec.request.0).map_err(|error| Verdict::Deny(error.to_string()))?;
+    let subject = subject_of(&identity).map_err(Verdict::Deny)?;
     let mut usages = spec.usages.clone().unwrap_or_default();
     usages.sort_unstable();
     usages.dedup();
-    if usages != USAGES {
-        return Some(format!("the usages are {usages:?}; a node's are {USAGES:?}"));
+    Ok(Asked { subject, requester, key: identity.key, usages, stage })
+}
+
+/// Judges a request; `standing` is of the node it names, `token` the one it was asked with.
+pub fn judge(asked: &Asked, standing: Standing, token: &Token, now: Timestamp) -> Verdict {
+    match asked.stage {
+        Stage::New => match refusal(asked, standing, token) {
+            Some(why) => Verdict::Deny(why),
+            None => Verdict::Approve {
+                claim: match token {
+                    Token::Fresh(seen) => Some(seen.clone()),
+                    Token::Gone | Token::Used { .. } => None,
+                },
+            },
+        },
+        // An approval does not excuse a wrong name, which was read above: a person may approve who,
+        // not what.
+        Stage::Approved => Verdict::Sign,
+        Stage::Signed { at } => match token {
+            Token::Used { key, seen, .. } if *key == asked.key => {
+                let age = at.map_or(TOKEN_KEPT, |at| now.duration_since(at).unsigned_abs());
+                if standing == Standing::Alive || age >= TOKEN_KEPT {
+                    Verdict::RemoveToken(seen.clone())
+                } else {
+                    Verdict::Wait(LOOK)
+                }
+            }
+            Token::Gone | Token::Fresh(_) | Token::Used { .. } => Verdict::Nothing,
+        },
     }
-    let user = spec.username.as_deref().unwrap_or_default();
-    if user == user_of(node) {
-        return None;
+}
+
+fn requester(user: &str, groups: &[String]) -> Requester {
+    let in_group = |wanted: &str| groups.iter().any(|group| group == wanted);
+    if let Some(id) = user.strip_prefix(BOOTSTRAP_USER).filter(|_| in_group(BOOTSTRAPPERS)) {
+        return Requester::Bootstrap(id.to_owned());
     }
-    let groups = spec.groups.clone().unwrap_or_default();
-    if !groups.iter().any(|group| group == BOOTSTRAPPERS) {
-        return Some(format!(
-            "{user:?} may not ask for the certificate of node {node}; join with a token, or ask as the node itself"
+    if let Some(node) = user.strip_prefix(NODE_USER).or_else(|| user.strip_prefix(NODE_ACCOUNT)) {
+        return Requester::Node(node.to_owned());
+    }
+    if user == GATEWAY_USER || user == GATEWAY_ACCOUNT {
+        return Requester::Gateway;
+    }
+    Requester::Other(user.to_owned())
+}
+
+fn subject_of(identity: &Identity) -> Result<Subject, String> {
+    let Identity { common_name, organizations, dns_names, other_names, key: _ } = identity;
+    let subject = if common_name == GATEWAY_USER {
+        Subject::Gateway
+    } else if let Some(node) = common_name.strip_prefix(NODE_USER) {
+        if !is_dns_name(node) {
+            return Err(format!(
+                "{node:?} is no node name; use lower-case letters, digits, '-' and '.', at most 63 of each part"
+            ));
+        }
+        Subject::Node(node.to_owned())
+    } else {
+        return Err(format!(
+            "the common name is {common_name:?}; a node's is {NODE_USER}NAME, the gateway's {GATEWAY_USER}"
+        ));
+    };
+    let groups: Vec<&str> = subject.group().into_iter().collect();
+    if *organizations != groups {
+        return Err(format!("the organisation is {organizations:?}; that of {subject} is {groups:?}"));
+    }
+    let domain = subject.domain();
+    if dns_names.as_slice() != [domain.as_str()] || *other_names > 0 {
+        return Err(format!(
+            "the certificate would be for {dns_names:?} and {other_names} other names; that of {subject} is for {domain} alone"
         ));
     }
-    if alive(node) {
-        return Some(format!(
+    Ok(subject)
+}
+
+fn refusal(asked: &Asked, standing: Standing, token: &Token) -> Option<String> {
+    let Asked { subject, requester, key, usages, stage: _ } = asked;
+    if *usages != USAGES {
+        return Some(format!("the usages are {usages:?}; those of {subject} are {USAGES:?}"));
+    }
+    match (subject, requester) {
+        (Subject::Node(node), Requester::Node(own)) if node == own => match standing {
+            Standing::Silent | Standing::Alive => None,
+            Standing::Unknown | Standing::Leaving => Some(format!(
+                "node {node} has left the cluster; join it again with a new token of `russet token create`"
+            )),
+        },
+        (Subject::Node(node), Requester::Bootstrap(id)) => join_refusal(node, id, key, standing, token),
+        (Subject::Gateway, Requester::Gateway) => None,
+        (Subject::Node(node), _) => Some(format!(
+            "{} may not ask for the certificate of node {node}; join with a token, or ask as the node itself",
+            who(requester)
+        )),
+        (Subject::Gateway, _) => Some(format!(
+            "{} may not ask for the gateway's certificate; ask as {GATEWAY_USER} or as the ServiceAccount russet-system/russet-gateway",
+            who(requester)
+        )),
+    }
+}
+
+fn join_refusal(node: &str, id: &str, key: &str, standing: Standing, token: &Token) -> Option<String> {
+    match token {
+        Token::Gone => {
+            return Some(format!(
+                "the token {id}.… is used up or was not made by `russet token create`; make a new one for this machine"
+            ));
+        }
+        // The same machine asks again: it lost the answer, not its key.
+        Token::Used { node: by, key: with, .. } if by == node && with == key => return None,
+        Token::Used { node: by, .. } => {
+            return Some(format!(
+                "the token {id}.… was used by node {by}, and a token is good for one machine; make another one with `russet token create`"
+            ));
+        }
+        Token::Fresh(_) => {}
+    }
+    match standing {
+        Standing::Alive => Some(format!(
             "node {node} is joined and alive; choose another --node-name, or stop the other machine first"
-        ));
+        )),
+        Standing::Leaving => Some(format!("node {node} is still leaving; join again in a few minutes")),
+        Standing::Silent | Standing::Unknown => None,
     }
-    None
+}
+
+fn who(requester: &Requester) -> String {
+    match requester {
+        Requester::Bootstrap(id) => format!("a machine with the join token {id}.…"),
+        Requester::Node(node) => format!("node {node}"),
+        Requester::Gateway => "the gateway".to_owned(),
+        Requester::Other(user) => format!("{user:?}"),
+    }
 }
 
 fn is_dns_name(name: &str) -> bool {
@@ -142,160 +327,4 @@ fn is_dns_name(name: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::ByteString;
-    use k8s_openapi::api::certificates::v1::{
-        CertificateSigningRequestCondition, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
-    };
-    use rcgen::{CertificateParams, DnType, KeyPair};
-
-    use super::*;
-
-    fn pem(name: &str, organization: &str, domains: &[&str]) -> Vec<u8> {
-        let domains: Vec<String> = domains.iter().map(|domain| (*domain).to_owned()).collect();
-        let mut params = CertificateParams::new(domains).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.distinguished_name.push(DnType::OrganizationName, organization);
-        let key = KeyPair::generate().unwrap();
-        params.serialize_request(&key).unwrap().pem().unwrap().into_bytes()
-    }
-
-    fn request(pem: Vec<u8>, user: &str, group: &str, usages: &[&str]) -> CertificateSigningRequest {
-        CertificateSigningRequest {
-            spec: CertificateSigningRequestSpec {
-                request: ByteString(pem),
-                signer_name: NODE_SIGNER.to_owned(),
-                username: Some(user.to_owned()),
-                groups: Some(vec![group.to_owned(), "system:authenticated".to_owned()]),
-                usages: Some(usages.iter().map(|usage| (*usage).to_owned()).collect()),
-                ..CertificateSigningRequestSpec::default()
-            },
-            ..CertificateSigningRequest::default()
-        }
-    }
-
-    const TOKEN: &str = "system:bootstrap:abcdef";
-    const RIGHT: [&str; 3] = ["digital signature", "client auth", "server auth"];
-
-    #[test]
-    fn only_a_request_that_is_exactly_a_nodes_is_approved() {
-        let right = || pem("russet:node:a", "russet:nodes", &["a.node.russet.dev"]);
-        for (story, pem, user, group, usages, want) in [
-            ("a joining node", right(), TOKEN, BOOTSTRAPPERS, &RIGHT[..], Ok("a")),
-            ("a node renewing itself", right(), "russet:node:a", "russet:nodes", &RIGHT, Ok("a")),
-            (
-                "another node",
-                right(),
-                "russet:node:b",
-                "russet:nodes",
-                &RIGHT,
-                Err("may not ask for the certificate of node a"),
-            ),
-            ("anybody", right(), "jane", "system:authenticated", &RIGHT, Err("join with a token")),
-            (
-                "an administrator",
-                pem("admin", "system:masters", &[]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("the common name is \"admin\""),
-            ),
-            (
-                "a node in a wrong group",
-                pem("russet:node:a", "system:masters", &["a.node.russet.dev"]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("the organisation is"),
-            ),
-            (
-                "a node with another's domain",
-                pem("russet:node:a", "russet:nodes", &["b.node.russet.dev"]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("a node's is for a.node.russet.dev alone"),
-            ),
-            (
-                "a node with one domain too many",
-                pem("russet:node:a", "russet:nodes", &["a.node.russet.dev", "bank.example"]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("alone"),
-            ),
-            (
-                "a node with an address",
-                pem("russet:node:a", "russet:nodes", &["a.node.russet.dev", "10.0.0.1"]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("1 other names"),
-            ),
-            (
-                "a strange name",
-                pem("russet:node:A/b", "russet:nodes", &[]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("is no node name"),
-            ),
-            (
-                "too many usages",
-                right(),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &["client auth", "cert sign"],
-                Err("the usages are"),
-            ),
-            ("noise", b"noise".to_vec(), TOKEN, BOOTSTRAPPERS, &RIGHT, Err("not a certificate request")),
-            (
-                "a name that is taken",
-                pem("russet:node:taken", "russet:nodes", &["taken.node.russet.dev"]),
-                TOKEN,
-                BOOTSTRAPPERS,
-                &RIGHT,
-                Err("node taken is joined and alive"),
-            ),
-        ] {
-            let verdict = decide(&request(pem, user, group, usages), |node| node == "taken");
-            match (want, verdict) {
-                (Ok(node), Verdict::Approve { node: got }) => assert_eq!(got, node),
-                (Err(text), Verdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
-                (_, verdict) => panic!("{story}: {verdict:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
-        let pem = pem("russet:node:a", "russet:nodes", &["a.node.russet.dev"]);
-        let base = request(pem, TOKEN, BOOTSTRAPPERS, &RIGHT);
-        let with = |kind: &str, certificate: Option<&str>| {
-            let mut request = base.clone();
-            let condition = CertificateSigningRequestCondition {
-                type_: kind.to_owned(),
-                status: "True".to_owned(),
-                ..CertificateSigningRequestCondition::default()
-            };
-            request.status = Some(CertificateSigningRequestStatus {
-                conditions: Some(vec![condition]),
-                certificate: certificate.map(|text| ByteString(text.as_bytes().to_vec())),
-            });
-            request
-        };
-        assert_eq!(decide(&with("Approved", None), |_| true), Verdict::Sign { node: "a".to_owned() });
-        assert_eq!(decide(&with("Approved", Some("done")), |_| false), Verdict::Nothing);
-        assert_eq!(decide(&with("Denied", None), |_| false), Verdict::Nothing);
-        let mut other = base.clone();
-        other.spec.signer_name = "kubernetes.io/kubelet-serving".to_owned();
-        assert_eq!(decide(&other, |_| false), Verdict::Nothing);
-    }
-
-    #[test]
-    fn names_are_those_the_data_plane_checks() {
-        assert_eq!(NODES_GROUP, russet_rpc::tls::NODES_GROUP);
-        assert_eq!(user_of("a"), russet_rpc::tls::node_user("a"));
-        assert_eq!(domain_of("a"), russet_rpc::tls::node_dns_name("a"));
-    }
-}
+mod tests;

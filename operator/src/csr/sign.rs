@@ -7,16 +7,23 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use rcgen::{
     CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType,
+    SerialNumber,
 };
+use sha2::Digest as _;
 use thiserror::Error;
 
-use super::decide::{NODES_GROUP, domain_of, user_of};
+use super::decide::Subject;
 
-/// A year: long enough for a machine that sleeps through a summer, and agents renew well before.
-const LIFETIME_SECONDS: i64 = 365 * 24 * 3600;
+/// Thirty days: long enough for a machine that is put away over a holiday, short enough that a
+/// stolen one is out by itself within a month. Agents renew after twenty.
+const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
+/// The shortest life anybody may ask for, as on Kubernetes.
+const SHORTEST_SECONDS: i64 = 600;
 /// Machines' clocks differ a little; a certificate from the future would be refused.
 const SKEW_SECONDS: i64 = 300;
+/// Another longest life, in seconds, for tests of renewal; also shorter than anybody may ask for.
+const LIFETIME_VARIABLE: &str = "RUSSET_CERTIFICATE_SECONDS";
 
 /// Why a request cannot be read or signed.
 #[derive(Debug, Error)]
@@ -46,17 +53,22 @@ pub struct Identity {
     pub dns_names: Vec<String>,
     /// How many names of other kinds it asks for.
     pub other_names: usize,
+    /// `sha256:` and the hex digest of the public key.
+    pub key: String,
 }
 
 /// Reads a PEM request and verifies that it is signed with its own key.
 pub fn read(pem: &[u8]) -> Result<Identity, SignError> {
-    let CertificateParams { subject_alt_names, distinguished_name, .. } = parse(pem)?.params;
+    let request = parse(pem)?;
+    let key =
+        format!("sha256:{}", hex::encode(sha2::Sha256::digest(request.public_key.subject_public_key_info())));
+    let CertificateParams { subject_alt_names, distinguished_name, .. } = request.params;
     let text = |value: &DnValue| match value {
         DnValue::Utf8String(text) => text.clone(),
         DnValue::PrintableString(text) => text.as_str().to_owned(),
         other => format!("{other:?}"),
     };
-    let mut identity = Identity::default();
+    let mut identity = Identity { key, ..Identity::default() };
     for (kind, value) in distinguished_name.iter() {
         match kind {
             DnType::CommonName => identity.common_name = text(value),
@@ -73,12 +85,20 @@ pub fn read(pem: &[u8]) -> Result<Identity, SignError> {
     Ok(identity)
 }
 
-/// Signs the key of a request as that node's; answers with the certificate in PEM.
+/// How long certificates live unless less is asked for.
+pub fn longest() -> i64 {
+    let set = std::env::var(LIFETIME_VARIABLE).ok().and_then(|text| text.parse().ok());
+    set.unwrap_or(LIFETIME_SECONDS).max(1)
+}
+
+/// Signs the key of a request as that subject's for at most `longest` seconds; answers with the
+/// certificate in PEM.
 pub fn sign(
     secret: &Secret,
     pem: &[u8],
-    node: &str,
+    subject: &Subject,
     seconds: Option<i32>,
+    longest: i64,
     now: Timestamp,
 ) -> Result<String, SignError> {
     let field = |name: &'static str| {
@@ -89,10 +109,12 @@ pub fn sign(
     let issuer = Issuer::from_ca_cert_pem(field("tls.crt")?, key).map_err(SignError::Authority)?;
 
     let mut request = parse(pem)?;
-    let mut params = CertificateParams::new(vec![domain_of(node)]).map_err(SignError::Sign)?;
+    let mut params = CertificateParams::new(vec![subject.domain()]).map_err(SignError::Sign)?;
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::OrganizationName, NODES_GROUP);
-    params.distinguished_name.push(DnType::CommonName, user_of(node));
+    if let Some(group) = subject.group() {
+        params.distinguished_name.push(DnType::OrganizationName, group);
+    }
+    params.distinguished_name.push(DnType::CommonName, subject.user());
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages =
@@ -102,10 +124,12 @@ pub fn sign(
     // Serial numbers are positive.
     serial[0] &= 0x7f;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
-    let seconds = seconds.map_or(LIFETIME_SECONDS, i64::from).clamp(600, LIFETIME_SECONDS);
+    let seconds = seconds.map_or(longest, i64::from).max(SHORTEST_SECONDS).min(longest);
     // A clock before 1970 makes a certificate that has ended; that is what such a clock deserves.
     let since_1970 = |second: i64| Duration::from_secs(u64::try_from(second).unwrap_or(0));
-    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_1970(now.as_second() - SKEW_SECONDS);
+    // Back-dated by no more than it lives, or a short life would look half over at its beginning.
+    let begin = now.as_second() - SKEW_SECONDS.min(seconds);
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_1970(begin);
     params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(now.as_second() + seconds);
     request.params = params;
     request.signed_by(&issuer).map(|certificate| certificate.pem()).map_err(SignError::Sign)
@@ -143,7 +167,9 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let pem = asked.serialize_request(&key).unwrap().pem().unwrap();
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let certificate = sign(&authority(), pem.as_bytes(), "a", Some(3600), now).unwrap();
+        let certificate =
+            sign(&authority(), pem.as_bytes(), &Subject::Node("a".into()), Some(3600), LIFETIME_SECONDS, now)
+                .unwrap();
 
         let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
         let parsed = der.parse_x509().unwrap();
@@ -158,8 +184,33 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_lives_no_longer_than_the_longest_and_is_back_dated_by_no_more_than_it_lives() {
+        let key = KeyPair::generate().unwrap();
+        let pem = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let day = 24 * 3600;
+        for (asked, longest, lives, back) in [
+            (None, 30 * day, 30 * day, 300),
+            (Some(i32::MAX), 30 * day, 30 * day, 300),
+            (Some(1), 30 * day, 600, 300),
+            (None, 6, 6, 6),
+            (Some(3600), 6, 6, 6),
+        ] {
+            let certificate =
+                sign(&authority(), pem.as_bytes(), &Subject::Gateway, asked, longest, now).unwrap();
+            let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
+            let parsed = der.parse_x509().unwrap();
+            let validity = parsed.validity();
+            assert_eq!(validity.not_after.timestamp() - now.as_second(), lives, "{asked:?} {longest}");
+            assert_eq!(now.as_second() - validity.not_before.timestamp(), back, "{asked:?} {longest}");
+            assert_eq!(parsed.subject().to_string(), "CN=russet:gateway");
+        }
+    }
+
+    #[test]
     fn an_incomplete_authority_is_named() {
-        let error = sign(&Secret::default(), b"", "a", None, Timestamp::UNIX_EPOCH).unwrap_err();
+        let error =
+            sign(&Secret::default(), b"", &Subject::Gateway, None, 600, Timestamp::UNIX_EPOCH).unwrap_err();
         assert!(error.to_string().contains("lacks tls.key"), "{error}");
     }
 }

@@ -13,8 +13,7 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    InferenceNode, InferenceNodeSpec, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus,
-    Want, names,
+    InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus, Want, names,
 };
 use russet_wire::shape::ModelShape;
 use serde_json::{Value, json};
@@ -130,10 +129,6 @@ impl Machine {
             granted_bytes: granted,
             ..NodeMemory::default()
         };
-        if self.reported.is_none() {
-            let node = InferenceNode::new(&self.name, InferenceNodeSpec::default());
-            self.report(api.create(&Default::default(), &node).await);
-        }
         let node = json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name},
             "status": {"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),

@@ -5,6 +5,7 @@
 
 mod agent;
 mod harness;
+mod joining;
 
 use harness::{Cluster, GIB, deployment, model, until};
 use kube::api::{Patch, PatchParams};
@@ -271,59 +272,6 @@ async fn wrong_specs_cordoned_nodes_and_routes_are_explained_in_conditions() {
         })
         .await;
     }
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_joining_machine_gets_a_certificate_for_itself_and_for_nobody_else() {
-    use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-    let cluster = Cluster::start(&[("a", GIB)]).await;
-    let joiner = cluster.client("system:bootstrap:abcdef", "system:bootstrappers").await;
-    let requests: Api<CertificateSigningRequest> = Api::all(joiner.clone());
-    let ask = |name: &'static str, node: &'static str, organization: &'static str| {
-        let requests = requests.clone();
-        async move {
-            let mut params =
-                rcgen::CertificateParams::new(vec![russet_rpc::tls::node_dns_name(node)]).unwrap();
-            params.distinguished_name.push(rcgen::DnType::CommonName, russet_rpc::tls::node_user(node));
-            params.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
-            let key = rcgen::KeyPair::generate().unwrap();
-            let pem = params.serialize_request(&key).unwrap().pem().unwrap();
-            let request = json!({
-                "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
-                "spec": {"request": k8s_openapi::ByteString(pem.into_bytes()), "signerName": "russet.dev/node",
-                         "usages": ["digital signature", "client auth", "server auth"]},
-            });
-            requests.create(&Default::default(), &serde_json::from_value(request).unwrap()).await.unwrap();
-            until("the request is answered", || async {
-                let status = requests.get(name).await.ok()?.status?;
-                let denied =
-                    status.conditions.unwrap_or_default().into_iter().find(|it| it.type_ == "Denied");
-                let certificate = status.certificate.filter(|it| !it.0.is_empty());
-                (certificate.is_some() || denied.is_some()).then_some((certificate, denied))
-            })
-            .await
-        }
-    };
-    let (certificate, _) = ask("node-new-1", "new", "russet:nodes").await;
-    let certificate = String::from_utf8(certificate.unwrap().0).unwrap();
-    let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
-    assert_eq!(der.parse_x509().unwrap().subject().to_string(), "O=russet:nodes, CN=russet:node:new");
-    let (_, denied) = ask("node-new-2", "new", "system:masters").await;
-    assert!(denied.unwrap().message.unwrap().contains("a node's is russet:nodes"));
-    let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
-    until("node a is ready", || async {
-        nodes
-            .get("a")
-            .await
-            .ok()
-            .filter(|node| node.status.as_ref().is_some_and(|it| is_true(&it.conditions, Type::Ready)))
-    })
-    .await;
-    let (_, denied) = ask("node-a-1", "a", "russet:nodes").await;
-    assert!(denied.unwrap().message.unwrap().contains("node a is joined and alive"));
-    // A token opens nothing else.
-    assert!(Api::<InferenceNode>::all(joiner).list(&Default::default()).await.is_err());
     cluster.stop().await;
 }
 

@@ -23,11 +23,13 @@ pub const CA: &str = "ca.crt";
 pub const SERVER_CA: &str = "server-ca.crt";
 /// ServiceAccount token, where the certificate is no credential of the API server.
 pub const TOKEN: &str = "token";
+/// Addresses of the API servers, a line each, where there are several.
+pub const SERVERS: &str = "servers";
 /// How the API server is reached.
 pub const KUBECONFIG: &str = "kubeconfig";
 
 /// Everything that may belong to an identity; what a new version does not name is carried over.
-const NAMES: [&str; 6] = [CERTIFICATE, KEY, CA, SERVER_CA, TOKEN, KUBECONFIG];
+const NAMES: [&str; 7] = [CERTIFICATE, KEY, CA, SERVER_CA, TOKEN, SERVERS, KUBECONFIG];
 const CURRENT: &str = "current";
 const VERSION: &str = "identity-";
 
@@ -68,13 +70,9 @@ pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
 
 /// Removes the identity in `dir`; everything else there stays.
 pub fn remove(dir: &Path) -> io::Result<()> {
-    let gone = |result: io::Result<()>| match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    };
     // Without a kubeconfig there is no identity, so it goes first.
     for name in NAMES.into_iter().rev().chain([CURRENT]) {
-        gone(fs::remove_file(dir.join(name)))?;
+        gone_or(fs::remove_file(dir.join(name)))?;
     }
     versions(dir)?.into_iter().try_for_each(fs::remove_dir_all)
 }
@@ -110,7 +108,11 @@ fn link(dir: &Path, target: &Path, name: &str) -> io::Result<()> {
 
 fn versions(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(dir)? {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        other => other?,
+    };
+    for entry in entries {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(VERSION) && entry.file_type()?.is_dir() {
             found.push(entry.path());

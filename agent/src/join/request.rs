@@ -1,0 +1,250 @@
+//! Asking the cluster for a certificate: a request for the signer `russet.dev/node`, and patience
+//! until it is answered. Machines that join, nodes that renew and the gateway ask alike.
+
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
+};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use russet_crds::names::{CA_SECRET, NODE_SIGNER, SYSTEM_NAMESPACE};
+use russet_rpc::tls;
+use thiserror::Error;
+
+/// How long an answer is waited for. The operator answers within a second; a cluster whose operator
+/// is just starting deserves some patience.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Between two looks at the request.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Whose certificate is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    user: String,
+    group: Option<&'static str>,
+    domain: String,
+    prefix: String,
+}
+
+impl Wanted {
+    /// A node's.
+    pub fn node(node: &str) -> Self {
+        Self {
+            user: tls::node_user(node),
+            group: Some(tls::NODES_GROUP),
+            domain: tls::node_dns_name(node),
+            prefix: format!("node-{node}"),
+        }
+    }
+
+    /// The gateway's.
+    pub fn gateway() -> Self {
+        Self {
+            user: tls::GATEWAY_USER.to_owned(),
+            group: None,
+            domain: tls::GATEWAY_DNS_NAME.to_owned(),
+            prefix: "gateway".to_owned(),
+        }
+    }
+
+    /// The request for `key`, PEM.
+    fn pem(&self, key: &KeyPair) -> Result<String, rcgen::Error> {
+        let mut params = CertificateParams::new(vec![self.domain.clone()])?;
+        let mut subject = DistinguishedName::new();
+        if let Some(group) = self.group {
+            subject.push(DnType::OrganizationName, group);
+        }
+        subject.push(DnType::CommonName, self.user.clone());
+        params.distinguished_name = subject;
+        params.serialize_request(key)?.pem()
+    }
+}
+
+/// Why there is no certificate.
+#[derive(Debug, Error)]
+pub enum RequestError {
+    /// The request could not be made.
+    #[error("no certificate request for {user} can be made")]
+    Key {
+        /// Whose.
+        user: String,
+        /// Why.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// The API server refused it, or failed.
+    #[error("the certificate request of {user} failed at the API server")]
+    Api {
+        /// Whose.
+        user: String,
+        /// The server's answer.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The operator refused it.
+    #[error("the cluster refuses a certificate for {user}: {message}")]
+    Denied {
+        /// Whose.
+        user: String,
+        /// Why.
+        message: String,
+    },
+    /// Nobody answered in time.
+    #[error(
+        "no certificate came for {user} within {} s; the operator signs requests, look whether it runs (request {request})",
+        TIMEOUT.as_secs()
+    )]
+    Unsigned {
+        /// Whose.
+        user: String,
+        /// Name of the request.
+        request: String,
+    },
+    /// The CA's certificate is not there.
+    #[error("the CA of {user}'s certificate is not in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} after {} s; look whether the operator runs", TIMEOUT.as_secs())]
+    Authority {
+        /// Whose.
+        user: String,
+    },
+}
+
+/// Asks for a certificate of `key` and waits for it; PEM.
+pub async fn certificate(client: &Client, wanted: &Wanted, key: &KeyPair) -> Result<String, RequestError> {
+    let user = || wanted.user.clone();
+    let failed = |source| RequestError::Api { user: user(), source: Box::new(source) };
+    let pem = wanted.pem(key).map_err(|source| RequestError::Key { user: user(), source })?;
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let name = format!("{}-{}", wanted.prefix, hex::encode(rand::random::<[u8; 4]>()));
+    let object = CertificateSigningRequest {
+        metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(pem.into_bytes()),
+            signer_name: NODE_SIGNER.to_owned(),
+            usages: Some(["digital signature", "client auth", "server auth"].map(String::from).to_vec()),
+            ..CertificateSigningRequestSpec::default()
+        },
+        status: None,
+    };
+    requests.create(&PostParams::default(), &object).await.map_err(failed)?;
+
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    while tokio::time::Instant::now() < deadline {
+        let status = match requests.get(&name).await {
+            Ok(found) => found.status.unwrap_or_default(),
+            Err(error @ kube::Error::Api(_)) => return Err(failed(error)),
+            // A control plane that restarts in this very minute keeps the request.
+            Err(error) => {
+                tracing::debug!(request = name, %error, "the request could not be looked at; tried again");
+                CertificateSigningRequestStatus::default()
+            }
+        };
+        if let Some(ByteString(certificate)) = status.certificate {
+            return Ok(String::from_utf8_lossy(&certificate).into_owned());
+        }
+        let refusal = status
+            .conditions
+            .unwrap_or_default()
+            .into_iter()
+            .find(|condition| matches!(condition.type_.as_str(), "Denied" | "Failed"));
+        if let Some(refusal) = refusal {
+            let message = refusal.message.or(refusal.reason).unwrap_or(refusal.type_);
+            return Err(RequestError::Denied { user: user(), message });
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Err(RequestError::Unsigned { user: user(), request: name })
+}
+
+/// The CA that vouches for `certificate`: the published one, which a new cluster may take a moment to
+/// publish; else `known`, for a control plane of an older release that publishes none.
+pub async fn authority(
+    client: &Client,
+    wanted: &Wanted,
+    certificate: &str,
+    known: Option<&str>,
+) -> Result<String, RequestError> {
+    if let Some(known) = known.filter(|known| vouches(known, certificate)) {
+        return Ok(known.to_owned());
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        match maps.get_opt(CA_SECRET).await {
+            Ok(map) => {
+                let published = map.and_then(|map| map.data?.remove("ca.crt"));
+                if let Some(published) = published.filter(|published| vouches(published, certificate)) {
+                    return Ok(published);
+                }
+            }
+            // The roles of a new cluster may still be on their way.
+            Err(error) => tracing::debug!(%error, "the CA could not be read; tried again"),
+        }
+        if tokio::time::Instant::now() > deadline {
+            return Err(RequestError::Authority { user: wanted.user.clone() });
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Whether the key identifiers say that this CA signed that certificate. Not a proof: both came over
+/// a connection that is trusted, and a wrong pair only fails later.
+fn vouches(ca: &str, certificate: &str) -> bool {
+    use x509_parser::extensions::ParsedExtension;
+    let parse = |pem: &str| x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok().map(|(_, pem)| pem);
+    let (Some(ca), Some(certificate)) = (parse(ca), parse(certificate)) else { return false };
+    let (Ok(ca), Ok(certificate)) = (ca.parse_x509(), certificate.parse_x509()) else { return false };
+    let own = ca.iter_extensions().find_map(|it| match it.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
+        _ => None,
+    });
+    let issuer = certificate.iter_extensions().find_map(|it| match it.parsed_extension() {
+        ParsedExtension::AuthorityKeyIdentifier(id) => id.key_identifier.as_ref().map(|id| id.0.to_vec()),
+        _ => None,
+    });
+    certificate.issuer() == ca.subject() && own.is_some() && own == issuer
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertifiedIssuer, IsCa};
+
+    use super::*;
+
+    #[test]
+    fn a_request_names_its_owner_and_nothing_else() {
+        let key = KeyPair::generate().unwrap();
+        for (wanted, user, group) in [
+            (Wanted::node("mac-1"), "russet:node:mac-1", Some("russet:nodes")),
+            (Wanted::gateway(), "russet:gateway", None),
+        ] {
+            let parsed =
+                rcgen::CertificateSigningRequestParams::from_pem(&wanted.pem(&key).unwrap()).unwrap();
+            let subject = &parsed.params.distinguished_name;
+            assert_eq!(subject.get(&DnType::CommonName), Some(&user.into()));
+            assert_eq!(subject.get(&DnType::OrganizationName), group.map(Into::into).as_ref());
+            assert_eq!(parsed.params.subject_alt_names.len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_ca_vouches_for_what_it_signed_and_not_for_another_of_its_name() {
+        let authority = || {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, "russet-ca");
+            CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+        };
+        let (ca, namesake) = (authority(), authority());
+        let mut params = CertificateParams::default();
+        params.use_authority_key_identifier_extension = true;
+        let leaf = params.signed_by(&KeyPair::generate().unwrap(), &ca).unwrap();
+        assert!(vouches(&ca.pem(), &leaf.pem()));
+        assert!(!vouches(&namesake.pem(), &leaf.pem()));
+        assert!(!vouches("", &leaf.pem()));
+    }
+}

@@ -1,0 +1,169 @@
+//! Leaving a cluster, on the machine itself: the node asks to be removed, waits until what runs on it
+//! has moved away, stops its engines and forgets who it was. Model files stay unless they are to go.
+//!
+//! ```text
+//! marked ─▶ InferenceNode deleted ─▶ drained and gone ─▶ agent ends ─▶ identity removed
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::api::DeleteParams;
+use kube::{Api, Client};
+use russet_crds::InferenceNode;
+use thiserror::Error;
+
+use crate::join::identity::{Identity, IdentityError};
+use crate::{agent_dir, join, lock, stop_engines};
+
+/// Says that this machine is leaving: its agent keeps its hands off the model files.
+const LEAVING: &str = "leaving";
+/// Says that this machine leaves whatever the cluster says: its agent ends at once.
+const LEFT: &str = "left";
+/// The operator drains a node for five minutes before it lets it go anyway.
+const PATIENCE: Duration = Duration::from_secs(360);
+/// An agent whose node is gone ends within seconds.
+const FAREWELL: Duration = Duration::from_secs(60);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// An API server that hangs must not hang the leaving.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How to leave.
+#[derive(Clone, Debug)]
+pub struct LeaveConfig {
+    /// Folder of this machine's state.
+    pub data_dir: PathBuf,
+    /// Whether to leave without asking the cluster.
+    pub force: bool,
+    /// Whether to remove the model files too.
+    pub purge: bool,
+}
+
+/// Why a machine could not leave.
+#[derive(Debug, Error)]
+pub enum LeaveError {
+    /// There is no identity.
+    #[error("{0} holds no identity of a node; this machine has not joined a cluster, or has left it")]
+    NotJoined(PathBuf),
+    /// Files.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The cluster did not answer, or refused.
+    #[error(
+        "node {node} could not ask {server} to be removed; try again when it answers, or leave with --force and remove the node there: kubectl delete inferencenode {node}"
+    )]
+    Api {
+        /// The node.
+        node: String,
+        /// The API server.
+        server: String,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The cluster has not let the node go.
+    #[error(
+        "node {node} is still being drained after {} s; run `russet leave` again, or leave with --force",
+        PATIENCE.as_secs()
+    )]
+    StillThere {
+        /// The node.
+        node: String,
+    },
+    /// The agent does not end.
+    #[error("the agent that runs with {0} does not end; stop it and run `russet leave` again")]
+    AgentRuns(PathBuf),
+}
+
+/// The file whose presence says that the machine is leaving.
+pub(crate) fn marker(folder: &Path) -> PathBuf {
+    folder.join(LEAVING)
+}
+
+/// Waits until somebody insists on leaving.
+pub(crate) async fn insisted(folder: &Path) {
+    let left = folder.join(LEFT);
+    while !left.exists() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Leaves; returns the name the node had.
+pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
+    let LeaveConfig { data_dir, force, purge } = config;
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let folder = agent_dir(&data_dir);
+    let identity = Identity::load(&folder)?.ok_or_else(|| LeaveError::NotJoined(folder.clone()))?;
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| LeaveError::Identity(IdentityError::Io { path, source })
+    };
+    join::identity::write(&marker(&folder), "this machine leaves its cluster\n")?;
+    if !force {
+        ask(&identity).await?;
+    }
+    join::identity::write(&folder.join(LEFT), "this machine has left its cluster\n")?;
+    let held = agent_ended(&folder).await?;
+    stop_engines(&data_dir).await;
+    join::forget(&folder)?;
+    if purge {
+        gone(std::fs::remove_dir_all(folder.join("models"))).map_err(io(&folder.join("models")))?;
+    }
+    gone(std::fs::remove_dir_all(folder.join("engines"))).map_err(io(&folder.join("engines")))?;
+    for name in ["joining.key", LEAVING, LEFT] {
+        gone(std::fs::remove_file(folder.join(name))).map_err(io(&folder.join(name)))?;
+    }
+    drop(held);
+    Ok(identity.node)
+}
+
+/// Asks the cluster to let the node go, and waits until it has.
+async fn ask(identity: &Identity) -> Result<(), LeaveError> {
+    let Identity { node, server, .. } = identity;
+    let failed =
+        |source| LeaveError::Api { node: node.clone(), server: server.clone(), source: Box::new(source) };
+    let client: Client = identity.client(|config| config.read_timeout = Some(READ_TIMEOUT)).await?;
+    let nodes: Api<InferenceNode> = Api::all(client);
+    match nodes.delete(node, &DeleteParams::default()).await {
+        Ok(_) => {}
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    }
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        match nodes.get_opt(node).await {
+            Ok(None) => return Ok(()),
+            Err(error) if is_gone(&error) => return Ok(()),
+            // Tried again: the request to leave was heard.
+            Ok(Some(_)) | Err(_) if tokio::time::Instant::now() < deadline => {}
+            Ok(Some(_)) => return Err(LeaveError::StillThere { node: node.clone() }),
+            Err(error) => return Err(failed(error)),
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// A node that is gone is not found, and its ServiceAccount is nobody any more.
+fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(answer) if matches!(answer.code, 401 | 404))
+}
+
+/// Waits until no agent holds the folder, and holds it.
+async fn agent_ended(folder: &Path) -> Result<std::fs::File, LeaveError> {
+    let deadline = tokio::time::Instant::now() + FAREWELL;
+    loop {
+        match lock(folder) {
+            Ok(file) => return Ok(file),
+            Err(_) if tokio::time::Instant::now() < deadline => tokio::time::sleep(LOOK).await,
+            Err(_) => return Err(LeaveError::AgentRuns(folder.to_owned())),
+        }
+    }
+}
+
+fn gone(result: std::io::Result<()>) -> std::io::Result<()> {
+    match result {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

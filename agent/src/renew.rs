@@ -1,0 +1,85 @@
+//! Renewal of what proves who this node is: its certificate and, where the API server asks for one,
+//! its ServiceAccount's token, both at two thirds of their life. Whoever uses them reads them again.
+
+use std::time::Duration;
+
+use rcgen::KeyPair;
+use thiserror::Error;
+
+use crate::join::access;
+use crate::join::identity::{Identity, IdentityError};
+use crate::join::request::{self, RequestError, Wanted};
+
+/// The longest sleep: clocks jump, and laptops are put away.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+/// The shortest pause after a failure; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause after a failure.
+const LAST_PAUSE: Duration = Duration::from_secs(300);
+
+/// Why nothing was renewed.
+#[derive(Debug, Error)]
+enum RenewError {
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("no key could be made")]
+    Key(#[source] rcgen::Error),
+    #[error("the API server gives no new token")]
+    Token(#[source] kube::Error),
+}
+
+/// Renews for ever.
+pub(crate) async fn keep(identity: Identity) {
+    let mut pause = FIRST_PAUSE;
+    let mut jitter: f64 = rand::random();
+    loop {
+        match renew(&identity, jitter).await {
+            Ok(None) => {
+                jitter = rand::random();
+                pause = FIRST_PAUSE;
+            }
+            Ok(Some(due)) => {
+                pause = FIRST_PAUSE;
+                tokio::time::sleep(due.min(LONGEST_SLEEP)).await;
+            }
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                tracing::warn!(%error, cause, "this node's identity could not be renewed yet; tried again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+        }
+    }
+}
+
+/// Renews what is due; else says when something will be.
+async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, RenewError> {
+    let certificate = identity.validity()?.due(jitter);
+    let token = identity.token_validity()?.map(|validity| validity.due(jitter));
+    let due = token.into_iter().fold(certificate, Duration::min);
+    if !due.is_zero() {
+        return Ok(Some(due));
+    }
+    let client = identity
+        .client(|config| {
+            config.connect_timeout = Some(Duration::from_secs(5));
+            config.read_timeout = Some(Duration::from_secs(20));
+        })
+        .await?;
+    if token.is_some_and(|due| due.is_zero()) {
+        let token = access::token(&client, &identity.node).await.map_err(RenewError::Token)?;
+        identity.renew_token(&token)?;
+        tracing::info!("the node's token was renewed");
+    }
+    if certificate.is_zero() {
+        let key = KeyPair::generate().map_err(RenewError::Key)?;
+        let wanted = Wanted::node(&identity.node);
+        let fresh = request::certificate(&client, &wanted, &key).await?;
+        let ca = request::authority(&client, &wanted, &fresh, Some(&identity.ca_pem()?)).await?;
+        identity.renew(&fresh, &key.serialize_pem(), &ca)?;
+        tracing::info!("the node's certificate was renewed");
+    }
+    Ok(None)
+}

@@ -1,0 +1,110 @@
+//! The identities of a control plane's own parts, made with its CA by `serve`: the operator's, the
+//! gateway's, the administrator's, and at first that of the node on the same machine. They are made
+//! anew at every start and long before they end; who uses them reads them again.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use russet_agent::join::identity::{Identity, Material};
+use russet_apiserver::auth::MASTERS;
+use russet_apiserver::pki;
+use russet_rpc::tls::{self, folder};
+
+use crate::layout;
+
+/// Days an identity is good for, as those of nodes.
+const DAYS: i64 = 30;
+/// Days the administrator's kubeconfig is good for: people copy it.
+const ADMIN_DAYS: i64 = 365;
+/// Two thirds of the life of an identity.
+const RENEWED_AFTER: Duration = Duration::from_secs(20 * 24 * 3600);
+/// Between two tries when the disk is full, say.
+const RETRY: Duration = Duration::from_secs(600);
+
+/// Who is given identities, and where.
+pub struct Identities {
+    /// The CA.
+    pub authority: pki::Authority,
+    /// URL of the API server.
+    pub server: String,
+    /// Folder of the operator.
+    pub operator: PathBuf,
+    /// Folder of the gateway.
+    pub gateway: PathBuf,
+    /// The administrator's kubeconfig.
+    pub admin: PathBuf,
+}
+
+impl Identities {
+    /// Makes them all anew; the administrator's last.
+    pub fn issue(&self) -> Result<()> {
+        let Self { authority, server, operator, gateway, admin } = self;
+        self.component(operator, tls::OPERATOR_USER, &[])?;
+        self.component(gateway, tls::GATEWAY_USER, &[tls::GATEWAY_DNS_NAME.to_owned()])?;
+        let (cert, key) = authority.issue_client("russet-admin", &[MASTERS], ADMIN_DAYS)?;
+        Ok(pki::write_kubeconfig(admin, server, authority.cert_pem(), &cert, &key)?)
+    }
+
+    /// Makes them anew for ever, in time.
+    pub async fn keep(self) {
+        loop {
+            tokio::time::sleep(RENEWED_AFTER).await;
+            while let Err(error) = self.issue() {
+                tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; tried again");
+                tokio::time::sleep(RETRY).await;
+            }
+            tracing::info!("the identities of operator and gateway were renewed");
+        }
+    }
+
+    /// The identity of this machine's node, unless it has a good one: from then on its agent renews it.
+    pub fn local_node(&self, dir: &Path, node: &str) -> Result<()> {
+        layout::make_private(dir)?;
+        let servers = [self.server.clone()];
+        let ca = self.authority.cert_pem();
+        if let Ok(Some(kept)) = Identity::load(dir)
+            && kept.node == node
+            && kept.is_good().unwrap_or(false)
+            && kept.server_ca_pem().is_ok_and(|kept| kept == ca)
+        {
+            kept.with_servers(&servers)?;
+            return Ok(());
+        }
+        let names = [tls::node_dns_name(node)];
+        let (certificate, key) =
+            self.authority.issue_peer(&tls::node_user(node), &[tls::NODES_GROUP], &names, DAYS)?;
+        let material = Material { certificate: &certificate, key: &key, ca, server_ca: ca, token: None };
+        Identity::store(dir, node, &servers, &material)?;
+        Ok(())
+    }
+
+    fn component(&self, dir: &Path, user: &str, names: &[String]) -> Result<()> {
+        layout::make_private(dir)?;
+        let (certificate, key) = self.authority.issue_peer(user, &[], names, DAYS)?;
+        let kubeconfig = kubeconfig(&self.server);
+        let files: [(&str, &[u8]); 5] = [
+            (folder::CERTIFICATE, certificate.as_bytes()),
+            (folder::KEY, key.as_bytes()),
+            (folder::CA, self.authority.cert_pem().as_bytes()),
+            (folder::SERVER_CA, self.authority.cert_pem().as_bytes()),
+            (folder::KUBECONFIG, kubeconfig.as_bytes()),
+        ];
+        folder::publish(dir, &files)
+            .with_context(|| format!("cannot write the identity in {}", dir.display()))
+    }
+}
+
+/// A kubeconfig over the files beside it.
+fn kubeconfig(server: &str) -> String {
+    let cluster = serde_json::json!({"server": server, "certificate-authority": folder::SERVER_CA});
+    let user = serde_json::json!({"client-certificate": folder::CERTIFICATE, "client-key": folder::KEY});
+    // JSON is YAML.
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "russet",
+        "clusters": [{"name": "russet", "cluster": cluster}],
+        "users": [{"name": "russet", "user": user}],
+        "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": "russet"}}],
+    });
+    format!("{kubeconfig:#}\n")
+}

@@ -1,0 +1,50 @@
+//! `russet leave`: takes this machine out of the cluster it joined.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::layout::Layout;
+
+/// Arguments of `russet leave`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Folder the machine joined with; default ~/.russet.
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+    /// Leave at once and without asking the cluster, which still has to be told.
+    #[arg(long)]
+    force: bool,
+    /// Remove the model files too.
+    #[arg(long)]
+    purge: bool,
+}
+
+/// Leaves, and returns once nothing of this node runs any more.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { data_dir, force, purge } = arguments;
+    russet_telemetry::logs::init("leave", false);
+    let layout = Layout::at(data_dir)?;
+    if layout.serve().exists() {
+        bail!(
+            "{} is the folder of a control plane, whose own node cannot leave it; start it with `russet up --no-agent`",
+            layout.root().display()
+        );
+    }
+    if !force {
+        eprintln!("What runs here moves to other nodes first; that may take some minutes.");
+    }
+    let config = russet_agent::leave::LeaveConfig { data_dir: layout.root().to_owned(), force, purge };
+    let node = russet_agent::leave::leave(config).await?;
+    println!("Node {node} has left its cluster.");
+    if force {
+        println!("Nobody there was told: kubectl delete inferencenode {node}");
+    }
+    if !purge {
+        println!(
+            "Its model files are still in {}; --purge removes them.",
+            layout.agent().join("models").display()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! Requests of everybody for everything, and what becomes of them.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequestCondition, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use rcgen::{CertificateParams, DnType, KeyPair};
+
+use super::*;
+
+fn pem(name: &str, organization: &str, domains: &[&str]) -> Vec<u8> {
+    let domains: Vec<String> = domains.iter().map(|domain| (*domain).to_owned()).collect();
+    let mut params = CertificateParams::new(domains).unwrap();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    if !organization.is_empty() {
+        params.distinguished_name.push(DnType::OrganizationName, organization);
+    }
+    let key = KeyPair::generate().unwrap();
+    params.serialize_request(&key).unwrap().pem().unwrap().into_bytes()
+}
+
+fn node_pem(node: &str) -> Vec<u8> {
+    pem(&format!("russet:node:{node}"), "russet:nodes", &[&format!("{node}.node.russet.dev")])
+}
+
+fn request(pem: Vec<u8>, user: &str, group: &str, usages: &[&str]) -> CertificateSigningRequest {
+    CertificateSigningRequest {
+        spec: CertificateSigningRequestSpec {
+            request: ByteString(pem),
+            signer_name: NODE_SIGNER.to_owned(),
+            username: Some(user.to_owned()),
+            groups: Some(vec![group.to_owned(), "system:authenticated".to_owned()]),
+            usages: Some(usages.iter().map(|usage| (*usage).to_owned()).collect()),
+            ..CertificateSigningRequestSpec::default()
+        },
+        ..CertificateSigningRequest::default()
+    }
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).unwrap()
+}
+
+fn decide(request: &CertificateSigningRequest, standing: Standing, token: &Token) -> Verdict {
+    match read(request) {
+        Ok(asked) => judge(&asked, standing, token, at(0)),
+        Err(verdict) => verdict,
+    }
+}
+
+const TOKEN: &str = "system:bootstrap:abcdef";
+const RIGHT: [&str; 3] = ["digital signature", "client auth", "server auth"];
+
+fn fresh() -> Token {
+    Token::Fresh(Seen::default())
+}
+
+#[test]
+fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
+    use Standing::{Alive, Leaving, Silent, Unknown};
+    let gateway = || pem("russet:gateway", "", &["gateway.russet.dev"]);
+    let account = "system:serviceaccount:russet-nodes:a";
+    let accounts = "system:serviceaccounts:russet-nodes";
+    let nodes = "russet:nodes";
+    for (story, pem, user, group, usages, standing, want) in [
+        ("a joining node", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT[..], Unknown, Ok(())),
+        ("a silent node joins anew", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Silent, Ok(())),
+        ("a node renews itself", node_pem("a"), "russet:node:a", nodes, &RIGHT, Alive, Ok(())),
+        (
+            "a node renews itself as its ServiceAccount",
+            node_pem("a"),
+            account,
+            accounts,
+            &RIGHT,
+            Alive,
+            Ok(()),
+        ),
+        (
+            "a node that has left",
+            node_pem("a"),
+            "russet:node:a",
+            nodes,
+            &RIGHT,
+            Unknown,
+            Err("node a has left the cluster"),
+        ),
+        ("a node that is leaving", node_pem("a"), account, accounts, &RIGHT, Leaving, Err("new token")),
+        (
+            "another node",
+            node_pem("a"),
+            "russet:node:b",
+            nodes,
+            &RIGHT,
+            Alive,
+            Err("node b may not ask for the certificate of node a"),
+        ),
+        (
+            "another node's account",
+            node_pem("b"),
+            account,
+            accounts,
+            &RIGHT,
+            Alive,
+            Err("node a may not ask"),
+        ),
+        ("anybody", node_pem("a"), "jane", "system:authenticated", &RIGHT, Silent, Err("join with a token")),
+        (
+            "a bootstrap name without its group",
+            node_pem("a"),
+            TOKEN,
+            "x",
+            &RIGHT,
+            Silent,
+            Err("join with a token"),
+        ),
+        (
+            "an administrator's name",
+            pem("admin", "system:masters", &[]),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("the common name is \"admin\""),
+        ),
+        (
+            "a wrong group",
+            pem("russet:node:a", "system:masters", &["a.node.russet.dev"]),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("the organisation is"),
+        ),
+        (
+            "another's domain",
+            pem("russet:node:a", nodes, &["b.node.russet.dev"]),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("is for a.node.russet.dev alone"),
+        ),
+        (
+            "one domain too many",
+            pem("russet:node:a", nodes, &["a.node.russet.dev", "bank.example"]),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("alone"),
+        ),
+        (
+            "an address",
+            pem("russet:node:a", nodes, &["a.node.russet.dev", "10.0.0.1"]),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("1 other names"),
+        ),
+        (
+            "a strange name",
+            pem("russet:node:A/b", nodes, &[]),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("is no node name"),
+        ),
+        (
+            "too many usages",
+            node_pem("a"),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &["client auth", "cert sign"],
+            Unknown,
+            Err("the usages are"),
+        ),
+        ("noise", b"noise".to_vec(), TOKEN, BOOTSTRAPPERS, &RIGHT, Unknown, Err("not a certificate request")),
+        (
+            "a name that is taken",
+            node_pem("a"),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Alive,
+            Err("node a is joined and alive"),
+        ),
+        ("a name that is going", node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT, Leaving, Err("still leaving")),
+        ("the gateway", gateway(), "russet:gateway", "x", &RIGHT, Unknown, Ok(())),
+        ("the gateway as its ServiceAccount", gateway(), GATEWAY_ACCOUNT, "x", &RIGHT, Unknown, Ok(())),
+        (
+            "a joining gateway",
+            gateway(),
+            TOKEN,
+            BOOTSTRAPPERS,
+            &RIGHT,
+            Unknown,
+            Err("may not ask for the gateway's certificate"),
+        ),
+        (
+            "a node as the gateway",
+            gateway(),
+            "russet:node:a",
+            nodes,
+            &RIGHT,
+            Alive,
+            Err("node a may not ask for the gateway's"),
+        ),
+        (
+            "the gateway as a node",
+            node_pem("a"),
+            "russet:gateway",
+            "x",
+            &RIGHT,
+            Alive,
+            Err("the gateway may not ask"),
+        ),
+        (
+            "the gateway among the nodes",
+            pem("russet:gateway", nodes, &["gateway.russet.dev"]),
+            "russet:gateway",
+            "x",
+            &RIGHT,
+            Unknown,
+            Err("the organisation is"),
+        ),
+        (
+            "the gateway with a node's domain",
+            pem("russet:gateway", "", &["a.node.russet.dev"]),
+            "russet:gateway",
+            "x",
+            &RIGHT,
+            Unknown,
+            Err("gateway.russet.dev alone"),
+        ),
+    ] {
+        match (want, decide(&request(pem, user, group, usages), standing, &fresh())) {
+            (Ok(()), Verdict::Approve { .. }) => {}
+            (Err(text), Verdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
+            (_, verdict) => panic!("{story}: {verdict:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_token_is_one_machines() {
+    let request = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
+    let key = read(&request).unwrap().key;
+    let used =
+        |node: &str, key: &str| Token::Used { node: node.into(), key: key.into(), seen: Seen::default() };
+    for (story, token, standing, want) in [
+        ("nobody used it", fresh(), Standing::Unknown, Ok(true)),
+        ("the same machine asks again", used("a", &key), Standing::Silent, Ok(false)),
+        ("the same machine asks again while it already runs", used("a", &key), Standing::Alive, Ok(false)),
+        (
+            "another machine of the same name",
+            used("a", "sha256:other"),
+            Standing::Silent,
+            Err("was used by node a"),
+        ),
+        ("another node", used("b", "sha256:other"), Standing::Unknown, Err("was used by node b")),
+        ("another node with the same key", used("b", &key), Standing::Unknown, Err("was used by node b")),
+        ("used up, or another's", Token::Gone, Standing::Unknown, Err("is used up or was not made by")),
+    ] {
+        match (want, decide(&request, standing, &token)) {
+            (Ok(claims), Verdict::Approve { claim }) => assert_eq!(claim.is_some(), claims, "{story}"),
+            (Err(text), Verdict::Deny(why)) => {
+                assert!(why.contains(text) && why.contains("abcdef"), "{story}: {why}");
+                assert!(why.contains("russet token create"), "{story}: {why}");
+            }
+            (_, verdict) => panic!("{story}: {verdict:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
+    let base = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
+    let key = read(&base).unwrap().key;
+    let with = |kind: &str, certificate: Option<&str>, second: i64| {
+        let mut request = base.clone();
+        let condition = CertificateSigningRequestCondition {
+            type_: kind.to_owned(),
+            status: "True".to_owned(),
+            last_update_time: Some(Time(at(second))),
+            ..CertificateSigningRequestCondition::default()
+        };
+        request.status = Some(CertificateSigningRequestStatus {
+            conditions: Some(vec![condition]),
+            certificate: certificate.map(|text| ByteString(text.as_bytes().to_vec())),
+        });
+        request
+    };
+    let used = Token::Used { node: "a".into(), key, seen: Seen::default() };
+    let other = Token::Used { node: "a".into(), key: "other".into(), seen: Seen::default() };
+    for (story, request, standing, token, want) in [
+        ("approved", with("Approved", None, 0), Standing::Alive, &used, Verdict::Sign),
+        (
+            "signed, the node is not there yet",
+            with("Approved", Some("x"), -5),
+            Standing::Silent,
+            &used,
+            Verdict::Wait(LOOK),
+        ),
+        (
+            "signed, the node is there",
+            with("Approved", Some("x"), -5),
+            Standing::Alive,
+            &used,
+            Verdict::RemoveToken(Seen::default()),
+        ),
+        (
+            "signed, the node never came",
+            with("Approved", Some("x"), -600),
+            Standing::Silent,
+            &used,
+            Verdict::RemoveToken(Seen::default()),
+        ),
+        (
+            "signed, the token is gone",
+            with("Approved", Some("x"), 0),
+            Standing::Alive,
+            &Token::Gone,
+            Verdict::Nothing,
+        ),
+        (
+            "signed, the token is another's",
+            with("Approved", Some("x"), 0),
+            Standing::Alive,
+            &other,
+            Verdict::Nothing,
+        ),
+        ("denied", with("Denied", None, 0), Standing::Unknown, &fresh(), Verdict::Nothing),
+        ("failed", with("Failed", None, 0), Standing::Unknown, &fresh(), Verdict::Nothing),
+    ] {
+        assert_eq!(decide(&request, standing, token), want, "{story}");
+    }
+    let mut other = base.clone();
+    other.spec.signer_name = "kubernetes.io/kubelet-serving".to_owned();
+    assert_eq!(decide(&other, Standing::Unknown, &fresh()), Verdict::Nothing);
+    let mut wrong = with("Approved", None, 0);
+    wrong.spec.request = ByteString(pem("admin", "system:masters", &[]));
+    assert!(
+        matches!(decide(&wrong, Standing::Alive, &used), Verdict::Deny(_)),
+        "a person may approve who, not what"
+    );
+}
+
+#[test]
+fn names_are_those_the_data_plane_checks() {
+    use russet_rpc::tls;
+    assert_eq!(NODES_GROUP, tls::NODES_GROUP);
+    let node = Subject::Node("a".into());
+    assert_eq!((node.user(), node.domain()), (tls::node_user("a"), tls::node_dns_name("a")));
+    let gateway = (tls::GATEWAY_USER.to_owned(), tls::GATEWAY_DNS_NAME.to_owned());
+    assert_eq!((Subject::Gateway.user(), Subject::Gateway.domain()), gateway);
+}

@@ -1,0 +1,141 @@
+//! Certificates that live for seconds: streams go on when the certificates they began with have
+//! ended, and new connections need the new ones, on both sides and without a restart.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
+
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::engine::engine_server::{Engine, EngineServer};
+use russet_rpc::tls::{self, Files, folder};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// How long the first certificates live: long enough to shake hands on a busy machine.
+const LIFE: Duration = Duration::from_secs(5);
+
+type Events = mpsc::UnboundedSender<Result<pb::GenerateEvent, Status>>;
+
+/// An engine whose streams the test feeds, and which remembers whose certificates it saw.
+#[derive(Clone, Default)]
+struct Played {
+    streams: Arc<Mutex<Vec<Events>>>,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Engine for Played {
+    type GenerateStream = Stream<pb::GenerateEvent>;
+    type FollowStream = Stream<pb::FollowReply>;
+
+    async fn generate(
+        &self,
+        request: Request<pb::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        assert_eq!(tls::peer_user(&request).as_deref(), Some(tls::GATEWAY_USER));
+        let certificates = request.peer_certs().unwrap();
+        self.seen.lock().unwrap().push(format!("{:?}", certificates.first().unwrap().as_ref()));
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.streams.lock().unwrap().push(sender);
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
+    }
+
+    async fn follow(
+        &self,
+        _: Request<Streaming<pb::FollowCommand>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("nobody follows here"))
+    }
+
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::EngineDescription>, Status> {
+        Err(Status::unimplemented("nobody asks here"))
+    }
+}
+
+/// Writes an identity of `user` that ends at `end`, into a folder that may hold one already.
+fn issue(ca: &CertifiedIssuer<'_, KeyPair>, dir: &Path, user: &str, names: Vec<String>, end: SystemTime) {
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, user);
+    params.not_before = (SystemTime::now() - Duration::from_secs(60)).into();
+    params.not_after = end.into();
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, ca).unwrap();
+    let files = [
+        (folder::CERTIFICATE, certificate.pem()),
+        (folder::KEY, key.serialize_pem()),
+        (folder::CA, ca.pem()),
+    ];
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, text)| (*name, text.as_bytes())).collect();
+    folder::publish(dir, &files).unwrap();
+}
+
+async fn ask(files: &Files, address: &str) -> Result<Streaming<pb::GenerateEvent>, Status> {
+    let channel = files.channel(address, "a").unwrap();
+    EngineClient::new(channel).generate(pb::GenerateRequest::default()).await.map(Response::into_inner)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_outlive_their_certificates_and_new_connections_take_the_new_ones() {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (node, gateway) = (folder.path().join("node"), folder.path().join("gateway"));
+    let end = SystemTime::now() + LIFE;
+    let names = || vec![tls::node_dns_name("a")];
+    issue(&ca, &node, &tls::node_user("a"), names(), end);
+    issue(&ca, &gateway, tls::GATEWAY_USER, vec![], end);
+
+    let engine = Played::default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let incoming = Files::in_dir(&node).incoming(listener).unwrap();
+    let server = tonic::transport::Server::builder().add_service(EngineServer::new(engine.clone()));
+    let server = tokio::spawn(server.serve_with_incoming(incoming));
+
+    let files = Files::in_dir(&gateway);
+    // Made with the first certificate, connected when that has ended.
+    let lazy = files.channel(&address, "a").unwrap();
+    let mut stream = ask(&files, &address).await.unwrap();
+    let tick = |number: usize| {
+        let event = pb::generate_event::Event::Started(pb::Started { prompt_tokens: number as u32 });
+        let streams = engine.streams.lock().unwrap();
+        streams[0].send(Ok(pb::GenerateEvent { event: Some(event) })).unwrap();
+    };
+    tick(1);
+    assert!(stream.message().await.unwrap().is_some());
+
+    // A certificate is good up to and including its last second.
+    while SystemTime::now() < end + Duration::from_secs(1) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tick(2);
+    assert!(stream.message().await.unwrap().is_some(), "an open stream asks for no certificate");
+    assert!(ask(&files, &address).await.is_err(), "an ended certificate opens nothing");
+
+    // One side alone does not help; both do, without anybody being told.
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    issue(&ca, &gateway, tls::GATEWAY_USER, vec![], later);
+    assert!(ask(&files, &address).await.is_err(), "the engine's has ended");
+    issue(&ca, &node, &tls::node_user("a"), names(), later);
+    ask(&files, &address).await.unwrap();
+    EngineClient::new(lazy).generate(pb::GenerateRequest::default()).await.unwrap();
+    tick(3);
+    assert!(stream.message().await.unwrap().is_some());
+    let seen = engine.seen.lock().unwrap().clone();
+    assert_eq!(seen.len(), 3);
+    assert!(seen[0] != seen[1] && seen[1] == seen[2], "who came later showed the new certificate");
+    server.abort();
+}
