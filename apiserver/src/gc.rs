@@ -4,6 +4,7 @@
 
 pub mod definitions;
 pub mod expiry;
+pub mod mirrors;
 pub mod namespaces;
 pub mod owners;
 pub mod roles;
@@ -32,7 +33,7 @@ pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
     ]
 }
 
-fn until_stopped(api: &Arc<Api>, controller: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+pub(crate) fn until_stopped(api: &Arc<Api>, controller: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
     let stopping = api.stopping.clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -92,6 +93,8 @@ async fn remove(api: &Arc<Api>, record: &Record, propagation: &str) -> Result<()
     let options = Options {
         propagation: propagation.into(),
         uid: Some(object::uid(object).to_string()),
+        // What was decided about this state need not hold of a later one, which others may have written meanwhile.
+        resource_version: Some(record.revision.to_string()),
         ..Options::default()
     };
     match delete::delete(api, &call, &options).await {

@@ -49,6 +49,7 @@ use crate::pki::{Authority, PkiError};
 use crate::server::listen::{self, Lan, Service};
 use crate::server::tls::{self, Resolver};
 use crate::store::embedded::Embedded;
+use crate::store::etcd::{Etcd, EtcdConfig};
 use crate::store::{Store, StoreError};
 
 /// The administrator's certificate is made anew at every start.
@@ -63,12 +64,14 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where metrics are registered; a registry of its own when there is none.
     pub registry: Option<prometheus::Registry>,
+    /// Where objects live: here, when etcd is named; else in a file of the data directory.
+    pub etcd: Option<EtcdConfig>,
 }
 
 impl Config {
     /// A server in `data_dir` on loopback's usual port.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self { data_dir: data_dir.into(), listen: SocketAddr::from(([127, 0, 0, 1], 6443)), registry: None }
+        Self { data_dir: data_dir.into(), listen: SocketAddr::from(([127, 0, 0, 1], 6443)), registry: None, etcd: None }
     }
 
     /// The same, listening elsewhere.
@@ -82,6 +85,13 @@ impl Config {
     #[must_use]
     pub fn registry(mut self, registry: prometheus::Registry) -> Self {
         self.registry = Some(registry);
+        self
+    }
+
+    /// The same, with its objects in etcd, perhaps one of several servers there.
+    #[must_use]
+    pub fn etcd(mut self, etcd: EtcdConfig) -> Self {
+        self.etcd = Some(etcd);
         self
     }
 }
@@ -111,6 +121,9 @@ pub enum Error {
     /// Keys and certificates.
     #[error(transparent)]
     Pki(#[from] PkiError),
+    /// Keys that several servers share.
+    #[error(transparent)]
+    Shared(#[from] pki::shared::SharedError),
     /// Metrics.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -183,12 +196,19 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         .map_err(|source| Error::Listen { address: config.listen, source })?;
     let addr = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
 
+    let store: Arc<dyn Store> = match &config.etcd {
+        None => Arc::new(Embedded::open(&config.data_dir.join("store.redb"))?),
+        Some(etcd) => {
+            let store = Etcd::open(etcd).await?;
+            pki::shared::adopt(&store, &pki_dir).await?;
+            Arc::new(store)
+        }
+    };
     let authority = Arc::new(Authority::ensure(&pki_dir)?);
     let addresses = listen::certificate_addresses(&listen::host_addresses());
     let resolver = Arc::new(Resolver::new(&authority, &addresses)?);
     let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver.clone())?));
 
-    let store: Arc<dyn Store> = Arc::new(Embedded::open(&config.data_dir.join("store.redb"))?);
     let (stop, stopping) = watch::channel(false);
     let api = Arc::new(Api {
         kinds: Kinds::load(&*store),
@@ -220,6 +240,9 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     };
     let mut tasks = vec![tokio::spawn(listen::accept(service, listener)), tokio::spawn(lan.run())];
     tasks.extend(gc::spawn(&api));
+    if config.etcd.is_some() {
+        tasks.push(gc::until_stopped(&api, gc::mirrors::run(api.clone())));
+    }
     tracing::info!(%addr, "the API server answers");
     Ok(Running { addr, authority, kubeconfig, api, stop, tasks })
 }

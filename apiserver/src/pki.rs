@@ -1,6 +1,8 @@
 //! The certificate authority of one control plane: its files, the certificates it issues, the requests it signs, the
 //! kubeconfig that carries them. Who may ask for a certificate is decided by the callers.
 
+pub mod shared;
+
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

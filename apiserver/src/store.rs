@@ -1,8 +1,9 @@
 //! Where objects live: one trait with optimistic transactions, reads at a revision and watches. It knows bytes and keys,
-//! not kinds; a second implementation over etcd fits behind the same trait because both feed the same [`cache::Cache`].
+//! not kinds. Two implementations, a file of one server and an etcd of several, feed the same [`cache::Cache`].
 
 pub mod cache;
 pub mod embedded;
+pub mod etcd;
 
 use std::sync::{Arc, OnceLock};
 
@@ -115,6 +116,38 @@ pub enum StoreError {
         /// What the database said.
         why: String,
     },
+    /// How etcd is to be reached makes no sense.
+    #[error("the settings of etcd are unusable: {why}")]
+    Settings {
+        /// What is wrong.
+        why: String,
+    },
+    /// No member of etcd answers, or they have no majority; nothing was written.
+    #[error(
+        "etcd does not answer ({why}); nothing was changed. Look whether most of its members run and are reachable: {endpoints}"
+    )]
+    Unreachable {
+        /// All members.
+        endpoints: String,
+        /// What the last one tried said.
+        why: String,
+    },
+    /// A write was sent and not answered.
+    #[error(
+        "etcd did not say whether the change was made ({why}); read the object before trying again. Look whether most of its members run: {endpoints}"
+    )]
+    Undecided {
+        /// All members.
+        endpoints: String,
+        /// What the last one tried said.
+        why: String,
+    },
+    /// etcd refuses.
+    #[error("etcd refuses: {why}")]
+    Refused {
+        /// What it said.
+        why: String,
+    },
     /// The server is stopping.
     #[error("the store is closed because the server is stopping; ask again once it runs")]
     Closed,
@@ -140,6 +173,11 @@ pub enum StoreError {
 pub trait Store: Send + Sync + 'static {
     /// Compares and changes one key; resolves once the change is durable and visible to readers and watchers.
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>>;
+    /// Waits until reads show everything that was acknowledged before this call, also by other servers. A store with one
+    /// writer always does.
+    fn fresh(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
     /// The current state of one key.
     fn get(&self, key: &str) -> Option<Arc<Record>>;
     /// Every record under `prefix` whose key is at least `start`, at `revision` or now.

@@ -116,6 +116,11 @@ pub async fn dispatch(api: &Arc<Api>, verb: &str, call: Call) -> Result<Response
             Err(ApiError::method_not_allowed())
         };
     }
+    // Who names a revision is content with what is at least as new; everybody else sees what was acknowledged before.
+    let content = matches!(verb, "get" | "list" | "watch") && !call.query.resource_version.is_empty();
+    if !content {
+        api.store.fresh().await.map_err(list::storage_error)?;
+    }
     let subresource = call.subresource.as_str();
     if !subresource.is_empty() && !call.resource.has_subresource(subresource) {
         return Err(ApiError::no_such_path());

@@ -14,6 +14,8 @@ const DEBIAN: &[(&str, &str)] = &[
     ("ninja-build", "builds MLX's C interface"),
     ("libclang-dev", "reads its headers"),
     ("libfmt-dev", "std::format for compilers before GCC 13"),
+    ("protobuf-compiler", "reads the protocol of etcd"),
+    ("libprotobuf-dev", "has what that protocol includes"),
     ("libopenblas-dev", "matrix products, 25 times quicker than the wheel's own"),
     ("python3", "fetches the MLX wheels, runs the oracles"),
     ("python3-venv", "keeps their packages apart"),
@@ -24,7 +26,7 @@ const DEBIAN: &[(&str, &str)] = &[
 const MAC: &str = "\
   xcode-select --install            (or Xcode from the App Store, opened once)
   xcodebuild -downloadComponent MetalToolchain
-  brew install cmake python@3.12";
+  brew install cmake protobuf python@3.12";
 
 /// System packages, then MLX.
 pub fn all() -> Result<mlx::Prepared> {

@@ -162,7 +162,7 @@ async fn collect(api: &Arc<Api>) -> Result<(), String> {
     look.extend(orphaning.map(|record| record.key.clone()));
     loop {
         for key in std::mem::take(&mut look) {
-            if let Err(error) = consider(api, &index, &key).await {
+            if let Err(error) = consider(api, &index, &key, watch.revision()).await {
                 tracing::warn!(%error, key = key.as_ref(), "an object could not be collected and will be tried again");
                 look.insert(key);
             }
@@ -185,8 +185,12 @@ async fn collect(api: &Arc<Api>) -> Result<(), String> {
     }
 }
 
-async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>) -> crate::status::Result<()> {
+async fn consider(api: &Arc<Api>, index: &Index, key: &Arc<str>, seen: u64) -> crate::status::Result<()> {
     let Some(record) = api.store.get(key) else { return Ok(()) };
+    if record.revision > seen {
+        // Written since: it may name an owner that the index does not know yet. Its event brings it here again.
+        return Ok(());
+    }
     let object = record.object();
     let namespace = object::namespace(object);
     let owners: Vec<(String, Owner)> = object::owners(object)

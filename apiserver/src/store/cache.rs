@@ -56,6 +56,8 @@ struct State {
     /// Events at or before this revision are forgotten.
     compacted: u64,
     revision: u64,
+    /// How often the past was lost; who watches across that must read everything again.
+    resets: u64,
 }
 
 impl State {
@@ -86,6 +88,7 @@ impl Cache {
                 ring_bytes: 0,
                 compacted: revision,
                 revision,
+                resets: 0,
             }),
             newest: watch::Sender::new(revision),
             capacity,
@@ -110,13 +113,36 @@ impl Cache {
                 state.ring_bytes += event.record.value.len();
                 state.ring.push_back(Arc::new(event));
             }
-            state.revision = revision;
+            state.revision = state.revision.max(revision);
             while state.ring.len() > self.capacity || (state.ring_bytes > RING_BYTES && state.ring.len() > 1)
             {
                 state.forget_oldest();
             }
         }
+        self.newest.send_if_modified(|newest| {
+            let later = revision > *newest;
+            *newest = revision.max(*newest);
+            later
+        });
+    }
+
+    /// Takes over what storage holds after changes were missed: nobody can be told what happened in between.
+    pub fn reset(&self, records: impl IntoIterator<Item = Record>, revision: u64) {
+        {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            state.map = records.into_iter().map(|record| (record.key.clone(), Arc::new(record))).collect();
+            state.ring.clear();
+            state.ring_bytes = 0;
+            state.compacted = revision;
+            state.revision = revision;
+            state.resets += 1;
+        }
         self.newest.send_replace(revision);
+    }
+
+    /// Follows the newest revision.
+    pub fn newest(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
     }
 
     /// The current state of one key.
@@ -180,13 +206,14 @@ impl Cache {
         if from < state.compacted {
             return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
         }
+        let resets = state.resets;
         drop(state);
-        Ok(Watch { cache: self.clone(), prefix: prefix.to_string(), cursor: from, newest })
+        Ok(Watch { cache: self.clone(), prefix: prefix.to_string(), cursor: from, resets, newest })
     }
 
-    fn since(&self, prefix: &str, from: u64) -> Result<(Vec<Arc<Event>>, u64), StoreError> {
+    fn since(&self, prefix: &str, from: u64, resets: u64) -> Result<(Vec<Arc<Event>>, u64), StoreError> {
         let state = self.read();
-        if from < state.compacted {
+        if from < state.compacted || resets != state.resets {
             return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
         }
         let first = state.ring.partition_point(|event| event.record.revision <= from);
@@ -202,6 +229,7 @@ pub struct Watch {
     cache: Arc<Cache>,
     prefix: String,
     cursor: u64,
+    resets: u64,
     newest: watch::Receiver<u64>,
 }
 
@@ -210,7 +238,7 @@ impl Watch {
     pub async fn next(&mut self) -> Result<Vec<Arc<Event>>, StoreError> {
         loop {
             self.newest.borrow_and_update();
-            let (events, revision) = self.cache.since(&self.prefix, self.cursor)?;
+            let (events, revision) = self.cache.since(&self.prefix, self.cursor, self.resets)?;
             self.cursor = revision;
             if !events.is_empty() {
                 return Ok(events);
@@ -271,5 +299,22 @@ mod tests {
         assert!(matches!(cache.watch("/a/", 1), Err(StoreError::Compacted { .. })));
         assert!(matches!(cache.watch("/a/", 6), Err(StoreError::Future { .. })));
         assert_eq!(cache.range("/a/", Some("/a/3"), None).unwrap().records.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_reset_ends_every_watch_even_when_the_revision_went_back() {
+        for revision in [5, 20] {
+            let cache = Arc::new(Cache::new([], 10, 100));
+            let mut watch = cache.watch("/a/", 10).unwrap();
+            cache.reset([Record::new("/a/1".into(), 4, 4, Bytes::from_static(b"{}"))], revision);
+            assert!(matches!(watch.next().await, Err(StoreError::Compacted { .. })), "{revision}");
+            assert_eq!(
+                (cache.revision(), cache.range("/a/", None, None).unwrap().records.len()),
+                (revision, 1)
+            );
+            put(&cache, "/a/1", revision + 1);
+            let mut fresh = cache.watch("/a/", revision).unwrap();
+            assert_eq!(fresh.next().await.unwrap().len(), 1);
+        }
     }
 }

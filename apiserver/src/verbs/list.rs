@@ -149,7 +149,18 @@ pub fn storage_error(error: StoreError) -> ApiError {
     match error {
         StoreError::Compacted { .. } => ApiError::expired(error.to_string()),
         StoreError::Future { asked, current } => ApiError::revision_too_large(asked, current),
-        StoreError::Closed | StoreError::Commit { .. } | StoreError::Open { .. } => {
+        StoreError::Undecided { .. } => {
+            let mut undecided =
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", error.to_string());
+            undecided.retry_after = Some(1);
+            undecided
+        }
+        StoreError::Closed
+        | StoreError::Commit { .. }
+        | StoreError::Open { .. }
+        | StoreError::Settings { .. }
+        | StoreError::Refused { .. }
+        | StoreError::Unreachable { .. } => {
             let mut refused =
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", error.to_string());
             refused.retry_after = Some(1);

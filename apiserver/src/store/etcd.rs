@@ -1,0 +1,349 @@
+//! The store of several servers: an external etcd. Writes are transactions on one key, compared by its mod revision,
+//! which is also the object's `resourceVersion`. Reads come from the same watch cache as the embedded store's; here it
+//! follows etcd's own watch ([`follow`]), so it also holds what other servers wrote. Two things keep reads as current as
+//! those of one server: a write is acknowledged only when the cache shows it, and before a request that must see what
+//! others were told is done, [`Store::fresh`] asks etcd for its revision and waits for the cache to reach it.
+//!
+//! Everything lies under one prefix. Keys that are no objects of the API begin otherwise than `/registry/`.
+
+mod compact;
+mod follow;
+mod members;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn as EtcdTxn, TxnOp, TxnOpResponse};
+use futures::future::BoxFuture;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::cache::{Cache, RING, Snapshot, Watch};
+use super::{Change, Expect, Outcome, Record, Store, StoreError, Txn};
+use members::Members;
+
+/// Where objects and keys lie unless told otherwise.
+pub const PREFIX: &str = "/russet";
+/// As often as the real server: watches that are cut for a while go on where they were.
+pub const COMPACTION: Duration = Duration::from_secs(300);
+/// How often etcd is asked for its revision when nobody else asks, so that health is known.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// How long a start waits for etcd.
+const START: Duration = Duration::from_secs(45);
+/// How long a read or write waits for the cache to show what etcd has.
+const CATCH_UP: Duration = Duration::from_secs(4);
+
+/// How etcd is reached.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// `http://` or `https://` and `host:port` of the members.
+    pub endpoints: Vec<String>,
+    /// The authority that signed the members' certificates.
+    pub ca_file: Option<PathBuf>,
+    /// This server's certificate for etcd.
+    pub cert_file: Option<PathBuf>,
+    /// The key of that certificate.
+    pub key_file: Option<PathBuf>,
+    /// Start of every key.
+    pub prefix: String,
+    /// How often history is compacted.
+    pub compaction: Duration,
+}
+
+impl EtcdConfig {
+    /// These members, without TLS, under the usual prefix.
+    pub fn new(endpoints: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            endpoints: endpoints.into_iter().collect(),
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            prefix: PREFIX.into(),
+            compaction: COMPACTION,
+        }
+    }
+}
+
+/// What the store and its tasks share.
+#[derive(Debug)]
+struct Shared {
+    members: Members,
+    cache: Arc<Cache>,
+    prefix: String,
+    commits: AtomicU64,
+    /// What the last request to etcd came to, when it failed.
+    failure: Mutex<Option<StoreError>>,
+    /// Asks the follower to find out how far the cache is.
+    progress: tokio::sync::Notify,
+}
+
+/// A store in etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    shared: Arc<Shared>,
+    queue: mpsc::UnboundedSender<oneshot::Sender<Result<(), StoreError>>>,
+    /// Ended with the store.
+    _tasks: JoinSet<()>,
+}
+
+impl Etcd {
+    /// Connects and reads everything into memory. Waits a while for an etcd that does not answer yet.
+    pub async fn open(config: &EtcdConfig) -> Result<Self, StoreError> {
+        let members = Members::new(config).await?;
+        let prefix = format!("/{}", config.prefix.trim_matches('/'));
+        let (records, revision) = first_load(&members, &prefix).await?;
+        let shared = Arc::new(Shared {
+            members,
+            cache: Arc::new(Cache::new(records, revision, RING)),
+            prefix,
+            commits: AtomicU64::new(0),
+            failure: Mutex::new(None),
+            progress: tokio::sync::Notify::new(),
+        });
+        let (queue, waiting) = mpsc::unbounded_channel();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow::run(shared.clone()));
+        tasks.spawn(answer(shared.clone(), waiting));
+        tasks.spawn(compact::run(shared.clone(), config.compaction));
+        Ok(Self { shared, queue, _tasks: tasks })
+    }
+}
+
+/// The first reading, for which etcd may still be starting; a certificate that is refused stays refused.
+async fn first_load(members: &Members, prefix: &str) -> Result<(Vec<Record>, u64), StoreError> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        match follow::load(members, prefix).await {
+            Ok(loaded) => return Ok(loaded),
+            Err(failure) => {
+                let certificate = failure.concerns_certificates();
+                let error = failure.of_a_read(members);
+                if certificate || begun.elapsed() >= START {
+                    return Err(error);
+                }
+                tracing::warn!(%error, "waiting for etcd, {} s at most", START.as_secs());
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+impl Shared {
+    fn key(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        let failed = match &result {
+            Ok(_) => None,
+            Err(error @ (StoreError::Unreachable { .. } | StoreError::Undecided { .. })) => {
+                Some(error.clone())
+            }
+            // The request was wrong, not etcd.
+            Err(_) => return result,
+        };
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        match (failure.is_some(), &failed) {
+            (false, Some(error)) => tracing::error!(%error, "etcd fails"),
+            (true, None) => tracing::info!("etcd answers again"),
+            _ => {}
+        }
+        *failure = failed;
+        result
+    }
+
+    /// Waits until the cache has reached `revision`. Every write of a Russet server comes by itself; for revisions of
+    /// others, under other prefixes, etcd is asked how far the watch is.
+    async fn reach(&self, revision: u64) -> Result<(), StoreError> {
+        let mut newest = self.cache.newest();
+        let reached = async {
+            loop {
+                let soon =
+                    tokio::time::timeout(follow::PROGRESS, newest.wait_for(|newest| *newest >= revision));
+                match soon.await {
+                    Ok(Ok(_)) => return,
+                    // The sender is in the cache, which this store holds.
+                    Ok(Err(_)) => return,
+                    Err(_) => self.progress.notify_one(),
+                }
+            }
+        };
+        tokio::time::timeout(CATCH_UP, reached).await.map_err(|_| StoreError::Unreachable {
+            endpoints: self.members.urls(),
+            why: format!(
+                "its watch is at revision {} and not at {revision} after {} s",
+                self.cache.revision(),
+                CATCH_UP.as_secs()
+            ),
+        })
+    }
+
+    /// Etcd's revision now, which only a majority of its members can tell.
+    async fn revision(&self) -> Result<u64, StoreError> {
+        let nothing = self.key("/revision");
+        let options = GetOptions::new().with_count_only();
+        let asked = self
+            .members
+            .ask(|mut kv| {
+                let (nothing, options) = (nothing.clone(), options.clone());
+                async move { kv.get(nothing, Some(options)).await }
+            })
+            .await;
+        let answer = asked.map_err(|failure| failure.of_a_read(&self.members))?;
+        Ok(answer.value.header().map_or(0, |header| header.revision().unsigned_abs()))
+    }
+
+    async fn write(&self, txn: Txn) -> Result<Outcome, StoreError> {
+        let key = self.key(&txn.key);
+        let compare = match txn.expect {
+            Expect::Absent => Compare::mod_revision(key.clone(), CompareOp::Equal, 0),
+            Expect::Revision(revision) => Compare::mod_revision(
+                key.clone(),
+                CompareOp::Equal,
+                i64::try_from(revision).unwrap_or(i64::MAX),
+            ),
+        };
+        let change = match &txn.change {
+            Change::Put(value) => TxnOp::put(key.clone(), value.to_vec(), None),
+            Change::Delete => TxnOp::delete(key.clone(), None),
+        };
+        let request = EtcdTxn::new().when([compare]).and_then([change]).or_else([TxnOp::get(key, None)]);
+        let before = self.cache.get(&txn.key);
+        let asked = self
+            .members
+            .ask(|mut kv| {
+                let request = request.clone();
+                async move { kv.txn(request).await }
+            })
+            .await;
+        let answer = asked.map_err(|failure| failure.of_a_write(&self.members))?;
+        let revision = answer.value.header().map_or(0, |header| header.revision().unsigned_abs());
+        self.reach(revision).await?;
+        let found = answer.value.op_responses().into_iter().find_map(|response| match response {
+            TxnOpResponse::Get(got) => Some(got.kvs().first().and_then(|kv| record(&self.prefix, kv))),
+            _ => None,
+        });
+        Ok(match (answer.value.succeeded(), found.flatten()) {
+            (true, _) => Outcome::Done(self.written(&txn, before.as_deref(), revision)),
+            // An answer that was lost, and the question asked again: what is there is what the first one wrote.
+            (false, Some(current)) if answer.repeated && wrote(&txn.change, &current.value) => {
+                Outcome::Done(Arc::new(current))
+            }
+            (false, None) if answer.repeated && matches!(txn.change, Change::Delete) => {
+                Outcome::Done(self.written(&txn, before.as_deref(), revision))
+            }
+            (false, current) => Outcome::Refused(current.map(Arc::new)),
+        })
+    }
+
+    /// The record of a change that was made at `revision`.
+    fn written(&self, txn: &Txn, before: Option<&Record>, revision: u64) -> Arc<Record> {
+        if let Some(current) = self.cache.get(&txn.key).filter(|current| current.revision == revision) {
+            return current;
+        }
+        let created = before.map_or(revision, |before| before.create_revision);
+        let value = match (&txn.change, before) {
+            (Change::Put(value), _) => value.clone(),
+            (Change::Delete, Some(before)) => before.value.clone(),
+            (Change::Delete, None) => Bytes::new(),
+        };
+        Arc::new(Record::new(txn.key.as_str().into(), created, revision, value))
+    }
+}
+
+fn wrote(change: &Change, value: &Bytes) -> bool {
+    matches!(change, Change::Put(put) if put == value)
+}
+
+/// A key of etcd as a record, unless it is none of ours.
+fn record(prefix: &str, kv: &KeyValue) -> Option<Record> {
+    let key = kv.key_str().ok()?.strip_prefix(prefix)?;
+    Some(Record::new(
+        key.into(),
+        kv.create_revision().unsigned_abs(),
+        kv.mod_revision().unsigned_abs(),
+        Bytes::copy_from_slice(kv.value()),
+    ))
+}
+
+/// Answers those who wait for a fresh cache: all that have queued with one question, and itself now and then.
+async fn answer(
+    shared: Arc<Shared>,
+    mut waiting: mpsc::UnboundedReceiver<oneshot::Sender<Result<(), StoreError>>>,
+) {
+    let mut waiters = Vec::new();
+    loop {
+        match tokio::time::timeout(HEARTBEAT, waiting.recv_many(&mut waiters, usize::MAX)).await {
+            Ok(0) => return,
+            Ok(_) | Err(_) => {}
+        }
+        let result = match shared.revision().await {
+            Ok(revision) => shared.reach(revision).await,
+            Err(error) => Err(error),
+        };
+        let result = shared.settle(result);
+        for waiter in waiters.drain(..) {
+            // Who no longer waits needs no answer.
+            let _ = waiter.send(result.clone());
+        }
+    }
+}
+
+impl Store for Etcd {
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+        Box::pin(async move {
+            let outcome = self.shared.settle(self.shared.write(txn).await);
+            if matches!(outcome, Ok(Outcome::Done(_))) {
+                self.shared.commits.fetch_add(1, Ordering::Relaxed);
+            }
+            outcome
+        })
+    }
+
+    fn fresh(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.queue.send(reply).is_ok();
+        Box::pin(async move {
+            if !sent {
+                return Err(StoreError::Closed);
+            }
+            answer.await.unwrap_or(Err(StoreError::Closed))
+        })
+    }
+
+    fn get(&self, key: &str) -> Option<Arc<Record>> {
+        self.shared.cache.get(key)
+    }
+
+    fn range(
+        &self,
+        prefix: &str,
+        start: Option<&str>,
+        revision: Option<u64>,
+    ) -> Result<Snapshot, StoreError> {
+        self.shared.cache.range(prefix, start, revision)
+    }
+
+    fn watch(&self, prefix: &str, from: u64) -> Result<Watch, StoreError> {
+        self.shared.cache.watch(prefix, from)
+    }
+
+    fn revision(&self) -> u64 {
+        self.shared.cache.revision()
+    }
+
+    fn compact(&self, revision: u64) {
+        self.shared.cache.compact(revision);
+    }
+
+    fn commits(&self) -> u64 {
+        self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    fn failure(&self) -> Option<StoreError> {
+        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

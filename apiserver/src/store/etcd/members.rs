@@ -1,0 +1,265 @@
+//! The members of etcd: one connection to each, one of them in use. A request that fails in a way that another member
+//! might not is repeated there, which is safe because every write compares the revision it replaces. When it remains
+//! unknown whether a write happened, that is said.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, KvClient, TlsOptions, WatchClient};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::EtcdConfig;
+use crate::store::StoreError;
+
+/// How long one member may take. Electing a new leader takes etcd about a second.
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// How long all of them together may: less than what lies between the end of one leader's term and the beginning of the
+/// next one's (`operator::leader`).
+const PATIENCE: Duration = Duration::from_millis(4500);
+/// Between two rounds.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A member that is not reached by then is not there.
+const CONNECT: Duration = Duration::from_secs(1);
+/// How an idle connection finds out that its member is gone; etcd refuses to be asked more often than every 5 s.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+/// etcd's answers are as large as what is stored.
+const LARGEST: usize = i32::MAX as usize;
+
+/// The members.
+pub(super) struct Members {
+    members: Vec<(String, Client)>,
+    current: watch::Sender<usize>,
+}
+
+impl std::fmt::Debug for Members {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Members").field("urls", &self.urls()).finish_non_exhaustive()
+    }
+}
+
+/// What a member answered, and whether an earlier question may have been carried out without an answer.
+pub(super) struct Answer<T> {
+    pub(super) value: T,
+    pub(super) repeated: bool,
+}
+
+/// Why no member answered.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Nothing was done.
+    Unreachable(String),
+    /// It may have been done.
+    Undecided(String),
+    /// The history no longer reaches back that far.
+    Compacted,
+    /// etcd does not want it.
+    Refused(String),
+}
+
+impl Failure {
+    /// Whether this is about who trusts whom, which waiting does not mend.
+    pub(super) fn concerns_certificates(&self) -> bool {
+        let (Self::Unreachable(why) | Self::Undecided(why) | Self::Refused(why)) = self else { return false };
+        let why = why.to_lowercase();
+        ["certificate", "unknownca", "unknown ca"].iter().any(|sign| why.contains(sign))
+    }
+
+    /// A failed read: it can always be tried again.
+    pub(super) fn of_a_read(self, members: &Members) -> StoreError {
+        match self {
+            Self::Unreachable(why) | Self::Undecided(why) => {
+                StoreError::Unreachable { endpoints: members.urls(), why }
+            }
+            Self::Compacted => StoreError::Compacted { asked: 0, oldest: 0 },
+            Self::Refused(why) => StoreError::Refused { why },
+        }
+    }
+
+    /// A failed write.
+    pub(super) fn of_a_write(self, members: &Members) -> StoreError {
+        match self {
+            Self::Undecided(why) => StoreError::Undecided { endpoints: members.urls(), why },
+            other => other.of_a_read(members),
+        }
+    }
+}
+
+impl Members {
+    /// Connections to these members; each is made when it is needed.
+    pub(super) async fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
+        let wrong = |why: String| StoreError::Settings { why };
+        if config.endpoints.is_empty() {
+            return Err(wrong("no endpoint is named; give --etcd-endpoints https://HOST:2379".into()));
+        }
+        let (interval, timeout) = KEEP_ALIVE;
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(CONNECT)
+            .with_keep_alive(interval, timeout)
+            .with_keep_alive_while_idle(true)
+            // A member that lost the others would otherwise keep a watch open that hears nothing.
+            .with_require_leader(true);
+        if let Some(tls) = tls(config)? {
+            options = options.with_tls(tls);
+        }
+        let mut members = Vec::new();
+        for url in &config.endpoints {
+            let client = Client::connect([url.as_str()], Some(options.clone())).await;
+            let client = client.map_err(|error| wrong(format!("{url} cannot be used: {}", told(&error))))?;
+            members.push((url.clone(), client));
+        }
+        Ok(Self { members, current: watch::Sender::new(0) })
+    }
+
+    /// All of them, for messages.
+    pub(super) fn urls(&self) -> String {
+        self.members.iter().map(|(url, _)| url.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Which member is in use, and when that changes.
+    pub(super) fn current(&self) -> watch::Receiver<usize> {
+        self.current.subscribe()
+    }
+
+    /// A watch client of a member.
+    pub(super) fn watcher(&self, at: usize) -> Option<WatchClient> {
+        Some(self.members.get(at)?.1.watch_client().max_decoding_message_size(LARGEST))
+    }
+
+    /// Goes on with the next member, unless somebody did so before.
+    pub(super) fn leave(&self, at: usize) {
+        let next = (at + 1) % self.members.len();
+        let left = self.current.send_if_modified(|current| {
+            let leaves = *current == at && next != at;
+            if leaves {
+                *current = next;
+            }
+            leaves
+        });
+        if left && let (Some((from, _)), Some((to, _))) = (self.members.get(at), self.members.get(next)) {
+            tracing::warn!(from, to, "an etcd member fails; going on with the next");
+        }
+    }
+
+    /// Asks one member after the other until one answers.
+    pub(super) async fn ask<T, F>(&self, request: impl Fn(KvClient) -> F) -> Result<Answer<T>, Failure>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let deadline = Instant::now() + PATIENCE;
+        let mut repeated = false;
+        for tried in 1.. {
+            let at = *self.current.borrow();
+            let Some((url, client)) = self.members.get(at) else { break };
+            let kv = client.kv_client().max_decoding_message_size(LARGEST);
+            let left = deadline.saturating_duration_since(Instant::now()).min(ATTEMPT);
+            let why = match tokio::time::timeout(left, request(kv)).await {
+                Ok(Ok(value)) => return Ok(Answer { value, repeated }),
+                Ok(Err(error)) => match judge(&error) {
+                    Judgement::Final(failure) => return Err(failure),
+                    Judgement::NotSent => format!("{url}: {}", told(&error)),
+                    Judgement::Unknown => {
+                        repeated = true;
+                        format!("{url}: {}", told(&error))
+                    }
+                },
+                Err(_) => {
+                    repeated = true;
+                    format!("{url}: no answer within {:.1} s", left.as_secs_f64())
+                }
+            };
+            self.leave(at);
+            if Instant::now() + PAUSE >= deadline {
+                return Err(if repeated { Failure::Undecided(why) } else { Failure::Unreachable(why) });
+            }
+            if tried % self.members.len() == 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        Err(Failure::Unreachable("there are no members".into()))
+    }
+}
+
+enum Judgement {
+    /// No member would say otherwise.
+    Final(Failure),
+    /// It was not carried out.
+    NotSent,
+    /// It may have been.
+    Unknown,
+}
+
+fn judge(error: &Error) -> Judgement {
+    let Error::GRpcStatus(status) = error else {
+        return Judgement::Unknown;
+    };
+    let text = told(error).to_lowercase();
+    match status.code() {
+        Code::OutOfRange if text.contains("compacted") => Judgement::Final(Failure::Compacted),
+        Code::InvalidArgument | Code::OutOfRange | Code::ResourceExhausted => {
+            Judgement::Final(Failure::Refused(status.message().to_string()))
+        }
+        Code::PermissionDenied | Code::Unauthenticated => {
+            Judgement::Final(Failure::Refused(status.message().to_string()))
+        }
+        _ if ["no leader", "connect", "dns error", "certificate", "handshake"]
+            .iter()
+            .any(|sign| text.contains(sign)) =>
+        {
+            Judgement::NotSent
+        }
+        _ => Judgement::Unknown,
+    }
+}
+
+/// An error and everything that caused it: transports say what matters last.
+pub(super) fn told(error: &Error) -> String {
+    let Error::GRpcStatus(status) = error else { return error.to_string() };
+    let mut text = status.message().to_string();
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            let _ = write!(text, ": {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+fn tls(config: &EtcdConfig) -> Result<Option<TlsOptions>, StoreError> {
+    let wrong = |why: &str| StoreError::Settings { why: why.into() };
+    let secure = config.endpoints.iter().filter(|url| url.starts_with("https://")).count();
+    let named = config.ca_file.is_some() || config.cert_file.is_some() || config.key_file.is_some();
+    if secure == 0 {
+        let plain = config.endpoints.iter().all(|url| url.starts_with("http://"));
+        return match (plain, named) {
+            (true, false) => Ok(None),
+            (true, true) => Err(wrong("certificates are named and no endpoint begins with https://")),
+            (false, _) => {
+                Err(wrong("every endpoint begins with https:// (or http:// on a network nobody else is on)"))
+            }
+        };
+    }
+    if secure < config.endpoints.len() {
+        return Err(wrong("either all endpoints begin with https:// or none does"));
+    }
+    let mut tls = TlsOptions::new();
+    let Some(ca) = &config.ca_file else {
+        return Err(wrong("https:// needs the authority of etcd's certificates: --etcd-cafile"));
+    };
+    tls = tls.ca_certificate(Certificate::from_pem(read(ca)?));
+    match (&config.cert_file, &config.key_file) {
+        (Some(cert), Some(key)) => tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?)),
+        (None, None) => {}
+        _ => return Err(wrong("--etcd-certfile and --etcd-keyfile belong together")),
+    }
+    Ok(Some(tls))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
+    std::fs::read(path)
+        .map_err(|error| StoreError::Settings { why: format!("{} cannot be read: {error}", path.display()) })
+}
