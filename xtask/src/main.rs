@@ -11,6 +11,7 @@ mod mlx;
 mod oracles;
 mod python;
 mod setup;
+mod skew;
 mod step;
 mod suites;
 mod tidy;
@@ -30,6 +31,7 @@ cargo xtask VERB
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
   oracle [kubectl]  suites that compare with programs built from Go modules
+  skew [REVISION]   the end-to-end suite with the previous release's agent on the far machine
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N]    the same over N rounds, written to docs/evidence
   python ARGS       the prepared Python, as the smoke model's scripts use it
@@ -59,6 +61,7 @@ fn run() -> Result<()> {
         Some("tidy") => tidy::run(),
         Some("codegen") => suites::codegen(),
         Some("macos") => macos::run(),
+        Some("skew") => skew::run(rest),
         Some("bench") => bench::bench(rest),
         Some("proof") => bench::proof(rest),
         Some("python") => {
