@@ -7,6 +7,7 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Want};
 use russet_plan::quantity;
 use russet_rpc::engine as pb;
+use russet_wire::partition::Partition;
 
 use crate::process::State;
 use crate::store::{Headers, Progress, Published, Stage};
@@ -19,7 +20,7 @@ pub struct Rank<'a> {
     /// Where the rank meets the others, once claimed.
     pub rendezvous: Option<&'a Rendezvous>,
     /// Why the claim was refused.
-    pub refusal: Option<&'a str>,
+    pub refusal: Option<(Reason, &'a str)>,
     /// Whether the model's files are here.
     pub files: bool,
     /// The engine's process and state.
@@ -43,7 +44,7 @@ pub fn shard(
         conditions::set(&mut all, kind, status, reason, message, generation, now);
     };
     match (rank.refusal, rank.rendezvous) {
-        (Some(refusal), _) => set(Type::Claimed, false, Reason::MemoryRefused, refusal),
+        (Some((reason, refusal)), _) => set(Type::Claimed, false, reason, refusal),
         (None, Some(_)) => {
             let granted = quantity::write(spec.reserved_bytes());
             set(Type::Claimed, true, Reason::MemoryGranted, &format!("{granted} granted"));
@@ -80,8 +81,8 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
     if let Some((reason, message)) = rank.failure {
         return all(no(reason, message));
     }
-    if let Some(refusal) = rank.refusal {
-        return all(no(Reason::MemoryRefused, refusal));
+    if let Some((reason, refusal)) = rank.refusal {
+        return all(no(reason, refusal));
     }
     let Some((_, state)) = rank.engine else {
         let (reason, message) = match (rank.files, spec.peers.len() < spec.layers_per_rank.len()) {
@@ -109,10 +110,13 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
 
 /// `3-4 of 5`: indices into the model, as the engine loads them.
 fn layers(spec: &ShardSpec) -> Option<String> {
-    let total: u32 = spec.layers_per_rank.iter().fold(0, |sum, &count| sum.saturating_add(count));
-    let partition = russet_wire::partition::Partition::new(spec.layers_per_rank.clone(), total).ok()?;
+    let size = spec.tensor_size.max(1);
+    let stages = spec.layers_per_rank.iter().step_by(size as usize);
+    let total: u32 = stages.fold(0, |sum, &count| sum.saturating_add(count));
+    let partition = Partition::with_tensor(spec.layers_per_rank.clone(), size, total).ok()?;
     let part = partition.part(spec.rank)?;
-    Some(format!("{}-{} of {total}", part.layers.start, part.layers.end - 1))
+    let share = if size > 1 { format!("1/{size} of ") } else { String::new() };
+    Some(format!("{share}{}-{} of {total}", part.layers.start, part.layers.end - 1))
 }
 
 /// Where a copy stands.
@@ -248,7 +252,7 @@ mod tests {
         for (peers, rank, expected) in [
             (
                 0,
-                Rank { refusal: Some("too little"), ..Rank::default() },
+                Rank { refusal: Some((Reason::MemoryRefused, "too little")), ..Rank::default() },
                 "-Claimed:MemoryRefused -Loaded:MemoryRefused -Joined:MemoryRefused -Serving:MemoryRefused -Ready:MemoryRefused",
             ),
             (
@@ -287,6 +291,13 @@ mod tests {
         let rank = Rank { engine: Some((7, &State::Loaded)), report: Some(&told), ..claimed };
         let status = shard(&spec(2), &rank, &[], Some(1), Timestamp::UNIX_EPOCH);
         assert_eq!(conditions::get(&status.conditions, Type::Joined).unwrap().message, told.message);
+    }
+
+    #[test]
+    fn members_of_a_stage_show_their_share() {
+        let spec = ShardSpec { layers_per_rank: vec![3, 3, 2, 2], tensor_size: 2, rank: 1, ..spec(4) };
+        let status = shard(&spec, &Rank::default(), &[], None, Timestamp::UNIX_EPOCH);
+        assert_eq!(status.layers.as_deref(), Some("1/2 of 2-4 of 5"));
     }
 
     #[test]

@@ -275,10 +275,17 @@ impl Supervisor {
         // Unknown is none: a machine that cannot be measured is given nothing to carry.
         let available = hardware::available_memory().unwrap_or(0);
         let limits = self.setup.limits.limits();
-        let granted =
-            self.grants.grant(uid, reserved, &limits, available).map_err(|refusal| refusal.to_string());
+        let memory = |refusal: String| (Reason::MemoryRefused, refusal);
+        let usable = match spawn::unusable(&shard.spec) {
+            Some(why) => Err((Reason::NewerRelease, why)),
+            None => Ok(()),
+        };
+        let granted = usable.and_then(|()| {
+            let granted = self.grants.grant(uid, reserved, &limits, available);
+            granted.map_err(|refusal| memory(refusal.to_string()))
+        });
         let allocated = granted.and_then(|()| {
-            self.addresses(&shard).map_err(|error| format!("no address could be allocated: {error}"))
+            self.addresses(&shard).map_err(|error| memory(format!("no address could be allocated: {error}")))
         });
         match allocated {
             Ok(addresses) => {
@@ -290,9 +297,9 @@ impl Supervisor {
             Err(refusal) => {
                 self.grants.release(uid);
                 // Numbers move all the time; the first ones stay, so that nothing is written anew.
-                let same = known.filter(|known| wording(known) == wording(&refusal));
+                let same = known.filter(|(_, known)| wording(known) == wording(&refusal.1));
                 if same.is_none() {
-                    tracing::warn!(shard = slot.record.name, refusal, "claim refused");
+                    tracing::warn!(shard = slot.record.name, refusal = refusal.1, "claim refused");
                     self.setup.metrics.refused(&slot.record.name);
                 }
                 slot.refusal = same.or(Some(refusal));
@@ -411,7 +418,7 @@ impl Supervisor {
             let rank = status::Rank {
                 epoch: slot.record.epoch,
                 rendezvous: slot.claimed.then_some(&slot.record.rendezvous),
-                refusal: slot.refusal.as_deref(),
+                refusal: slot.refusal.as_ref().map(|(reason, why)| (*reason, why.as_str())),
                 files: self.setup.copies.published(&copy_name(shard)).is_some(),
                 engine: slot.engine.as_ref().map(|engine| (engine.process.pid, &engine.state)),
                 report: slot.report.as_ref(),

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use russet_crds::{Rendezvous, ShardSpec};
+use russet_crds::{Backend, Peer, Rendezvous, ShardSpec, Transport};
 use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
 
@@ -95,9 +95,25 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     flag("group-uid", spec.group_uid.clone());
     flag("shard-uid", (*shard_uid).to_owned());
     flag("listen", rendezvous.rpc.clone());
+    let size = spec.tensor_size.max(1);
+    let hosts = |address: fn(&Peer) -> &str| peers.iter().map(address).collect::<Vec<_>>().join(",");
+    if size > 1 {
+        flag("tensor-size", size.to_string());
+        if let Some(backend) = backend(spec.backend) {
+            flag("backend", backend.to_owned());
+        }
+        flag("tensor-hosts", hosts(|peer| &peer.tensor));
+        if !spec.rdma_devices.is_empty() {
+            flag("rdma-devices", serde_json::json!(spec.rdma_devices).to_string());
+        }
+    }
+    if peers.len() as u32 > size {
+        flag("ring-hosts", hosts(|peer| &peer.ring));
+    }
     if peers.len() > 1 {
-        let ring: Vec<&str> = peers.iter().map(|peer| peer.ring.as_str()).collect();
-        flag("ring-hosts", ring.join(","));
+        if spec.transport == Transport::Direct {
+            flag("transport", "direct".to_owned());
+        }
         let peers: Vec<String> =
             peers.iter().map(|peer| format!("{}={}@{}", peer.rank, peer.rpc, peer.node_name)).collect();
         flag("peers", peers.join(","));
@@ -112,6 +128,27 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     // The file is read by people; the agent's own log is the one that is collected.
     flag("log", "text".to_owned());
     arguments
+}
+
+/// The engine's word for a backend; `None` for one that no engine of this release has.
+fn backend(backend: Backend) -> Option<&'static str> {
+    match backend {
+        Backend::None | Backend::Ring => Some("ring"),
+        Backend::Jaccl => Some("jaccl"),
+        Backend::JacclRing => Some("jaccl-ring"),
+        Backend::Unknown => None,
+    }
+}
+
+/// Why this release cannot run a Shard: it says something only a newer release knows.
+pub fn unusable(spec: &ShardSpec) -> Option<String> {
+    let unknown = match (backend(spec.backend), spec.transport) {
+        (None, _) => "spec.backend",
+        (_, Transport::Unknown) => "spec.transport",
+        _ => return None,
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    Some(format!("{unknown} is a word of a newer release than this agent's {version}; update this node"))
 }
 
 /// Starts the engine with its output appended to `<folder>/engine.log`.
@@ -165,7 +202,6 @@ pub fn binary(told: Option<&Path>) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use russet_crds::Peer;
 
     fn spec(ranks: u32) -> ShardSpec {
         let peer = |rank: u32| Peer {
@@ -190,9 +226,13 @@ mod tests {
     }
 
     fn line(ranks: u32) -> String {
+        line_of(&spec(ranks))
+    }
+
+    fn line_of(spec: &ShardSpec) -> String {
         arguments(&Launch {
             binary: Path::new("e"),
-            spec: &spec(ranks),
+            spec,
             shard_uid: "u",
             rendezvous: &Rendezvous {
                 rpc: "10.0.0.0:1".into(),
@@ -217,6 +257,68 @@ mod tests {
              --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
+    }
+
+    #[test]
+    fn members_of_a_stage_are_told_how_they_meet() {
+        const TENSOR: &str = "--tensor-hosts 10.0.0.0:3,10.0.0.1:3";
+        let cell = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let matrix = vec![vec![cell(&[]), cell(&["rdma_en4"])], vec![cell(&["rdma_en5"]), cell(&[])]];
+        for (ranks, backend, devices, transport, there, absent) in [
+            (
+                2,
+                Backend::Ring,
+                vec![],
+                Transport::Tunnel,
+                vec!["--tensor-size 2 --backend ring", TENSOR],
+                vec!["--ring-hosts", "--rdma", "--transport"],
+            ),
+            (
+                2,
+                Backend::Jaccl,
+                matrix.clone(),
+                Transport::Direct,
+                vec![
+                    "--backend jaccl ",
+                    r#"--rdma-devices [[[],["rdma_en4"]],[["rdma_en5"],[]]]"#,
+                    "--transport direct",
+                ],
+                vec!["--ring-hosts"],
+            ),
+            (
+                4,
+                Backend::JacclRing,
+                matrix,
+                Transport::Tunnel,
+                vec![
+                    "--backend jaccl-ring ",
+                    "--ring-hosts 10.0.0.0:2,10.0.0.1:2,10.0.0.2:2,10.0.0.3:2",
+                    "--tensor-hosts 10.0.0.0:3,10.0.0.1:3,10.0.0.2:3,10.0.0.3:3",
+                ],
+                vec![],
+            ),
+        ] {
+            let spec = ShardSpec { tensor_size: 2, backend, rdma_devices: devices, transport, ..spec(ranks) };
+            assert_eq!(unusable(&spec), None);
+            let line = line_of(&spec);
+            for text in there {
+                assert!(line.contains(text), "{line} lacks {text}");
+            }
+            for text in absent {
+                assert!(!line.contains(text), "{line} has {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_of_a_newer_release_are_refused_by_the_field() {
+        for (backend, transport, field) in [
+            (Backend::Unknown, Transport::Tunnel, "spec.backend"),
+            (Backend::Ring, Transport::Unknown, "spec.transport"),
+        ] {
+            let why = unusable(&ShardSpec { backend, transport, ..spec(2) }).unwrap();
+            assert!(why.starts_with(field) && why.ends_with("update this node"), "{why}");
+        }
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ const GAUGES: Duration = Duration::from_secs(30);
 pub(super) struct Slot {
     pub record: Record,
     pub claimed: bool,
-    pub refusal: Option<String>,
+    pub refusal: Option<(Reason, String)>,
     pub addresses: Option<Addresses>,
     pub engine: Option<Running>,
     pub report: Option<pb::EngineState>,
