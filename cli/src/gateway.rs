@@ -10,7 +10,7 @@ use kube::{Client, Config};
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
 use russet_rpc::api;
-use russet_rpc::tls::folder;
+use russet_rpc::tls::{Files, folder};
 
 use crate::certify;
 use crate::layout::Layout;
@@ -64,16 +64,15 @@ impl CertificateArguments {
 pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("gateway", arguments.json_logs);
     let layout = Layout::at(arguments.data_dir)?;
-    let client = connect(&layout, arguments.kubeconfig).await?;
+    let (client, asked) = connect(&layout, arguments.kubeconfig).await?;
+    let identity = Files::in_dir(&layout.gateway());
+    // Better than none where the cluster signed it: it names `gateway.russet.dev`.
+    let signed = asked.then(|| ServerFiles { cert: identity.cert.clone(), key: identity.key.clone() });
     let config = GatewayConfig {
         listen: arguments.listen,
-        certificate: arguments.certificate.files(),
+        certificate: arguments.certificate.files().or(signed),
         metrics: arguments.metrics_listen,
-        ..GatewayConfig::new(
-            client,
-            russet_rpc::tls::Files::in_dir(&layout.gateway()),
-            ([127, 0, 0, 1], 0).into(),
-        )
+        ..GatewayConfig::new(client, identity, ([127, 0, 0, 1], 0).into())
     };
     let shutdown = async move {
         signals::ending(arguments.exit_with_parent).await;
@@ -85,15 +84,16 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 
 /// A client as the gateway. On a control plane of `russet serve` its identity lies in its folder;
 /// elsewhere a kubeconfig or the pod's ServiceAccount says who it is, and the certificate that engines
-/// know it by is asked for and renewed here.
-async fn connect(layout: &Layout, kubeconfig: Option<PathBuf>) -> Result<Client> {
+/// know it by is asked for and renewed here; the second value says whether it is.
+async fn connect(layout: &Layout, kubeconfig: Option<PathBuf>) -> Result<(Client, bool)> {
     let kept = layout.gateway().join(folder::KUBECONFIG);
     let client = match kubeconfig {
         Some(path) => api::client(&path, |_| {}).await?,
         None if kept.exists() || std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() => {
-            return api::client(&kept, |_| {}).await.context(
+            let client = api::client(&kept, |_| {}).await.context(
                 "no control plane is known here; start one with `russet up`, or name a kubeconfig with --kubeconfig",
-            );
+            )?;
+            return Ok((client, false));
         }
         None => {
             let config = Config::incluster().context("the pod's ServiceAccount cannot be used")?;
@@ -102,5 +102,5 @@ async fn connect(layout: &Layout, kubeconfig: Option<PathBuf>) -> Result<Client>
     };
     certify::ensure(&client, &layout.gateway()).await?;
     tokio::spawn(certify::keep(client.clone(), layout.gateway()));
-    Ok(client)
+    Ok((client, true))
 }

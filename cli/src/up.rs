@@ -1,7 +1,9 @@
 //! `russet up`: supervises `serve`, `gateway` and `agent` as children and restarts each alone.
 
+mod certificate;
+
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,6 +14,8 @@ use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
 use crate::client;
+use crate::etcd::EtcdArguments;
+use crate::gateway::CertificateArguments;
 use crate::layout::{self, Layout};
 use crate::signals::{self, Ending};
 
@@ -23,6 +27,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 /// How long children may take to end before they are killed: open streams get the gateway's ten seconds.
 const GRACE: Duration = Duration::from_secs(15);
+
+/// Between two looks at the gateway's certificate.
+const RENEW_EVERY: Duration = Duration::from_secs(60);
 
 /// Arguments of `russet up`.
 #[derive(clap::Args)]
@@ -36,6 +43,13 @@ pub struct Arguments {
     /// Port of the gateway.
     #[arg(long, default_value_t = 52415)]
     gateway_port: u16,
+    /// Where clients of other machines connect, with TLS and a key, such as 0.0.0.0:8443; may repeat.
+    #[arg(long)]
+    gateway_listen: Vec<SocketAddr>,
+    #[command(flatten)]
+    certificate: CertificateArguments,
+    #[command(flatten)]
+    etcd: EtcdArguments,
     /// Run no node agent: this machine only controls.
     #[arg(long)]
     no_agent: bool,
@@ -48,6 +62,9 @@ pub struct Arguments {
     /// Address other machines reach this machine's node at.
     #[arg(long)]
     address: Option<IpAddr>,
+    /// The engine of this machine's node; default `russet-engine` beside this program.
+    #[arg(long)]
+    engine_binary: Option<PathBuf>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -82,17 +99,20 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let mut serve = Supervised::new("serve", &layout, &common);
     serve.arguments.extend(["--api-port".into(), arguments.api_port.to_string()]);
+    serve.arguments.extend(arguments.etcd.to_flags());
     if !arguments.no_agent {
         serve.arguments.extend(["--local-node".into(), node.clone()]);
     }
     let mut gateway = Supervised::new("gateway", &layout, &common);
     gateway.arguments.extend(["--listen".into(), format!("127.0.0.1:{}", arguments.gateway_port)]);
+    let own_certificate = open_gateway(&mut gateway, &layout, &arguments);
     let mut agent = Supervised::new("agent", &layout, &common);
     // Whoever runs `up` owns this machine; its own agent may read what its user may read.
     agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
     for (flag, value) in [
         ("--memory", arguments.memory.clone()),
         ("--address", arguments.address.map(|address| address.to_string())),
+        ("--engine-binary", arguments.engine_binary.as_ref().map(|path| path.display().to_string())),
     ] {
         if let Some(value) = value {
             agent.arguments.extend([flag.into(), value]);
@@ -109,6 +129,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             return Ok(());
         }
     }
+    if own_certificate {
+        certificate::ensure(&layout, &listen_addresses(&arguments))?;
+    }
     let mut children = vec![serve, gateway];
     if !arguments.no_agent {
         children.push(agent);
@@ -122,6 +145,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         tokio::select! {
             ending = &mut ending => break ending,
             () = supervise(&mut children) => {}
+            () = renew(&layout, &arguments), if own_certificate => {}
         }
     };
     eprintln!("stopping …");
@@ -130,6 +154,35 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         child.stop(ending).await;
     }
     Ok(())
+}
+
+/// Tells the gateway to listen for other machines, if it should; whether the certificate for that is
+/// Russet's own.
+fn open_gateway(gateway: &mut Supervised, layout: &Layout, arguments: &Arguments) -> bool {
+    for address in &arguments.gateway_listen {
+        gateway.arguments.extend(["--listen".into(), address.to_string()]);
+    }
+    let named = arguments.certificate.files();
+    let own = named.is_none() && !arguments.gateway_listen.is_empty();
+    if let Some(files) = named.or_else(|| own.then(|| certificate::files(layout))) {
+        gateway.arguments.extend(["--tls-cert".into(), files.cert.display().to_string()]);
+        gateway.arguments.extend(["--tls-key".into(), files.key.display().to_string()]);
+    }
+    own
+}
+
+fn listen_addresses(arguments: &Arguments) -> Vec<IpAddr> {
+    arguments.gateway_listen.iter().map(SocketAddr::ip).collect()
+}
+
+/// Keeps the gateway's certificate fresh, for ever: it ages, and addresses of the machine change.
+async fn renew(layout: &Layout, arguments: &Arguments) {
+    loop {
+        tokio::time::sleep(RENEW_EVERY).await;
+        if let Err(error) = certificate::ensure(layout, &listen_addresses(arguments)) {
+            eprintln!("the gateway's certificate could not be renewed: {error:#}");
+        }
+    }
 }
 
 /// One control plane per folder: two would fight over the store.
@@ -186,12 +239,33 @@ fn announce(layout: &Layout, arguments: &Arguments) {
         layout.admin_kubeconfig().display()
     );
     println!("  Gateway    http://127.0.0.1:{}/v1   (OpenAI's API)", arguments.gateway_port);
+    for address in &arguments.gateway_listen {
+        announce_network(layout, arguments, *address);
+    }
     println!("  Metrics    http://127.0.0.1:{}/metrics (gateway)", arguments.gateway_port);
     if let Ok(address) = std::fs::read_to_string(layout.metrics_address()) {
         println!("             http://{address}/metrics (control plane)");
     }
     println!("  Logs       {}", layout.logs().display());
     println!("  Add a machine: russet token create; stop with Ctrl-C.");
+}
+
+/// How clients of other machines reach the gateway, and why they may trust it.
+fn announce_network(layout: &Layout, arguments: &Arguments, address: SocketAddr) {
+    let host = match address.ip() {
+        ip if !ip.is_unspecified() => SocketAddr::new(ip, address.port()).to_string(),
+        _ => {
+            let own = russet_agent::hardware::interface_addresses();
+            let host = own.first().map_or_else(|| "THIS-MACHINE".to_owned(), ToString::to_string);
+            format!("{host}:{}", address.port())
+        }
+    };
+    println!("             https://{host}/v1   (other machines; a key is needed: russet key create NAME)");
+    if arguments.certificate.files().is_none() {
+        let ca = layout.gateway().join("ca.crt");
+        println!("             They trust {}: curl --cacert, SSL_CERT_FILE (Python),", ca.display());
+        println!("             NODE_EXTRA_CA_CERTS (Node); copy it there, it is no secret.");
+    }
 }
 
 /// Waits until a child has ended and starts it anew after its pause.

@@ -6,6 +6,7 @@ mod follow;
 mod limit;
 mod objects;
 mod report;
+mod secret;
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -24,6 +25,7 @@ use crate::routes::Scope;
 pub use follow::follow;
 pub use limit::Quota;
 pub use report::report;
+pub use secret::Secret;
 
 /// The other header clients put keys into; Anthropic's do.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");

@@ -65,7 +65,7 @@ impl Default for Patience {
 const MOST_CONNECTIONS: usize = 512;
 /// Requests at once on one HTTP/2 connection.
 const MOST_STREAMS: u32 = 128;
-/// Largest head of a request, all headers together.
+/// Largest head of a request, all headers together; HTTP/1 may read one buffer more before it notices.
 const LARGEST_HEAD: usize = 64 * 1024;
 
 /// A listener and how it is spoken to.

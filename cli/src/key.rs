@@ -1,0 +1,151 @@
+//! `russet key`: the keys that open the gateway. A new key is shown once; the cluster keeps its hash.
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use russet_crds::{AccessKey, AccessKeySpec, KeyState};
+use russet_gateway::keys::Secret;
+use serde_json::json;
+
+use crate::client::{self, Connection};
+use crate::get;
+
+/// Arguments of `russet key`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Make a key and print it, once. From the first key on, nobody is answered without one.
+    Create {
+        /// Name of the AccessKey; logs and metrics show it.
+        name: String,
+        /// Requests for an answer in a minute; default no limit.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        requests_per_minute: Option<u32>,
+        /// Names of models of the namespace, with `*` for any characters; default all of them.
+        #[arg(long, value_delimiter = ',')]
+        models: Vec<String>,
+        /// How long the key is good for, such as 12h or 30d; default for ever.
+        #[arg(long)]
+        expires: Option<String>,
+        /// Who holds the key.
+        #[arg(long)]
+        owner: Option<String>,
+    },
+    /// List the keys of the namespace, without their secrets.
+    List {
+        /// All namespaces.
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+    },
+    /// Refuse a key from now on. It stays in the list, and keys stay required.
+    Revoke {
+        /// Name of the AccessKey.
+        name: String,
+    },
+}
+
+/// Does it.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { action, connection } = arguments;
+    let client = connection.client().await?;
+    let namespace = connection.namespace;
+    match action {
+        Action::Create { name, requests_per_minute, models, expires, owner } => {
+            let now = jiff::Timestamp::now();
+            let expires_at = expires.as_deref().map(|text| until(text, now)).transpose()?.map(Time);
+            let spec = AccessKeySpec { owner, models, requests_per_minute, expires_at, ..Default::default() };
+            create(client, &namespace, &name, spec).await
+        }
+        Action::List { all_namespaces } => {
+            let path = match all_namespaces {
+                true => "/apis/russet.dev/v1alpha1/accesskeys".to_owned(),
+                false => format!("/apis/russet.dev/v1alpha1/namespaces/{namespace}/accesskeys"),
+            };
+            let table =
+                client::get_json(&client, &path, client::TABLE).await.context("cannot list the keys")?;
+            print!("{}", get::render(&table, false, all_namespaces));
+            Ok(())
+        }
+        Action::Revoke { name } => revoke(client, &namespace, &name).await,
+    }
+}
+
+async fn create(client: Client, namespace: &str, name: &str, spec: AccessKeySpec) -> Result<()> {
+    let secret = Secret::generate();
+    let key = AccessKey::new(name, AccessKeySpec { secret_sha256: secret.sha256(), ..spec });
+    let keys: Api<AccessKey> = Api::namespaced(client, namespace);
+    match keys.create(&PostParams::default(), &key).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(error)) if error.code == 409 => bail!(
+            "AccessKey {namespace}/{name} exists already, and its key cannot be shown again; choose another name, or remove it with `russet delete accesskey {name} -n {namespace}`"
+        ),
+        Err(error) => return Err(error).context(format!("cannot store AccessKey {namespace}/{name}")),
+    }
+    // The key alone goes to standard output, so that `KEY=$(russet key create …)` works.
+    println!("{}", secret.expose());
+    eprintln!(
+        "This is the key of AccessKey {namespace}/{name}. It is shown this once; only its hash is kept."
+    );
+    eprintln!(
+        "Clients send it as `Authorization: Bearer KEY`. From now on the gateway answers nobody without a key."
+    );
+    Ok(())
+}
+
+async fn revoke(client: Client, namespace: &str, name: &str) -> Result<()> {
+    let keys: Api<AccessKey> = Api::namespaced(client, namespace);
+    let patch = json!({"spec": {"state": KeyState::Disabled}});
+    match keys.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(error)) if error.code == 404 => {
+            bail!("there is no AccessKey {namespace}/{name}; `russet key list -A` shows all of them")
+        }
+        Err(error) => return Err(error).context(format!("cannot revoke AccessKey {namespace}/{name}")),
+    }
+    eprintln!(
+        "AccessKey {namespace}/{name} is revoked; gateways refuse it within seconds. Keys stay required until the last \
+         AccessKey is deleted (`russet delete accesskey {name} -n {namespace}`)."
+    );
+    Ok(())
+}
+
+/// The end of a time such as `90m`, `12h` or `30d` from `now`.
+fn until(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp> {
+    let wrong = || format!("--expires {text} is not a time; write for example 90m, 12h or 30d");
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).with_context(wrong)?;
+    let number: u32 = number.parse().ok().with_context(wrong)?;
+    let seconds = match unit {
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => bail!(wrong()),
+    };
+    ensure!(number > 0, wrong());
+    let length = jiff::SignedDuration::from_secs(i64::from(number) * seconds);
+    now.checked_add(length).with_context(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_minutes_hours_and_days() {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        for (text, seconds) in [("1m", 60), ("12h", 43_200), ("30d", 2_592_000)] {
+            assert_eq!(until(text, now).unwrap().as_second(), seconds, "{text}");
+        }
+        for text in ["", "d", "30", "0d", "-1d", "1.5h", "1w", "9999999999d", "3ö", "4294967295d"] {
+            let error = until(text, now).unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains("30d"), "{error}");
+        }
+    }
+}
