@@ -1,0 +1,200 @@
+//! Who may do what, shown by attempts to do otherwise: a node's client tries its own work, which must succeed, and what is
+//! not its own, which must be refused with 403 and a message that names it. The server is the one of `KUBECONFIG` (of an
+//! administrator of any Kubernetes) or an embedded one, started for this. Both of a node's identities try: the user of its
+//! certificate, and its ServiceAccount.
+
+mod server;
+mod table;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use libtest_mimic::{Arguments, Failed, Trial};
+use russet_tests::cluster::PATIENCE;
+use serde_json::json;
+
+use server::{As, Request, Server};
+use table::{Attempt, MINE, NAMESPACE, SPOILT, THEIRS};
+
+/// Everything the trials need.
+struct Stage {
+    server: Server,
+    /// Each node by its two identities.
+    identities: BTreeMap<(&'static str, &'static str), As>,
+    csr: String,
+    round: String,
+}
+
+const CERTIFICATE: &str = "certificate";
+const ACCOUNT: &str = "service account";
+
+impl Stage {
+    async fn set() -> Result<Self> {
+        let server = Server::start().await?;
+        let round = format!("{:x}", std::process::id());
+        let ensure_there = async |path: &str, object| -> Result<()> {
+            server.must(&Request::apply(path, object)).await.map(drop)
+        };
+        ensure_there(
+            &format!("/api/v1/namespaces/{NAMESPACE}"),
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        )
+        .await?;
+        let russet = "/apis/russet.dev/v1alpha1";
+        for (name, node) in [("mine", MINE), ("theirs", THEIRS)] {
+            ensure_there(&format!("{russet}/inferencenodes/{node}"), table::node(node)).await?;
+            let shard = format!("{russet}/namespaces/{NAMESPACE}/shards/{name}");
+            ensure_there(&shard, table::shard(name, node)).await?;
+            let name = format!("attempt-{name}");
+            ensure_there(&format!("{russet}/modelcopies/{name}"), table::copy(&name, node)).await?;
+        }
+        let mut identities = BTreeMap::new();
+        for node in [MINE, THEIRS, SPOILT] {
+            let account = format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{node}");
+            let object = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node}});
+            ensure_there(&account, object).await?;
+            let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}});
+            let token = server.must(&Request::create(&format!("{account}/token"), asked)).await?;
+            let token = token["status"]["token"].as_str().context("the server gave no token")?;
+            identities.insert((node, ACCOUNT), As::Token(token.to_owned()));
+            let groups = ["russet:nodes", "system:authenticated"].map(str::to_owned).into();
+            identities.insert((node, CERTIFICATE), As::User(format!("russet:node:{node}"), groups));
+        }
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": "attempts-spoilt"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [
+                {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": format!("russet:node:{SPOILT}")},
+                {"kind": "ServiceAccount", "name": SPOILT, "namespace": "russet-nodes"},
+            ],
+        });
+        let place = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/attempts-spoilt";
+        ensure_there(place, binding).await?;
+        let key = rcgen::KeyPair::generate()?;
+        let request = rcgen::CertificateParams::new(Vec::<String>::new())?.serialize_request(&key)?;
+        let csr = STANDARD.encode(request.pem()?);
+        let stage = Self { server, identities, csr, round };
+        stage.until_held().await?;
+        Ok(stage)
+    }
+
+    /// A server of several processes takes a moment until what was installed is in force.
+    async fn until_held(&self) -> Result<()> {
+        let begin = Instant::now();
+        let attempts = table::overreach_of_the_spoilt(&self.csr, &self.round);
+        let attempt = attempts.first().context("the table is empty")?;
+        loop {
+            let (code, body) =
+                self.server.send(&self.identities[&(SPOILT, ACCOUNT)], &attempt.request).await?;
+            if code == 403 && body["message"].as_str().is_some_and(|told| told.contains("russet-nodes")) {
+                break;
+            }
+            if code.is_success() {
+                self.server
+                    .must(&Request::delete("/api/v1/namespaces/russet-system/secrets/attempt"))
+                    .await?;
+            }
+            ensure!(begin.elapsed() < PATIENCE, "the policies are not in force: {code} {body}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
+    /// Makes one attempt; an error says how the answer differs from what is wanted.
+    async fn attempt(&self, who: &As, attempt: &Attempt, allowed: bool) -> Result<()> {
+        let (code, body) = self.server.send(who, &attempt.request).await?;
+        let told = body["message"].as_str().unwrap_or_default();
+        if allowed {
+            ensure!(code.is_success(), "to {} was refused: {code} {body}", attempt.what);
+            return Ok(());
+        }
+        ensure!(code == 403, "to {} was answered with {code}: {body}", attempt.what);
+        for word in &attempt.words {
+            ensure!(told.contains(word.as_str()), "to {} was refused without “{word}”: {told}", attempt.what);
+        }
+        Ok(())
+    }
+
+    async fn all(&self, who: &As, attempts: Vec<Attempt>, allowed: bool) -> Result<()> {
+        let mut wrong = Vec::new();
+        let count = attempts.len();
+        for attempt in attempts {
+            if let Err(error) = self.attempt(who, &attempt, allowed).await {
+                wrong.push(format!("{error:#}"));
+            }
+        }
+        if !wrong.is_empty() {
+            bail!("{} of {count} attempts went otherwise:\n{}", wrong.len(), wrong.join("\n"));
+        }
+        println!("{count} attempts were {}", if allowed { "allowed" } else { "refused" });
+        Ok(())
+    }
+}
+
+/// A node does its work, and nothing else.
+async fn a_node_does_its_own_work_and_nothing_else(stage: &Stage, identity: &'static str) -> Result<()> {
+    let who = &stage.identities[&(MINE, identity)];
+    let round = format!("{}-{}", stage.round, &identity[..4]);
+    stage.all(who, table::own_work(&stage.csr, &round), true).await?;
+    let mut attempts = table::overreach(&stage.csr, &round);
+    if identity == ACCOUNT {
+        attempts.extend(table::pretence());
+    }
+    stage.all(who, attempts, false).await
+}
+
+/// A role that gives far too much gives a node nothing.
+async fn a_role_that_gives_too_much_gives_nothing(stage: &Stage, identity: &'static str) -> Result<()> {
+    let who = &stage.identities[&(SPOILT, identity)];
+    let round = format!("{}-{}-spoilt", stage.round, &identity[..4]);
+    let signing = table::signing(&format!("attempt-{round}"), "russet.dev/node", &stage.csr);
+    let place = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+    stage.server.must(&Request::create(place, signing)).await?;
+    stage.all(who, table::overreach_of_the_spoilt(&stage.csr, &round), false).await
+}
+
+/// A node leaves by removing itself.
+async fn a_node_may_remove_itself(stage: &Stage, identity: &'static str) -> Result<()> {
+    let name = if identity == ACCOUNT { THEIRS } else { SPOILT };
+    let path = format!("/apis/russet.dev/v1alpha1/inferencenodes/{name}");
+    stage.server.must(&Request::apply(&path, table::node(name))).await?;
+    let leave = Attempt { what: "remove itself", request: Request::delete(&path), words: Vec::new() };
+    stage.attempt(&stage.identities[&(name, identity)], &leave, true).await
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::from_args();
+    let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build()?);
+    let stage = if arguments.list { None } else { Some(runtime.block_on(Stage::set())?) };
+    let stage = Arc::new(stage);
+    let mut trials = Vec::new();
+    // In this order: the last trials remove what the others need.
+    for (name, number) in [
+        ("a_node_does_its_own_work_and_nothing_else", 0),
+        ("a_role_that_gives_too_much_gives_nothing", 1),
+        ("a_node_may_remove_itself", 2),
+    ] {
+        for identity in [CERTIFICATE, ACCOUNT] {
+            let (runtime, stage) = (runtime.clone(), stage.clone());
+            trials.push(Trial::test(format!("{name} ({identity})"), move || {
+                let stage = stage.as_ref().as_ref().ok_or("there is no server")?;
+                let outcome = runtime.block_on(async {
+                    match number {
+                        0 => a_node_does_its_own_work_and_nothing_else(stage, identity).await,
+                        1 => a_role_that_gives_too_much_gives_nothing(stage, identity).await,
+                        _ => a_node_may_remove_itself(stage, identity).await,
+                    }
+                });
+                outcome.map_err(|error| Failed::from(format!("{error:#}")))
+            }));
+        }
+    }
+    let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..arguments }, trials);
+    drop(stage);
+    conclusion.exit()
+}

@@ -1,0 +1,260 @@
+//! The control plane under test: an administrator's kubeconfig, and requests as anybody.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::{Method, StatusCode};
+use russet_tests::cluster::{PATIENCE, program, repository};
+use serde_json::{Value, json};
+use tokio::process::Child;
+
+/// The Content-Type of server-side apply; it takes JSON, too.
+pub const APPLY: &str = "application/apply-patch+yaml";
+/// Of a merge patch.
+pub const MERGE: &str = "application/merge-patch+json";
+/// Of whole objects.
+pub const JSON: &str = "application/json";
+
+/// A server, and who may do everything on it.
+pub struct Server {
+    url: String,
+    admin: reqwest::Client,
+    /// Sees no client certificate, so that a bearer token is all there is.
+    plain: reqwest::Client,
+    admin_token: Option<String>,
+    _up: Option<(Child, tempfile::TempDir)>,
+}
+
+/// As whom a request is made.
+#[derive(Clone, Debug)]
+pub enum As {
+    /// The administrator.
+    Admin,
+    /// Somebody the administrator acts as.
+    User(String, Vec<String>),
+    /// Who this token proves.
+    Token(String),
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The method.
+    pub method: Method,
+    /// Path and query.
+    pub path: String,
+    /// The Content-Type of the body.
+    pub media: &'static str,
+    /// The body; null for none.
+    pub body: Value,
+    /// A user in the header for acting as somebody else.
+    pub pretend: Option<&'static str>,
+}
+
+impl Server {
+    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would, or an embedded one,
+    /// started for this.
+    pub async fn start() -> Result<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let Some(kubeconfig) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) else {
+            return Self::start_embedded().await;
+        };
+        let server = Self::open(&PathBuf::from(kubeconfig))?;
+        for path in ["manifests/crds", "manifests/rbac.yaml", "manifests/admission.yaml"] {
+            server.install(&repository().join(path)).await?;
+        }
+        Ok(server)
+    }
+
+    async fn start_embedded() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let up = tokio::process::Command::new(program("russet")?)
+            .args(["up", "--no-agent", "--exit-with-parent", "--gateway-port", "0", "--api-port", &port])
+            .arg("--data-dir")
+            .arg(folder.path())
+            .env_remove("KUBECONFIG")
+            // Ends with this process, however it ends: the pipe closes.
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()?;
+        let kubeconfig = folder.path().join("kubeconfig");
+        let begin = Instant::now();
+        let mut up = Some((up, folder));
+        loop {
+            ensure!(begin.elapsed() < PATIENCE, "the control plane did not come up");
+            if kubeconfig.exists()
+                && let Ok(server) = Self::open(&kubeconfig)
+                && server.ready().await
+            {
+                return Ok(Self { _up: up.take(), ..server });
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn open(kubeconfig: &Path) -> Result<Self> {
+        let config: Value = serde_norway::from_str(&std::fs::read_to_string(kubeconfig)?)?;
+        let (cluster, user) = (&config["clusters"][0]["cluster"], &config["users"][0]["user"]);
+        let bytes = |inline: &Value, file: &Value| -> Result<Option<Vec<u8>>> {
+            match (inline.as_str(), file.as_str()) {
+                (Some(text), _) => Ok(Some(STANDARD.decode(text)?)),
+                (None, Some(path)) => Ok(Some(std::fs::read(kubeconfig.with_file_name(path))?)),
+                (None, None) => Ok(None),
+            }
+        };
+        let builder = || -> Result<reqwest::ClientBuilder> {
+            let builder = reqwest::Client::builder().timeout(Duration::from_secs(30));
+            Ok(match bytes(&cluster["certificate-authority-data"], &cluster["certificate-authority"])? {
+                Some(pem) => builder.tls_certs_only([reqwest::Certificate::from_pem(&pem)?]),
+                None => builder.danger_accept_invalid_certs(cluster["insecure-skip-tls-verify"] == true),
+            })
+        };
+        let certificate = bytes(&user["client-certificate-data"], &user["client-certificate"])?;
+        let key = bytes(&user["client-key-data"], &user["client-key"])?;
+        let admin = match (certificate, key) {
+            (Some(certificate), Some(key)) => {
+                let pem = [certificate, b"\n".to_vec(), key].concat();
+                builder()?.identity(reqwest::Identity::from_pem(&pem)?).build()?
+            }
+            _ => builder()?.build()?,
+        };
+        Ok(Self {
+            url: cluster["server"].as_str().context("the kubeconfig names no server")?.to_owned(),
+            admin,
+            plain: builder()?.build()?,
+            admin_token: user["token"].as_str().map(str::to_owned),
+            _up: None,
+        })
+    }
+
+    /// Whether Russet's kinds and policies are in force.
+    async fn ready(&self) -> bool {
+        let paths = [
+            "/apis/russet.dev/v1alpha1/shards",
+            "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/russet-nodes",
+        ];
+        for path in paths {
+            let asked = self.send(&As::Admin, &Request::get(path)).await;
+            if !asked.is_ok_and(|(code, _)| code == StatusCode::OK) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Sends a request; the answer's code and body.
+    pub async fn send(&self, who: &As, request: &Request) -> Result<(StatusCode, Value)> {
+        let client = if matches!(who, As::Token(_)) { &self.plain } else { &self.admin };
+        let mut asking = client.request(request.method.clone(), format!("{}{}", self.url, request.path));
+        let token = if let As::Token(token) = who { Some(token) } else { self.admin_token.as_ref() };
+        if let Some(token) = token {
+            asking = asking.bearer_auth(token);
+        }
+        if let As::User(name, groups) = who {
+            asking = asking.header("Impersonate-User", name);
+            for group in groups {
+                asking = asking.header("Impersonate-Group", group);
+            }
+        }
+        if let Some(pretend) = request.pretend {
+            asking = asking.header("Impersonate-User", pretend);
+        }
+        if !request.body.is_null() {
+            asking = asking.header("Content-Type", request.media).body(request.body.to_string());
+        }
+        let answer = asking.send().await.with_context(|| request.path.clone())?;
+        let code = answer.status();
+        let text = answer.text().await?;
+        Ok((code, serde_json::from_str(&text).unwrap_or(Value::String(text))))
+    }
+
+    /// Sends a request of the administrator, which must succeed.
+    pub async fn must(&self, request: &Request) -> Result<Value> {
+        let (code, body) = self.send(&As::Admin, request).await?;
+        ensure!(code.is_success(), "{} {}: {code} {body}", request.method, request.path);
+        Ok(body)
+    }
+
+    /// Applies a file, or the files of a folder, as `kubectl apply --server-side` does.
+    async fn install(&self, path: &Path) -> Result<()> {
+        let mut files: Vec<PathBuf> = match std::fs::read_dir(path) {
+            Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?,
+            Err(_) => vec![path.to_owned()],
+        };
+        files.retain(|file| file.file_name().is_some_and(|name| name != "kustomization.yaml"));
+        for file in files {
+            let text = std::fs::read_to_string(&file)?;
+            for document in text.split("\n---\n") {
+                let object: Value = serde_norway::from_str(document)?;
+                self.must(&Request::apply(&place(&object)?, object.clone())).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where an object of `manifests/` lives.
+fn place(object: &Value) -> Result<String> {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let plural = match kind {
+        "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".to_owned(),
+        "" => bail!("an object of manifests/ has no kind"),
+        other => format!("{}s", other.to_lowercase()),
+    };
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    let root = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    Ok(match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => format!("{root}/namespaces/{namespace}/{plural}/{name}"),
+        None => format!("{root}/{plural}/{name}"),
+    })
+}
+
+impl Request {
+    fn new(method: Method, path: &str, media: &'static str, body: Value) -> Self {
+        Self { method, path: path.to_owned(), media, body, pretend: None }
+    }
+
+    /// Reads.
+    pub fn get(path: &str) -> Self {
+        Self::new(Method::GET, path, JSON, Value::Null)
+    }
+
+    /// Creates.
+    pub fn create(path: &str, body: Value) -> Self {
+        Self::new(Method::POST, path, JSON, body)
+    }
+
+    /// Replaces.
+    pub fn replace(path: &str, body: Value) -> Self {
+        Self::new(Method::PUT, path, JSON, body)
+    }
+
+    /// Patches by merging.
+    pub fn merge(path: &str, body: Value) -> Self {
+        Self::new(Method::PATCH, path, MERGE, body)
+    }
+
+    /// Applies by force, as everything of Russet's does.
+    pub fn apply(path: &str, body: Value) -> Self {
+        let join = if path.contains('?') { '&' } else { '?' };
+        Self::new(Method::PATCH, &format!("{path}{join}fieldManager=attempts&force=true"), APPLY, body)
+    }
+
+    /// Deletes.
+    pub fn delete(path: &str) -> Self {
+        Self::new(Method::DELETE, path, JSON, json!({"kind": "DeleteOptions", "apiVersion": "v1"}))
+    }
+
+    /// The same, acting as somebody else.
+    pub fn pretending(mut self, user: &'static str) -> Self {
+        self.pretend = Some(user);
+        self
+    }
+}

@@ -1,0 +1,552 @@
+//! What a node tries: its own work, which must succeed, and everything else, each refused with 403 in words that name what
+//! was tried. `MINE` asks; `THEIRS` is another node.
+
+use serde_json::{Value, json};
+
+use crate::server::Request;
+
+/// The node that asks.
+pub const MINE: &str = "attempt-a";
+/// Another node.
+pub const THEIRS: &str = "attempt-b";
+/// A node to whom an administrator gave far too much.
+pub const SPOILT: &str = "attempt-c";
+/// Namespace of the models and ranks.
+pub const NAMESPACE: &str = "attempts";
+
+const RUSSET: &str = "/apis/russet.dev/v1alpha1";
+const NODES: &str = "/apis/russet.dev/v1alpha1/inferencenodes";
+const COPIES: &str = "/apis/russet.dev/v1alpha1/modelcopies";
+const SHARDS: &str = "/apis/russet.dev/v1alpha1/namespaces/attempts/shards";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/russet-system/leases";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1";
+
+/// One attempt.
+pub struct Attempt {
+    /// What is tried.
+    pub what: &'static str,
+    /// How.
+    pub request: Request,
+    /// Words of the refusal, by role or by policy.
+    pub words: Vec<String>,
+}
+
+/// The policy's refusal of a node.
+fn policy(node: &str, words: &str) -> Vec<String> {
+    vec![
+        "ValidatingAdmissionPolicy 'russet-nodes' with binding 'russet-nodes' denied request: ".into(),
+        format!("node {node} {words}"),
+    ]
+}
+
+/// The roles' refusal.
+fn role(words: &str) -> Vec<String> {
+    vec![" is forbidden: User ".into(), words.into()]
+}
+
+fn refused(what: &'static str, request: Request, words: Vec<String>) -> Attempt {
+    Attempt { what, request, words }
+}
+
+fn allowed(what: &'static str, request: Request) -> Attempt {
+    Attempt { what, request, words: Vec::new() }
+}
+
+fn status(kind: &str, status: Value) -> Value {
+    json!({"apiVersion": "russet.dev/v1alpha1", "kind": kind, "status": status})
+}
+
+fn lease(name: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": name}, "spec": {"holderIdentity": "boot", "leaseDurationSeconds": 20},
+    })
+}
+
+fn event(name: &str, kind: &str, about: &str) -> Value {
+    json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name, "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "Attempted", "action": "Attempt",
+        "reportingController": "russet.dev/attempts", "reportingInstance": "attempts",
+        "regarding": {"apiVersion": "russet.dev/v1alpha1", "kind": kind, "name": about},
+    })
+}
+
+/// A request for a certificate: `body` is base64 of its PEM.
+pub fn signing(name: &str, signer: &str, body: &str) -> Value {
+    json!({
+        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
+        "spec": {"signerName": signer, "request": body, "usages": ["client auth", "digital signature"]},
+    })
+}
+
+/// A rank that was bound to a node.
+pub fn shard(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "Shard", "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "nodeName": node, "groupRef": {"name": "none"}, "groupUid": "none", "epoch": 1, "rank": 0,
+            "modelRef": {"name": "none"}, "servedModelName": "none", "layersPerRank": [1], "contextTokens": 1,
+            "maxSequences": 1, "weightBytes": 1, "kvBytes": 1, "overheadBytes": 1,
+        },
+    })
+}
+
+/// Files that a node was asked to hold.
+pub fn copy(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "ModelCopy", "metadata": {"name": name},
+        "spec": {"nodeName": node, "modelRef": {"name": "none", "namespace": NAMESPACE}, "source": {"uri": "hf://none/none"}},
+    })
+}
+
+/// A node.
+pub fn node(name: &str) -> Value {
+    json!({"apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": name}, "spec": {}})
+}
+
+/// What a node must be able to do. `csr` is a request body, `round` makes names unique.
+pub fn own_work(csr: &str, round: &str) -> Vec<Attempt> {
+    let own_lease = format!("{LEASES}/node-{MINE}");
+    vec![
+        allowed(
+            "report its status",
+            Request::apply(
+                &format!("{NODES}/{MINE}/status"),
+                status("InferenceNode", json!({"chip": round})),
+            ),
+        ),
+        allowed("make its Lease", Request::apply(&own_lease, lease(&format!("node-{MINE}")))),
+        allowed("renew its Lease", Request::merge(&own_lease, json!({"spec": {"holderIdentity": round}}))),
+        allowed(
+            "report a rank of its own",
+            Request::apply(&format!("{SHARDS}/mine/status"), status("Shard", json!({"observedEpoch": 1}))),
+        ),
+        allowed(
+            "report a copy of its own",
+            Request::apply(
+                &format!("{COPIES}/attempt-mine/status"),
+                status("ModelCopy", json!({"bytesDone": 1})),
+            ),
+        ),
+        allowed(
+            "say something about itself",
+            Request::create(EVENTS, event(&format!("{MINE}.{round}"), "InferenceNode", MINE)),
+        ),
+        allowed(
+            "ask for its certificate",
+            Request::create(REQUESTS, signing(&format!("attempt-{round}"), "russet.dev/node", csr)),
+        ),
+        allowed("read what it serves", Request::get(SHARDS)),
+        allowed(
+            "ask who it is",
+            Request::create(
+                "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+                json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}),
+            ),
+        ),
+        allowed(
+            "ask what it may",
+            Request::create(
+                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+                json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+                    "spec": {"resourceAttributes": {"verb": "get", "resource": "secrets"}}}),
+            ),
+        ),
+    ]
+}
+
+/// What no node may do.
+pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
+    let status_of = |place: &str, kind: &str| {
+        Request::apply(&format!("{place}/status"), status(kind, json!({"conditions": []})))
+    };
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "attempt"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "russet:nodes"}],
+    });
+    let token = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "attempt"}});
+    let mut owned = lease(&format!("node-{MINE}"));
+    owned["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "00000000-0000-4000-8000-000000000000"}]);
+    vec![
+        // Other nodes.
+        refused(
+            "report another node's status",
+            status_of(&format!("{NODES}/{THEIRS}"), "InferenceNode"),
+            policy(MINE, &format!("may write its own InferenceNode only, not {THEIRS}")),
+        ),
+        refused(
+            "report another node's status without storing it",
+            Request::apply(
+                &format!("{NODES}/{THEIRS}/status?dryRun=All"),
+                status("InferenceNode", json!({"chip": "x"})),
+            ),
+            policy(MINE, &format!("may write its own InferenceNode only, not {THEIRS}")),
+        ),
+        refused(
+            "patch another node's status",
+            Request::merge(&format!("{NODES}/{THEIRS}/status"), json!({"status": {"chip": "x"}})),
+            policy(MINE, &format!("may write its own InferenceNode only, not {THEIRS}")),
+        ),
+        refused(
+            "replace another node's status",
+            Request::replace(&format!("{NODES}/{THEIRS}/status"), node(THEIRS)),
+            role("cannot update resource \"inferencenodes/status\""),
+        ),
+        refused(
+            "remove another node",
+            Request::delete(&format!("{NODES}/{THEIRS}")),
+            vec![format!("\"{THEIRS}\" is forbidden")],
+        ),
+        refused(
+            "remove all nodes",
+            Request::delete(NODES),
+            role("cannot deletecollection resource \"inferencenodes\""),
+        ),
+        refused(
+            "make another node",
+            Request::create(NODES, node("attempt-new")),
+            vec!["inferencenodes.russet.dev".into(), "is forbidden".into()],
+        ),
+        refused(
+            "make another node by applying it",
+            Request::apply(&format!("{NODES}/attempt-new"), node("attempt-new")),
+            role("cannot patch resource \"inferencenodes\""),
+        ),
+        // Its own spec and labels.
+        refused(
+            "uncordon itself",
+            Request::merge(&format!("{NODES}/{MINE}"), json!({"spec": {"scheduling": "Enabled"}})),
+            role("cannot patch resource \"inferencenodes\""),
+        ),
+        refused(
+            "label itself",
+            Request::merge(&format!("{NODES}/{MINE}"), json!({"metadata": {"labels": {"zone": "x"}}})),
+            role("cannot patch resource \"inferencenodes\""),
+        ),
+        // Work.
+        refused(
+            "report another node's rank",
+            status_of(&format!("{SHARDS}/theirs"), "Shard"),
+            policy(
+                MINE,
+                &format!("may write the status of what is on it only, and Shard theirs is on {THEIRS}"),
+            ),
+        ),
+        refused(
+            "report another node's copy",
+            status_of(&format!("{COPIES}/attempt-theirs"), "ModelCopy"),
+            policy(
+                MINE,
+                &format!(
+                    "may write the status of what is on it only, and ModelCopy attempt-theirs is on {THEIRS}"
+                ),
+            ),
+        ),
+        refused(
+            "bind a rank to itself",
+            Request::merge(&format!("{SHARDS}/theirs"), json!({"spec": {"nodeName": MINE}})),
+            role("cannot patch resource \"shards\""),
+        ),
+        refused(
+            "make a rank",
+            Request::create(SHARDS, shard("new", MINE)),
+            role("cannot create resource \"shards\""),
+        ),
+        refused(
+            "remove its rank",
+            Request::delete(&format!("{SHARDS}/mine")),
+            role("cannot delete resource \"shards\""),
+        ),
+        refused(
+            "make a copy",
+            Request::create(COPIES, copy("attempt-new", MINE)),
+            role("cannot create resource \"modelcopies\""),
+        ),
+        refused(
+            "change a copy's source",
+            Request::merge(
+                &format!("{COPIES}/attempt-mine"),
+                json!({"spec": {"source": {"uri": "hf://evil/evil"}}}),
+            ),
+            role("cannot patch resource \"modelcopies\""),
+        ),
+        refused(
+            "make a model",
+            Request::apply(
+                &format!("{RUSSET}/namespaces/{NAMESPACE}/models/new"),
+                json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Model", "spec": {"source": {"uri": "hf://none/none"}}}),
+            ),
+            role("cannot patch resource \"models\""),
+        ),
+        refused(
+            "change a group's status",
+            status_of(&format!("{RUSSET}/namespaces/{NAMESPACE}/shardgroups/none"), "ShardGroup"),
+            role("cannot patch resource \"shardgroups/status\""),
+        ),
+        refused(
+            "read keys",
+            Request::get(&format!("{RUSSET}/namespaces/{NAMESPACE}/accesskeys")),
+            role("cannot list resource \"accesskeys\""),
+        ),
+        // Leases.
+        refused(
+            "make another node's Lease",
+            Request::apply(&format!("{LEASES}/node-{THEIRS}"), lease(&format!("node-{THEIRS}"))),
+            policy(
+                MINE,
+                &format!("may write Lease russet-system/node-{MINE} only, not russet-system/node-{THEIRS}"),
+            ),
+        ),
+        refused(
+            "take the operator's Lease",
+            Request::create(LEASES, lease("russet-operator")),
+            policy(
+                MINE,
+                &format!("may write Lease russet-system/node-{MINE} only, not russet-system/russet-operator"),
+            ),
+        ),
+        refused(
+            "make a Lease elsewhere",
+            Request::create(
+                "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+                lease(&format!("node-{MINE}")),
+            ),
+            role("cannot create resource \"leases\""),
+        ),
+        refused(
+            "give its Lease an owner",
+            Request::apply(&format!("{LEASES}/node-{MINE}"), owned),
+            policy(MINE, "may not give its Lease finalizers or owners"),
+        ),
+        refused(
+            "remove its Lease",
+            Request::delete(&format!("{LEASES}/node-{MINE}")),
+            role("cannot delete resource \"leases\""),
+        ),
+        // Events.
+        refused(
+            "say something about another node",
+            Request::create(EVENTS, event(&format!("{THEIRS}.{round}"), "InferenceNode", THEIRS)),
+            policy(MINE, "may write events about itself only"),
+        ),
+        refused(
+            "say something about a namespace",
+            Request::create(EVENTS, event(&format!("namespace.{round}"), "Namespace", MINE)),
+            policy(MINE, "may write events about itself only"),
+        ),
+        // Certificates and tokens.
+        refused(
+            "ask for a certificate of another signer",
+            Request::create(
+                REQUESTS,
+                signing(&format!("attempt-other-{round}"), "kubernetes.io/kube-apiserver-client", csr),
+            ),
+            policy(
+                MINE,
+                "may ask for certificates of russet.dev/node only, not of kubernetes.io/kube-apiserver-client",
+            ),
+        ),
+        refused(
+            "approve its own certificate",
+            Request::merge(
+                &format!("{REQUESTS}/attempt-{round}/approval"),
+                json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "x", "message": "x"}]}}),
+            ),
+            role("cannot patch resource \"certificatesigningrequests/approval\""),
+        ),
+        refused(
+            "sign its own certificate",
+            Request::merge(
+                &format!("{REQUESTS}/attempt-{round}/status"),
+                json!({"status": {"certificate": "eA=="}}),
+            ),
+            role("cannot patch resource \"certificatesigningrequests/status\""),
+        ),
+        refused(
+            "ask for another node's token",
+            Request::create(
+                &format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{THEIRS}/token"),
+                token.clone(),
+            ),
+            role("cannot create resource \"serviceaccounts/token\""),
+        ),
+        refused(
+            "ask for the operator's token",
+            Request::create("/api/v1/namespaces/russet-system/serviceaccounts/russet-operator/token", token),
+            role("cannot create resource \"serviceaccounts/token\""),
+        ),
+        refused(
+            "make a ServiceAccount",
+            Request::create(
+                "/api/v1/namespaces/russet-nodes/serviceaccounts",
+                json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "attempt-new"}}),
+            ),
+            role("cannot create resource \"serviceaccounts\""),
+        ),
+        // The cluster.
+        refused(
+            "read the CA's key",
+            Request::get("/api/v1/namespaces/russet-system/secrets/russet-ca"),
+            role("cannot get resource \"secrets\""),
+        ),
+        refused(
+            "list join tokens",
+            Request::get("/api/v1/namespaces/kube-system/secrets"),
+            role("cannot list resource \"secrets\""),
+        ),
+        refused(
+            "make a Secret",
+            Request::create("/api/v1/namespaces/russet-system/secrets", secret),
+            role("cannot create resource \"secrets\""),
+        ),
+        refused(
+            "become an administrator",
+            Request::create(&format!("{RBAC}/clusterrolebindings"), binding),
+            role("cannot create resource \"clusterrolebindings\""),
+        ),
+        refused(
+            "widen its role",
+            Request::merge(&format!("{RBAC}/clusterroles/russet-node"), json!({"rules": []})),
+            role("cannot patch resource \"clusterroles\""),
+        ),
+        refused(
+            "change the policy that holds it",
+            Request::merge(
+                &format!("{POLICIES}/validatingadmissionpolicies/russet-nodes"),
+                json!({"spec": {"failurePolicy": "Ignore"}}),
+            ),
+            role("cannot patch resource \"validatingadmissionpolicies\""),
+        ),
+        refused(
+            "remove the binding that holds it",
+            Request::delete(&format!("{POLICIES}/validatingadmissionpolicybindings/russet-nodes")),
+            role("cannot delete resource \"validatingadmissionpolicybindings\""),
+        ),
+        refused(
+            "change a kind",
+            Request::merge(
+                "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/shards.russet.dev",
+                json!({"spec": {"scope": "Cluster"}}),
+            ),
+            role("cannot patch resource \"customresourcedefinitions\""),
+        ),
+        refused(
+            "make a namespace",
+            Request::create(
+                "/api/v1/namespaces",
+                json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "attempt-new"}}),
+            ),
+            role("cannot create resource \"namespaces\""),
+        ),
+    ]
+}
+
+/// Acting as somebody else in a header, which only who brings a token of its own can try here.
+pub fn pretence() -> Vec<Attempt> {
+    vec![refused(
+        "act as an administrator",
+        Request::get("/api/v1/namespaces/kube-system/secrets").pretending("system:admin"),
+        role("cannot impersonate"),
+    )]
+}
+
+/// What a node may not do even though its role would let it: the policy alone holds it.
+pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
+    let mut labelled = node(SPOILT);
+    labelled["metadata"]["labels"] = json!({"zone": "x"});
+    let mut open = node(SPOILT);
+    open["spec"] = json!({"memory": {"servingLimit": "1Ti"}});
+    let hold = |words: &str| policy(SPOILT, words);
+    vec![
+        refused(
+            "make a Secret",
+            Request::create(
+                "/api/v1/namespaces/russet-system/secrets",
+                json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "attempt"}}),
+            ),
+            hold("may not CREATE secrets"),
+        ),
+        refused(
+            "make itself with labels",
+            Request::create(NODES, labelled),
+            hold("may not choose its own labels"),
+        ),
+        refused(
+            "make itself with a spec",
+            Request::create(NODES, open),
+            hold("may not choose its own labels"),
+        ),
+        refused(
+            "make another node",
+            Request::create(NODES, node("attempt-new")),
+            hold("may write its own InferenceNode only, not attempt-new"),
+        ),
+        refused(
+            "label another node",
+            Request::merge(&format!("{NODES}/{THEIRS}"), json!({"metadata": {"labels": {"zone": "x"}}})),
+            hold("may not UPDATE inferencenodes.russet.dev"),
+        ),
+        refused(
+            "remove another node",
+            Request::delete(&format!("{NODES}/{THEIRS}")),
+            hold(&format!("may write its own InferenceNode only, not {THEIRS}")),
+        ),
+        refused(
+            "change a rank",
+            Request::merge(&format!("{SHARDS}/theirs"), json!({"metadata": {"labels": {"x": "y"}}})),
+            hold("may not UPDATE shards.russet.dev"),
+        ),
+        refused(
+            "remove a rank",
+            Request::delete(&format!("{SHARDS}/theirs")),
+            hold("may not DELETE shards.russet.dev"),
+        ),
+        refused("remove all ranks", Request::delete(SHARDS), hold("may not DELETE shards.russet.dev")),
+        refused(
+            "approve a certificate",
+            Request::merge(
+                &format!("{REQUESTS}/attempt-{round}/approval"),
+                json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "x", "message": "x"}]}}),
+            ),
+            hold("may not UPDATE certificatesigningrequests.certificates.k8s.io/approval"),
+        ),
+        refused(
+            "ask for a certificate of another signer",
+            Request::create(
+                REQUESTS,
+                signing(&format!("attempt-spoilt-{round}"), "kubernetes.io/kube-apiserver-client", csr),
+            ),
+            hold("may ask for certificates of russet.dev/node only"),
+        ),
+        refused(
+            "ask for another node's token",
+            Request::create(
+                &format!("/api/v1/namespaces/russet-nodes/serviceaccounts/{THEIRS}/token"),
+                json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}),
+            ),
+            hold(&format!(
+                "may ask for tokens of ServiceAccount russet-nodes/{SPOILT} only, not of russet-nodes/{THEIRS}"
+            )),
+        ),
+        refused(
+            "write an old event",
+            Request::create(
+                "/api/v1/namespaces/default/events",
+                json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": format!("old.{round}"), "namespace": "default"},
+                    "involvedObject": {"kind": "InferenceNode", "name": SPOILT, "namespace": "default"}}),
+            ),
+            hold("may not CREATE events"),
+        ),
+        refused(
+            "give a namespace away",
+            Request::delete("/api/v1/namespaces/attempts"),
+            hold("may not DELETE namespaces"),
+        ),
+    ]
+}
