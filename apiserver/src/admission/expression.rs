@@ -369,3 +369,108 @@ impl Session<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::admission::inputs::value;
+
+    fn roots() -> Roots<'static> {
+        ["object", "oldObject", "authorizer", "variables"].map(|name| (name.to_string(), None)).into()
+    }
+
+    fn run(source: &str, object: &serde_json::Value) -> Result<Value, String> {
+        let expression = Expression::read(source, &roots())?;
+        session(|session| {
+            session.bind("object", value(object));
+            session.bind("oldObject", Value::Null);
+            session.run(&expression)
+        })
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error_and_never_false() {
+        let object = json!({"metadata": {"name": "a", "namespace": "n", "labels": {"x.y/z": "1"}}, "spec": {"n": 3, "list": [1, 2]}});
+        for (source, want) in [
+            ("object.spec.n == 3", Ok(true)),
+            ("object.metadata.namespace == 'n'", Ok(true)),
+            ("object.metadata.labels['x.y/z'] == '1'", Ok(true)),
+            ("has(object.spec.n) && !has(object.spec.m)", Ok(true)),
+            ("has(oldObject.spec)", Ok(false)),
+            ("object.spec.m == 3", Err("no such key: m")),
+            ("object.spec.n.deeper != 3", Err("no such overload")),
+            ("oldObject.spec != object.spec", Err("no such overload")),
+            ("object.spec.m == 3 || true", Ok(true)),
+            ("object.spec.m == 3 && false", Ok(false)),
+            ("object.?spec.?m.orValue(7) == 7", Ok(true)),
+            ("object.?spec.?n.orValue(7) == 3", Ok(true)),
+            ("object[?'spec'].?n.hasValue()", Ok(true)),
+            ("object.spec.list.all(x, x > 0)", Ok(true)),
+            ("object.spec.list.exists(x, x.y)", Err("no such overload")),
+            ("object.spec.list.map(x, x * 2).exists(x, x == 4)", Ok(true)),
+            ("object.metadata.name.matches('^[a-z]+$')", Ok(true)),
+            ("dyn(object.spec.n) == 3", Ok(true)),
+        ] {
+            let got = run(source, &object);
+            match want {
+                Ok(want) => assert_eq!(got, Ok(Value::Bool(want)), "{source}"),
+                Err(want) => assert!(got.clone().is_err_and(|told| told.contains(want)), "{source}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_evaluated_is_told_when_it_is_read() {
+        for (source, want) in [
+            ("object.spec.n ==", "Syntax error"),
+            ("nothing.here", "undeclared reference to 'nothing'"),
+            ("object.spec.invented()", "undeclared reference to 'invented'"),
+            ("invented(object)", "undeclared reference to 'invented'"),
+            ("math.invented(1)", "undeclared reference to 'invented'"),
+            ("Thing{a: 1}.a == 1", "undeclared reference to 'Thing'"),
+            ("cel.bind(x, 1, x == 1)", "undeclared reference to"),
+            (&format!("'{}' == ''", "x".repeat(LONGEST)), "are allowed"),
+        ] {
+            let told = Expression::read(source, &roots()).unwrap_err();
+            assert!(told.starts_with("compilation failed: ") && told.contains(want), "{source}: {told}");
+        }
+    }
+
+    #[test]
+    fn no_expression_runs_beyond_its_budget() {
+        let object = json!({"list": (0..2000).collect::<Vec<i64>>(), "big": "x".repeat(100_000)});
+        for source in [
+            "object.list.all(a, object.list.all(b, object.list.all(c, a + b + c >= 0)))",
+            // The error of a loop that was cut short is not swallowed.
+            "object.list.all(a, object.list.all(b, object.list.all(c, a + b + c >= 0))) || true",
+            // Neither is doubling what was doubled.
+            "[object.big].map(a, [a+a+a+a]).map(b, [b,b,b,b]).map(c, [c,c,c,c]).map(d, [d,d,d,d]).map(e, [e,e,e,e]).map(f, [f,f,f,f]).map(g, [g,g,g,g]).size() == 1 && object.list.all(x, object.list.all(y, true))",
+        ] {
+            assert_eq!(run(source, &object), Err(EXHAUSTED.to_string()), "{source}");
+        }
+        assert_eq!(run("object.list.all(a, a >= 0)", &object), Ok(Value::Bool(true)));
+    }
+
+    #[test]
+    fn a_variable_that_fails_matters_only_to_who_uses_it() {
+        let read = |source: &str| Expression::read(source, &roots()).unwrap();
+        session(|session| {
+            session.bind("object", value(&json!({"n": 1})));
+            session.define("good", &read("object.n + 1"));
+            session.define("bad", &read("object.m"));
+            session.define("worse", &read("variables.bad + 1"));
+            assert_eq!(
+                session.run(&read("variables.good == 2 || variables.bad == 3")),
+                Ok(Value::Bool(true))
+            );
+            assert_eq!(session.run(&read("has(variables.good)")), Ok(Value::Bool(true)));
+            let told = session.run(&read("variables.worse == 1")).unwrap_err();
+            assert!(
+                told.contains("composited variable \"worse\"") && told.contains("no such key: m"),
+                "{told}"
+            );
+        });
+    }
+}
