@@ -33,7 +33,8 @@ VOCABULARY = 320
 TOKENS = 64
 # One position, several, around the cache's step of 256, and beyond one chunk of 2048.
 LENGTHS = [1, 2, 3, 5, 9, 15, 16, 17, 31, 33, 63, 64, 100, 190, 230, 254, 255, 256, 257, 300, 2060]
-# Four members wait for each other actively, on machines with fewer cores: some prompts, and fewer tokens.
+# Members wait for each other actively, often on fewer cores than there are members: unless a variant says
+# "thorough", stages of several are asked some of the prompts, and fewer tokens.
 SOME_LENGTHS = [1, 3, 16, 64, 190, 256, 257, 2060]
 SOME_TOKENS = 32
 # Layers per rank of the groups a variant is tried on; the last entry of a list holds the first layers.
@@ -115,7 +116,9 @@ VARIANTS = {
         splits=[ALONE],
     ),
     # What a stage of several ranks holds. "stages" are layers per stage, for each number of members.
-    "sharded": dict(config=WIDE | dict(rope_scaling=LLAMA3), splits=[[3]], stages={2: [[3], [2, 1]], 4: [[3]]}),
+    "sharded": dict(
+        config=WIDE | dict(rope_scaling=LLAMA3), splits=[[3]], stages={2: [[3], [2, 1]], 4: [[3]]}, thorough=True
+    ),
     "sharded-biased": dict(
         config=WIDE | dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
         shards=2,
@@ -141,7 +144,9 @@ VARIANTS = {
     "sharded-bfloat16": dict(
         config=WIDE | dict(tie_word_embeddings=False), dtype=mx.bfloat16, splits=[], stages={2: [[3], [2, 1]], 4: [[3]]}
     ),
-    "qwen3": dict(config=QWEN3, splits=[[3], [2, 1], [1, 1, 1]], stages={2: [[3], [2, 1]], 4: [[3]]}),
+    "qwen3": dict(
+        config=QWEN3, splits=[[3], [2, 1], [1, 1, 1]], stages={2: [[3], [2, 1]], 4: [[3]]}, thorough=True
+    ),
     "qwen3-affine4": dict(
         config=QWEN3, quantise=dict(group_size=64, bits=4), splits=[[3], [2, 1]], stages={2: [[3], [1, 2]]}
     ),
@@ -288,9 +293,11 @@ def be_a_shard(out, variant):
     model, _ = load_model(out / variant, lazy=True)
     model.shard(group)
     mx.eval(model.parameters())
-    answers = generate(model) if group.size() < 4 else generate(model, SOME_LENGTHS, SOME_TOKENS)
+    spec = VARIANTS[variant]
+    thorough = spec.get("thorough") and group.size() == 2
+    answers = generate(model) if thorough else generate(model, SOME_LENGTHS, SOME_TOKENS)
     if group.rank() == 0:
-        write(out / variant / f"tensor-{group.size()}", VARIANTS[variant], answers)
+        write(out / variant / f"tensor-{group.size()}", spec, answers)
 
 
 def main():

@@ -41,7 +41,7 @@ async fn some_tokens(events: &mut Streaming<pb::GenerateEvent>, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelines_say_what_one_rank_says() {
+async fn groups_say_what_one_rank_says() {
     let lab = Lab::new();
     let model = model::random_model_dir();
     let long: String = (0..290).map(|n| format!("{n} and ")).collect();
@@ -54,8 +54,10 @@ async fn pipelines_say_what_one_rank_says() {
         GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") },
     ];
     let mut answers: Vec<Vec<Vec<u32>>> = Vec::new();
-    for layers in [&[model::LAYERS][..], &[1, 3], &[1, 2, 1]] {
-        let mut engines = lab.start(model.path(), layers);
+    for (layers, members) in
+        [(&[model::LAYERS][..], 1), (&[1, 3], 1), (&[1, 2, 1], 1), (&[model::LAYERS], 2), (&[3, 1], 2)]
+    {
+        let mut engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
         // All at once, so that sequences share the steps.
         let mut streams = Vec::new();
@@ -80,19 +82,29 @@ async fn pipelines_say_what_one_rank_says() {
         }
         leader.signal(Signal::TERM);
         for engine in &mut engines {
-            assert_eq!(engine.exit().await.code(), Some(0), "{} of {layers:?}", engine.node);
+            assert_eq!(engine.exit().await.code(), Some(0), "{} of {layers:?} by {members}", engine.node);
         }
     }
     assert_eq!(answers[1], answers[0], "two ranks");
     assert_eq!(answers[2], answers[0], "three ranks");
+    // Sums of slices round otherwise, in the seventh digit; no two tokens of these answers are that close.
+    assert_eq!(answers[3], answers[0], "a stage of two members");
+    assert_eq!(answers[4], answers[0], "two stages of two members");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
     let lab = Lab::new();
     let model = model::random_model_dir();
-    for (signal, victim) in [(Signal::KILL, 1), (Signal::KILL, 2), (Signal::STOP, 1)] {
-        let mut engines = lab.start(model.path(), &[1, 2, 1]);
+    let (pipeline, hybrid): ((&[usize], usize), (&[usize], usize)) = ((&[1, 2, 1], 1), (&[2, 2], 2));
+    for (signal, victim, (layers, members)) in [
+        (Signal::KILL, 1, pipeline),
+        (Signal::KILL, 2, pipeline),
+        (Signal::STOP, 1, pipeline),
+        (Signal::KILL, 1, hybrid),
+        (Signal::KILL, 3, hybrid),
+    ] {
+        let mut engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
         let mut events = ask(&mut client, endless()).await;
         some_tokens(&mut events, 3).await;

@@ -15,21 +15,35 @@ use crate::{Case, Oracle, Report, group::Orders};
 
 /// Sequences that run at once, step by step in turn, as a busy engine's do.
 const SLOTS: usize = 4;
-/// Rounding of 16-bit sums in other orders, as log-probabilities of the small models here.
-const ROUNDING_16: f32 = 0.1;
-/// Most tokens that may be excused.
-const EXCUSED_SHARE: f64 = 0.01;
 
-/// How far log-probabilities may be apart. Where both sides run the same kernels they are equal bit by bit;
-/// with other BLAS kernels on one side, float32 was 5e-6 apart.
-fn tolerance(dtype: &str) -> f32 {
-    if dtype == "float32" { 5e-5 } else { 1e-3 }
+/// What may differ.
+#[derive(Clone, Copy)]
+struct Rule {
+    /// Log-probabilities, by at most this.
+    difference: f32,
+    /// Tokens, where the oracle's two best are no further apart than this.
+    gap: f32,
+    /// Such tokens, in all of them.
+    excused: f64,
 }
 
-/// How far a stage of several members may be from a single rank, which adds up in another order: in float32 as
-/// far as anything else, in 16 bits as far as its rounding goes. mlx-lm's own sharding is as far from itself.
-fn rounding(dtype: &str) -> f32 {
-    if dtype == "float32" { tolerance(dtype) } else { ROUNDING_16 }
+impl Rule {
+    /// Where both sides run the same kernels they are equal bit by bit; with other BLAS kernels on one side,
+    /// float32 was 5e-6 apart.
+    fn equal(dtype: &str) -> Self {
+        let difference = if dtype == "float32" { 5e-5 } else { 1e-3 };
+        Self { difference, gap: 10.0 * difference, excused: 0.01 }
+    }
+
+    /// A stage of several members beside a single rank, which adds up in another order: in float32 the same
+    /// rule holds. In 16 bits mlx-lm's own sharding was 0.25 from itself, two steps of the largest numbers, and
+    /// 2 of 100 tokens differed, where the best two were at most 0.03 apart.
+    fn rounding(dtype: &str) -> Self {
+        match dtype {
+            "float32" => Self::equal(dtype),
+            _ => Self { difference: 0.5, gap: 0.1, excused: 0.05 },
+        }
+    }
 }
 
 /// What rank 0 tells the others, through the parent.
@@ -117,26 +131,20 @@ struct Sequence<'a> {
 
 /// Holds the group to its oracle, and one of several members to that of a single rank too.
 fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
-    let (prompts, tokens) = if case.members < 4 { (20, 64) } else { (8, 32) };
+    let (prompts, tokens) = if case.members == 1 { (20, 64) } else { (8, 32) };
     let answered = oracle.tokens.iter().map(Vec::len).min().unwrap_or_default();
     ensure!(oracle.prompts.len() >= prompts && answered >= tokens, "the oracle answered too little");
-    let mut reports = vec![compare(runtime, &case.oracle, oracle, oracle, tolerance(&oracle.dtype))?];
+    let mut reports = vec![compare(runtime, &case.oracle, oracle, oracle, Rule::equal(&oracle.dtype))?];
     if case.members > 1 {
         let alone = Oracle::read(&case.model)?;
-        let report = compare(runtime, &case.model, &alone, oracle, rounding(&alone.dtype));
+        let report = compare(runtime, &case.model, &alone, oracle, Rule::rounding(&alone.dtype));
         reports.push(report.context("compared with a single rank")?);
     }
     say("report", &reports)
 }
 
 /// Runs every prompt that `asked` has too, a few at a time, for as many tokens, and compares.
-fn compare(
-    runtime: &Runtime,
-    folder: &Path,
-    oracle: &Oracle,
-    asked: &Oracle,
-    tolerance: f32,
-) -> Result<Report> {
+fn compare(runtime: &Runtime, folder: &Path, oracle: &Oracle, asked: &Oracle, rule: Rule) -> Result<Report> {
     let bytes = std::fs::read(folder.join("oracle.f32"))?;
     let logprobs: Vec<f32> =
         bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
@@ -160,17 +168,12 @@ fn compare(
         })
         .collect();
     ensure!(sequences.len() == asked.prompts.len(), "the oracles were not asked the same");
-    let mut report = Report { tolerance, ..Report::default() };
+    let mut report = Report::default();
     for some in sequences.chunks_mut(SLOTS) {
-        run_together(runtime, some, oracle, &mut report)?;
+        run_together(runtime, some, oracle, rule, &mut report)?;
     }
     let share = report.excused as f64 / report.tokens as f64;
-    ensure!(
-        share <= EXCUSED_SHARE,
-        "{} of {} tokens were excused, more than 1 %",
-        report.excused,
-        report.tokens
-    );
+    ensure!(share <= rule.excused, "{} of {} tokens were excused, too many", report.excused, report.tokens);
     Ok(report)
 }
 
@@ -178,6 +181,7 @@ fn run_together(
     runtime: &Runtime,
     sequences: &mut [Sequence<'_>],
     oracle: &Oracle,
+    rule: Rule,
     report: &mut Report,
 ) -> Result<()> {
     while sequences.iter().any(|sequence| sequence.compared < sequence.tokens.len()) {
@@ -193,7 +197,7 @@ fn run_together(
         }
         for (slot, answer) in answers {
             if let Some(stepped) = answer.blocking_recv()?? {
-                sequences[slot].compare(&stepped, oracle, report)?;
+                sequences[slot].compare(&stepped, oracle, rule, report)?;
             }
         }
     }
@@ -223,7 +227,7 @@ impl Sequence<'_> {
         Step { slot, offset, tokens, choice }
     }
 
-    fn compare(&mut self, stepped: &Stepped, oracle: &Oracle, report: &mut Report) -> Result<()> {
+    fn compare(&mut self, stepped: &Stepped, oracle: &Oracle, rule: Rule, report: &mut Report) -> Result<()> {
         let at = self.compared;
         let expected = &self.logprobs[at * oracle.vocabulary..][..oracle.vocabulary];
         ensure!(stepped.logprobs.len() == expected.len(), "the engine has {} tokens", stepped.logprobs.len());
@@ -233,14 +237,14 @@ impl Sequence<'_> {
             .map(|(one, other)| (one - other).abs())
             .fold(0.0, |most: f32, one| if one.is_nan() { f32::INFINITY } else { most.max(one) });
         let place = || format!("token {at} after a prompt of {}", self.prompt.len());
-        let tolerance = report.tolerance;
         ensure!(
-            difference <= tolerance,
-            "{}: log-probabilities differ by {difference}, more than {tolerance}",
-            place()
+            difference <= rule.difference,
+            "{}: log-probabilities differ by {difference}, more than {}",
+            place(),
+            rule.difference
         );
 
-        let close = self.gaps[at] <= 10.0 * tolerance;
+        let close = self.gaps[at] <= rule.gap;
         let (ours, theirs) = (stepped.sampled.token, self.tokens[at]);
         if ours != theirs {
             ensure!(close, "{}: {ours} instead of {theirs}, with a gap of {}", place(), self.gaps[at]);

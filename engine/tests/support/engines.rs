@@ -109,14 +109,21 @@ impl Lab {
         Self { identities: Identities::new(), sockets: tempfile::tempdir().unwrap() }
     }
 
-    /// A group with this split; index = rank.
+    /// A pipeline with this split; index = rank.
     pub fn start(&self, model: &Path, layers: &[usize]) -> Vec<Engine> {
-        let addresses = free_addresses(2 * layers.len());
-        let (listen, ring) = addresses.split_at(layers.len());
+        self.start_stages(model, layers, 1)
+    }
+
+    /// A group with these layers per stage and so many members in each; index = rank.
+    pub fn start_stages(&self, model: &Path, layers: &[usize], members: usize) -> Vec<Engine> {
+        let size = layers.len() * members;
+        let addresses = free_addresses(3 * size);
+        let (listen, rings) = addresses.split_at(size);
+        let (ring, tensor) = rings.split_at(size);
         let peers: Vec<String> =
             listen.iter().enumerate().map(|(rank, address)| format!("{rank}={address}@n{rank}")).collect();
-        let split = layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        (0..layers.len())
+        let split: Vec<String> = layers.iter().flat_map(|layers| vec![layers.to_string(); members]).collect();
+        (0..size)
             .map(|rank| {
                 let node = format!("n{rank}");
                 // Ports differ between groups, so sockets do too.
@@ -131,9 +138,14 @@ impl Lab {
                     .arg(self.identities.node(&node))
                     .arg("--control-socket")
                     .arg(&socket);
+                if size > 1 {
+                    command.args(["--layers-per-rank", &split.join(","), "--peers", &peers.join(",")]);
+                }
                 if layers.len() > 1 {
-                    command.args(["--layers-per-rank", &split, "--ring-hosts", &join(ring)]);
-                    command.args(["--peers", &peers.join(",")]);
+                    command.args(["--ring-hosts", &join(ring)]);
+                }
+                if members > 1 {
+                    command.args(["--tensor-size", &members.to_string(), "--tensor-hosts", &join(tensor)]);
                 }
                 let child = command.spawn().unwrap();
                 Engine { child, address: listen[rank], node, socket }
