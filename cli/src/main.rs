@@ -6,8 +6,11 @@ mod apply;
 mod candidate;
 mod certify;
 mod client;
+mod cordon;
 mod delete;
 mod describe;
+mod drain;
+mod etcd;
 mod gateway;
 mod get;
 mod identities;
@@ -54,6 +57,12 @@ enum Verb {
     Delete(delete::Arguments),
     /// Show one object with its conditions and events.
     Describe(describe::Arguments),
+    /// Let a node keep what it runs and take nothing new.
+    Cordon(cordon::Arguments),
+    /// Let a node take new work again.
+    Uncordon(cordon::Arguments),
+    /// Move everything off a node and wait until it is empty.
+    Drain(drain::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
     /// Show the logs of this machine's processes and engines.
@@ -93,6 +102,9 @@ fn main() -> std::process::ExitCode {
             Verb::Apply(arguments) => apply::run(arguments).await,
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Describe(arguments) => describe::run(arguments).await,
+            Verb::Cordon(arguments) => cordon::run(arguments).await,
+            Verb::Uncordon(arguments) => cordon::undo(arguments).await,
+            Verb::Drain(arguments) => drain::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,

@@ -12,6 +12,7 @@ use russet_rpc::tls::folder;
 
 use crate::candidate::Candidate;
 use crate::client::client_from;
+use crate::etcd::EtcdArguments;
 use crate::identities::Identities;
 use crate::layout::Layout;
 use crate::signals;
@@ -28,6 +29,8 @@ pub struct Arguments {
     /// Make the identity of this machine's own node, which then needs no token.
     #[arg(long)]
     local_node: Option<String>,
+    #[command(flatten)]
+    etcd: EtcdArguments,
     /// Where metrics are served without TLS; a free port is written to serve/metrics-address.
     #[arg(long, default_value = "127.0.0.1:0")]
     metrics_listen: SocketAddr,
@@ -47,9 +50,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     russet_telemetry::logs::init("serve", arguments.json_logs);
     let layout = Layout::open(arguments.data_dir)?;
     let registry = prometheus::Registry::new();
-    let config = russet_apiserver::Config::new(layout.serve())
+    let mut config = russet_apiserver::Config::new(layout.serve())
         .listen(([127, 0, 0, 1], arguments.api_port).into())
         .registry(registry.clone());
+    if let Some(etcd) = arguments.etcd.config() {
+        config = config.etcd(etcd);
+    }
     let running = russet_apiserver::start(config).await?;
     let server = running.url();
     let authority = running.authority();

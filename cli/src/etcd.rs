@@ -1,0 +1,90 @@
+//! The flags that name an etcd, which `serve` takes and `up` hands on.
+
+use std::path::PathBuf;
+
+use russet_apiserver::store::etcd::{EtcdConfig, PREFIX};
+
+/// Where objects live when several API servers share them.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct EtcdArguments {
+    /// Members of the etcd that holds the objects, such as https://a:2379,https://b:2379; without it a file does.
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    etcd_endpoints: Vec<String>,
+    /// Authority that signed etcd's certificates.
+    #[arg(long, requires = "etcd_endpoints", value_name = "FILE")]
+    etcd_cafile: Option<PathBuf>,
+    /// Certificate with which the API server reaches etcd.
+    #[arg(long, requires = "etcd_keyfile", value_name = "FILE")]
+    etcd_certfile: Option<PathBuf>,
+    /// Key of that certificate.
+    #[arg(long, requires = "etcd_certfile", value_name = "FILE")]
+    etcd_keyfile: Option<PathBuf>,
+    /// Start of every key in etcd.
+    #[arg(long, default_value = PREFIX)]
+    etcd_prefix: String,
+}
+
+impl EtcdArguments {
+    /// The etcd, if one is named.
+    pub fn config(&self) -> Option<EtcdConfig> {
+        let Self { etcd_endpoints, etcd_cafile, etcd_certfile, etcd_keyfile, etcd_prefix } = self.clone();
+        if etcd_endpoints.is_empty() {
+            return None;
+        }
+        Some(EtcdConfig {
+            ca_file: etcd_cafile,
+            cert_file: etcd_certfile,
+            key_file: etcd_keyfile,
+            prefix: etcd_prefix,
+            ..EtcdConfig::new(etcd_endpoints)
+        })
+    }
+
+    /// The same flags for a child process.
+    pub fn to_flags(&self) -> Vec<String> {
+        let Self { etcd_endpoints, etcd_cafile, etcd_certfile, etcd_keyfile, etcd_prefix } = self;
+        if etcd_endpoints.is_empty() {
+            return Vec::new();
+        }
+        let mut flags = vec!["--etcd-endpoints".to_owned(), etcd_endpoints.join(",")];
+        let files = [
+            ("--etcd-cafile", etcd_cafile),
+            ("--etcd-certfile", etcd_certfile),
+            ("--etcd-keyfile", etcd_keyfile),
+        ];
+        for (flag, file) in files {
+            if let Some(file) = file {
+                flags.extend([flag.to_owned(), file.display().to_string()]);
+            }
+        }
+        flags.extend(["--etcd-prefix".to_owned(), etcd_prefix.clone()]);
+        flags
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        etcd: EtcdArguments,
+    }
+
+    #[test]
+    fn a_child_is_told_what_its_parent_was() {
+        let line = "russet --etcd-endpoints https://a:1,https://b:2 --etcd-cafile ca --etcd-certfile c --etcd-keyfile k";
+        let told = Line::try_parse_from(line.split(' ')).unwrap().etcd;
+        let flags = [vec!["russet".to_owned()], told.to_flags()].concat();
+        let heard = Line::try_parse_from(flags).unwrap().etcd;
+        assert_eq!(format!("{heard:?}"), format!("{told:?}"));
+        assert_eq!(heard.config().unwrap().endpoints, ["https://a:1", "https://b:2"]);
+        assert!(Line::try_parse_from(["russet"]).unwrap().etcd.config().is_none());
+        assert!(Line::try_parse_from("russet --etcd-certfile c".split(' ')).is_err());
+    }
+}
