@@ -1,0 +1,45 @@
+//! `russet cordon` and `russet uncordon`: whether a node takes new work. What runs there stays.
+
+use anyhow::{Context, Result};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use russet_crds::{InferenceNode, Scheduling};
+use serde_json::json;
+
+use crate::client::Connection;
+
+/// Arguments of `russet cordon` and `russet uncordon`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Name of the node.
+    node: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Takes a node out of planning.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { node, connection } = arguments;
+    schedule(&connection.client().await?, &node, Scheduling::Cordoned).await?;
+    println!("inferencenode/{node} cordoned: what runs stays, nothing new comes");
+    Ok(())
+}
+
+/// Lets a node take work again.
+pub async fn undo(arguments: Arguments) -> Result<()> {
+    let Arguments { node, connection } = arguments;
+    schedule(&connection.client().await?, &node, Scheduling::Enabled).await?;
+    println!("inferencenode/{node} uncordoned: new work may come");
+    Ok(())
+}
+
+/// Writes `spec.scheduling` as `kubectl patch` would.
+pub async fn schedule(client: &Client, node: &str, scheduling: Scheduling) -> Result<()> {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
+    let patch = json!({"spec": {"scheduling": scheduling}});
+    nodes
+        .patch(node, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .with_context(|| format!("the scheduling of node {node} could not be changed"))?;
+    Ok(())
+}
