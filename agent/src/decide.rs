@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use russet_crds::conditions::Reason;
 use russet_crds::{Peer, Rendezvous};
 
 /// A Shard as the API server has it.
@@ -38,6 +39,20 @@ pub struct Held {
     pub engine: Engine,
     /// Whether the rank failed at this epoch.
     pub failed: bool,
+    /// Whether the rank is where others reach it.
+    pub place: Place,
+}
+
+/// Whether a rank is where others reach it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// At the node's address.
+    #[default]
+    Right,
+    /// At an address of this machine that is no longer its best.
+    Old,
+    /// At an address this machine does not have any more.
+    Lost,
 }
 
 /// A process as decisions see it.
@@ -83,6 +98,8 @@ pub enum Action {
     Fail {
         /// UID of the Shard.
         shard: String,
+        /// The reason for conditions.
+        reason: Reason,
         /// Why.
         message: String,
     },
@@ -131,8 +148,19 @@ fn one(uid: &str, wanted: &Wanted, held: &Held) -> Option<Action> {
     if held.failed {
         return (held.engine == Engine::Alive).then_some(Action::Stop { shard, why: "the rank failed" });
     }
+    if let (Engine::Alive, Place::Lost, Some(rendezvous)) = (held.engine, held.place, &held.rendezvous) {
+        let message = format!(
+            "this machine no longer has the address of {}; the group must form anew at another one",
+            rendezvous.rpc
+        );
+        return Some(Action::Fail { shard, reason: Reason::AddressLost, message });
+    }
     if held.engine != Engine::None {
         return None;
+    }
+    // Nobody was told the old address yet, or nobody can reach it any more.
+    if held.place == Place::Lost || (held.place == Place::Old && wanted.peers.is_empty()) {
+        return Some(Action::Claim { shard, epoch: wanted.epoch });
     }
     let Some(rendezvous) = &held.rendezvous else {
         return Some(Action::Claim { shard, epoch: wanted.epoch });
@@ -149,7 +177,7 @@ fn one(uid: &str, wanted: &Wanted, held: &Held) -> Option<Action> {
             own.map_or("no address", |own| own.rpc.as_str()),
             rendezvous.rpc,
         );
-        return Some(Action::Fail { shard, message });
+        return Some(Action::Fail { shard, reason: Reason::EngineNotStarted, message });
     }
     wanted.files.then_some(Action::Start { shard })
 }
@@ -214,6 +242,36 @@ mod tests {
                 Some(wanted(1)),
                 Some(Held { rendezvous: None, ..held(1) }),
                 "Claim",
+            ),
+            (
+                "a claimed one moves with its machine",
+                Some(wanted(1)),
+                Some(Held { place: Place::Old, ..held(1) }),
+                "Claim",
+            ),
+            (
+                "unless its peers know where it is",
+                Some(ready.clone()),
+                Some(Held { place: Place::Old, ..held(1) }),
+                "Start",
+            ),
+            (
+                "and that address is still there",
+                Some(ready.clone()),
+                Some(Held { place: Place::Lost, ..held(1) }),
+                "Claim",
+            ),
+            (
+                "a running engine may stay at an old address",
+                Some(ready.clone()),
+                Some(Held { place: Place::Old, ..alive.clone() }),
+                "",
+            ),
+            (
+                "but not at one that is gone",
+                Some(ready.clone()),
+                Some(Held { place: Place::Lost, ..alive.clone() }),
+                "Fail",
             ),
             ("a higher epoch stops the engine", Some(wanted(2)), Some(alive.clone()), "Stop"),
             ("once", Some(wanted(2)), Some(stopping.clone()), ""),

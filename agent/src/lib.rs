@@ -6,6 +6,7 @@
 //! ModelCopy ─▶ copies ─▶ store              Shard ─▶ decide ─▶ supervise ─▶ process
 //! ```
 
+mod address;
 mod copies;
 pub mod decide;
 pub mod grants;
@@ -33,7 +34,7 @@ use std::time::Duration;
 
 use kube::Client;
 use thiserror::Error;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 pub use self::join::access::Access;
@@ -131,10 +132,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".into());
     let context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
     let store = store::Store::open(folder.join("models"), context)?;
-    let address = match config.address {
-        Some(address) => address,
-        None => hardware::address_towards(resolve(&identity.server).await),
-    };
+    let (addresses, address) = watch::channel(address::first(config.address, &identity.server).await);
 
     let listener = tokio::net::TcpListener::bind(config.metrics_listen)
         .await
@@ -143,7 +141,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let (registry, metrics) = metrics::Metrics::new();
     let ready = Arc::new(AtomicBool::new(false));
 
-    tracing::info!(node = identity.node, %address, server = identity.server, "agent starts");
+    tracing::info!(node = identity.node, address = %*address.borrow(), server = identity.server, "agent starts");
     let mut tasks = JoinSet::new();
     tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
     let (gone, removed) = oneshot::channel();
@@ -153,7 +151,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         name: identity.node.clone(),
         machine: machine.clone(),
         played: config.memory,
-        address,
+        address: address.clone(),
         metrics_address,
         store_dir: folder.join("models"),
         metrics: metrics.clone(),
@@ -161,6 +159,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         channel: report,
         gone,
     }));
+    tasks.spawn(address::keep(config.address, identity.server.clone(), addresses));
     tasks.spawn(renew::keep(identity.clone()));
     tasks.spawn(async move {
         if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
@@ -241,11 +240,4 @@ pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
         Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(folder.to_owned())),
         Err(std::fs::TryLockError::Error(source)) => Err(io(source).into()),
     }
-}
-
-async fn resolve(server: &str) -> Option<SocketAddr> {
-    let url = reqwest::Url::parse(server).ok()?;
-    let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
-    let port = url.port_or_known_default()?;
-    tokio::net::lookup_host((host, port)).await.ok()?.next()
 }

@@ -20,6 +20,7 @@ use russet_plan::quantity;
 use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
+use crate::address::Address;
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
 use crate::metrics::Metrics;
@@ -79,7 +80,7 @@ pub(crate) struct Node {
     pub name: String,
     pub machine: Machine,
     pub played: Option<u64>,
-    pub address: IpAddr,
+    pub address: Address,
     pub metrics_address: Option<String>,
     pub store_dir: PathBuf,
     pub metrics: Metrics,
@@ -136,6 +137,7 @@ pub(crate) async fn keep(mut node: Node) {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             changed = node.channel.granted.changed() => if changed.is_err() { return },
+            changed = node.address.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -169,8 +171,9 @@ fn bounds(total: u64, memory: &NodeMemoryLimits) -> Limits {
 
 fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>) -> InferenceNodeStatus {
     let Machine { chip, cores, memory: _, os, boot_id } = node.machine.clone();
-    let mut addresses = vec![node.address];
-    addresses.extend(hardware::interface_addresses().into_iter().filter(|other| *other != node.address));
+    let best = *node.address.borrow();
+    let mut addresses = vec![best];
+    addresses.extend(hardware::interface_addresses().into_iter().filter(|other| *other != best));
     addresses.truncate(16);
     let (total, free) = hardware::disk(&node.store_dir).unwrap_or_default();
     InferenceNodeStatus {

@@ -5,7 +5,6 @@
 mod slot;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use russet_crds::{ModelCopy, Rendezvous, Shard, names};
 use russet_telemetry::logfile;
 use tokio::sync::mpsc;
 
+use crate::address::{self, Address, Lost};
 use crate::copies::Copies;
 use crate::decide::{Action, Held, Wanted, decide};
 use crate::grants::Grants;
@@ -42,7 +42,7 @@ pub(crate) struct Setup {
     pub engines: PathBuf,
     pub tls_dir: PathBuf,
     pub binary: PathBuf,
-    pub address: IpAddr,
+    pub address: Address,
     pub boot_id: String,
     pub limits: Memory,
     pub outbox: Outbox,
@@ -55,6 +55,8 @@ pub(crate) struct Supervisor {
     shards: Option<BTreeMap<String, Arc<Shard>>>,
     slots: BTreeMap<String, Slot>,
     grants: Grants,
+    /// Addresses of ranks that this machine does not have any more.
+    lost: Lost,
     /// Whether files may have become unwanted.
     sweep: bool,
     notices: mpsc::UnboundedSender<Notice>,
@@ -65,7 +67,7 @@ impl Supervisor {
     pub fn new(setup: Setup) -> Self {
         let (notices, inbox) = mpsc::unbounded_channel();
         let (slots, grants) = (BTreeMap::new(), Grants::default());
-        Self { setup, shards: None, slots, grants, sweep: false, notices, inbox }
+        Self { setup, shards: None, slots, grants, lost: Lost::default(), sweep: false, notices, inbox }
     }
 
     /// Works for ever.
@@ -84,7 +86,11 @@ impl Supervisor {
                 Some(notice) = self.inbox.recv() => self.notice(notice),
                 () = self.setup.copies.changed() => {}
                 () = self.setup.limits.changed() => {}
-                _ = ticks.tick() => self.bound_logs(),
+                Ok(()) = self.setup.address.changed() => {}
+                _ = ticks.tick() => {
+                    self.bound_logs();
+                    self.look_at_addresses();
+                }
             }
             // Reports come in bursts; one decision answers them all.
             while let Ok(notice) = self.inbox.try_recv() {
@@ -168,6 +174,13 @@ impl Supervisor {
         }
     }
 
+    fn look_at_addresses(&mut self) {
+        let used = self.slots.values().filter_map(|slot| address::ip_of(&slot.record.rendezvous.rpc));
+        if self.lost.look(used, address::is_here) {
+            tracing::warn!("this machine has lost an address that ranks were published at");
+        }
+    }
+
     /// Takes note of what an engine did.
     fn notice(&mut self, (uid, epoch, event): Notice) {
         let Some(slot) = self.slots.get_mut(&uid).filter(|slot| slot.record.epoch == epoch) else { return };
@@ -213,15 +226,16 @@ impl Supervisor {
             let wanted = shards.iter().map(|(uid, shard)| (uid.clone(), self.wanted(shard)));
             wanted.collect::<BTreeMap<String, Wanted>>()
         });
+        let best = *self.setup.address.borrow();
         let held: BTreeMap<String, Held> =
-            self.slots.iter().map(|(uid, slot)| (uid.clone(), slot.held())).collect();
+            self.slots.iter().map(|(uid, slot)| (uid.clone(), slot.held(best, &self.lost))).collect();
         for action in decide(wanted.as_ref(), &held) {
             match action {
                 Action::Claim { shard, epoch } => self.claim(&shard, epoch),
                 Action::Start { shard } => self.start(&shard),
                 Action::Drain { shard } => self.drain(&shard),
                 Action::Stop { shard, why } => self.stop(&shard, why),
-                Action::Fail { shard, message } => self.fail(&shard, Reason::EngineNotStarted, message),
+                Action::Fail { shard, reason, message } => self.fail(&shard, reason, message),
                 Action::Forget { shard } => {
                     self.grants.release(&shard);
                     self.slots.remove(&shard);
@@ -325,7 +339,7 @@ impl Supervisor {
         });
         match known {
             Some(addresses) => Ok(addresses),
-            None => Addresses::allocate(self.setup.address),
+            None => Addresses::allocate(*self.setup.address.borrow()),
         }
     }
 

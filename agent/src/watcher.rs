@@ -2,6 +2,7 @@
 //! logged; a broken connection is taken up again within seconds, and what was last heard stays true
 //! until then.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +47,7 @@ where
         let kind = K::kind(&());
         let (store, mut writer) = reflector::store::<DeserializeGuard<K>>();
         let mut stream = watcher(api, config).boxed();
-        let mut listed = false;
+        let (mut listed, mut last) = (false, BTreeMap::new());
         while let Some(event) = stream.next().await {
             let event = match event {
                 Ok(event) => event,
@@ -64,27 +65,34 @@ where
             };
             if whole {
                 listed = true;
-                sender.send_replace(Some(valid(&store)));
+                last = valid(&store, &last);
+                sender.send_replace(Some(last.values().cloned().collect()));
             }
         }
     });
     receiver
 }
 
-fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>) -> Vec<Arc<K>>
+/// Objects in order of namespace and name, by UID.
+type Known<K> = BTreeMap<(Option<String>, String, Option<String>), Arc<K>>;
+
+/// What can be read. An object that could be read before stays as it was: whoever took it for gone
+/// would end its engine.
+fn valid<K>(store: &reflector::Store<DeserializeGuard<K>>, last: &Known<K>) -> Known<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + 'static,
 {
     let objects = store.state();
-    let valid = objects.iter().filter_map(|object| match &object.0 {
-        Ok(valid) => Some(Arc::new(valid.clone())),
-        Err(error) => {
-            let object = ObjectRef::from_obj(object.as_ref());
-            tracing::warn!(%object, %error, "an object this agent cannot read is left alone");
-            None
+    let valid = objects.iter().filter_map(|object| {
+        let key = (object.namespace(), object.name_any(), object.uid());
+        match &object.0 {
+            Ok(valid) => Some((key, Arc::new(valid.clone()))),
+            Err(error) => {
+                let object = ObjectRef::from_obj(object.as_ref());
+                tracing::warn!(%object, %error, "an object this agent cannot read is left as it was");
+                last.get(&key).map(|known| (key, known.clone()))
+            }
         }
     });
-    let mut valid: Vec<Arc<K>> = valid.collect();
-    valid.sort_by_key(|object| (object.namespace(), object.name_any()));
-    valid
+    valid.collect()
 }

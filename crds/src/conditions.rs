@@ -139,6 +139,8 @@ pub enum Reason {
     EngineFailed,
     /// The engine could not be started.
     EngineNotStarted,
+    /// The rank's address is no longer its machine's; the group re-forms at another.
+    AddressLost,
     /// A peer rank was lost; the group re-forms.
     PeerLost,
     /// The group failed too often in a short time.

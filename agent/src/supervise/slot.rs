@@ -1,5 +1,6 @@
 //! What this node has for one Shard, and when it is worth telling. Bookkeeping: nothing here acts.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -7,7 +8,8 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Rendezvous, ShardStatus};
 use russet_rpc::engine as pb;
 
-use crate::decide::{self, Held};
+use crate::address::{self, Lost};
+use crate::decide::{self, Held, Place};
 use crate::process::State;
 use crate::process::adopt::{Process, Record};
 use crate::process::spawn::Addresses;
@@ -65,8 +67,16 @@ impl Slot {
     }
 
     /// As decisions see it.
-    pub fn held(&self) -> Held {
+    pub fn held(&self, best: IpAddr, lost: &Lost) -> Held {
+        let rpc = &self.record.rendezvous.rpc;
+        let place = match address::ip_of(rpc) {
+            _ if !self.claimed => Place::Right,
+            Some(_) if lost.has(rpc) => Place::Lost,
+            Some(ip) if ip != best => Place::Old,
+            _ => Place::Right,
+        };
         Held {
+            place,
             epoch: self.record.epoch,
             rendezvous: self.rendezvous().cloned(),
             engine: match &self.engine {

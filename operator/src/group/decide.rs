@@ -160,7 +160,13 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                     serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok()
                 })
                 .filter(|reason| {
-                    matches!(reason, Reason::EngineExited | Reason::EngineNotStarted | Reason::PeerLost)
+                    matches!(
+                        reason,
+                        Reason::EngineExited
+                            | Reason::EngineNotStarted
+                            | Reason::AddressLost
+                            | Reason::PeerLost
+                    )
                 })
                 .unwrap_or(Reason::EngineFailed);
             return Some(Loss { reason, message: format!("rank {rank} on {node}: {failure}") });

@@ -1,0 +1,163 @@
+//! The address other machines reach this node at, looked after while the agent runs: a lease of a
+//! DHCP server ends, a cable moves, a laptop changes its network. What becomes of ranks at an
+//! address that is gone is decided elsewhere.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::hardware;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(2);
+/// A change counts once it was seen so often: a renewed lease takes an address away for a moment.
+const SEEN: u32 = 2;
+
+/// The address as it is now.
+pub(crate) type Address = watch::Receiver<IpAddr>;
+
+/// The address to begin with, as told or as found.
+pub(crate) async fn first(told: Option<IpAddr>, server: &str) -> IpAddr {
+    match told {
+        Some(told) => told,
+        None => hardware::address_towards(resolve(server).await),
+    }
+}
+
+/// Keeps `address` true for ever.
+pub(crate) async fn keep(told: Option<IpAddr>, server: String, address: watch::Sender<IpAddr>) {
+    let mut seen = Streak::default();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let found = hardware::address_towards(resolve(&server).await);
+        let now = *address.borrow();
+        let best = choose(told, now, found, is_here);
+        if best != now && seen.reaches(best) {
+            tracing::info!(from = %now, to = %best, "this machine has another address");
+            address.send_replace(best);
+        } else if best == now {
+            seen = Streak::default();
+        }
+    }
+}
+
+/// The address to use. One that a person named is kept while the machine has it; one that was found
+/// follows the route to the API server, and is kept while there is none.
+fn choose(told: Option<IpAddr>, now: IpAddr, found: IpAddr, is_here: impl Fn(IpAddr) -> bool) -> IpAddr {
+    match told {
+        Some(told) if is_here(told) => told,
+        _ if found.is_loopback() && is_here(now) => now,
+        _ => found,
+    }
+}
+
+/// Whether this machine has the address.
+pub(crate) fn is_here(address: IpAddr) -> bool {
+    // Binding a UDP socket sends nothing and disturbs nobody.
+    UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
+}
+
+/// Addresses that ranks were published at and the machine has lost.
+#[derive(Debug, Default)]
+pub(crate) struct Lost(BTreeMap<IpAddr, u32>);
+
+impl Lost {
+    /// Looks at the addresses ranks use, once a tick; returns whether one is newly lost.
+    pub fn look(&mut self, used: impl Iterator<Item = IpAddr>, is_here: impl Fn(IpAddr) -> bool) -> bool {
+        let mut missing = BTreeMap::new();
+        for address in used.filter(|address| !is_here(*address)) {
+            let before = self.0.get(&address).copied().unwrap_or(0);
+            missing.insert(address, before.saturating_add(1));
+        }
+        self.0 = missing;
+        self.0.values().any(|&times| times == SEEN)
+    }
+
+    /// Whether an address, given as `ip:port`, is lost.
+    pub fn has(&self, address: &str) -> bool {
+        let ip = ip_of(address);
+        ip.is_some_and(|ip| self.0.get(&ip).is_some_and(|&times| times >= SEEN))
+    }
+}
+
+/// The IP of `ip:port`.
+pub(crate) fn ip_of(address: &str) -> Option<IpAddr> {
+    address.parse::<SocketAddr>().ok().map(|address| address.ip())
+}
+
+/// How often in a row the same was seen.
+#[derive(Debug, Default)]
+struct Streak(Option<(IpAddr, u32)>);
+
+impl Streak {
+    fn reaches(&mut self, address: IpAddr) -> bool {
+        let times = match self.0 {
+            Some((seen, times)) if seen == address => times + 1,
+            _ => 1,
+        };
+        self.0 = Some((address, times));
+        times >= SEEN
+    }
+}
+
+async fn resolve(server: &str) -> Option<SocketAddr> {
+    let url = reqwest::Url::parse(server).ok()?;
+    let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+    let port = url.port_or_known_default()?;
+    tokio::net::lookup_host((host, port)).await.ok()?.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([192, 168, 0, last])
+    }
+
+    #[test]
+    fn a_told_address_is_kept_while_it_is_here_and_a_found_one_follows_the_route() {
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        for (story, told, now, found, here, wanted) in [
+            ("nothing changed", None, ip(1), ip(1), vec![ip(1)], ip(1)),
+            ("another lease", None, ip(1), ip(2), vec![ip(2)], ip(2)),
+            ("another cable", None, ip(1), ip(2), vec![ip(1), ip(2)], ip(2)),
+            ("no network for a while, the address stays", None, ip(1), loopback, vec![ip(1)], ip(1)),
+            ("no network at all", None, ip(1), loopback, vec![], loopback),
+            ("told, and there", Some(ip(9)), ip(9), ip(1), vec![ip(1), ip(9)], ip(9)),
+            ("told, and gone", Some(ip(9)), ip(9), ip(1), vec![ip(1)], ip(1)),
+            ("told, and back", Some(ip(9)), ip(1), ip(1), vec![ip(1), ip(9)], ip(9)),
+        ] {
+            assert_eq!(choose(told, now, found, |address| here.contains(&address)), wanted, "{story}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_lost_when_it_was_missed_twice_in_a_row() {
+        let mut lost = Lost::default();
+        let used = [ip(1), ip(2)];
+        for (here, newly, gone) in [
+            (vec![ip(1), ip(2)], false, vec![]),
+            (vec![ip(1)], false, vec![]),
+            (vec![ip(1), ip(2)], false, vec![]),
+            (vec![ip(1)], false, vec![]),
+            (vec![ip(1)], true, vec![ip(2)]),
+            (vec![ip(1)], false, vec![ip(2)]),
+            (vec![ip(1), ip(2)], false, vec![]),
+        ] {
+            assert_eq!(lost.look(used.into_iter(), |address| here.contains(&address)), newly, "{here:?}");
+            for address in used {
+                assert_eq!(lost.has(&format!("{address}:80")), gone.contains(&address), "{here:?}");
+            }
+        }
+        assert!(!lost.has("nonsense"));
+    }
+
+    #[test]
+    fn this_machine_has_its_loopback_and_no_address_of_the_documentation() {
+        assert!(is_here([127, 0, 0, 1].into()));
+        assert!(!is_here([192, 0, 2, 1].into()));
+    }
+}
