@@ -53,7 +53,7 @@ pub enum Error {
 
 /// Looks after one node.
 pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Result<Action, Error> {
-    let seen = observe::lease(&context, &node);
+    let seen = observe::seen(&context, &node);
     let decision = decide::decide(&node, &seen, jiff::Timestamp::now());
     apply::labels(&context, &node, &decision).await?;
     apply::conditions(&context, &node, &decision).await?;

@@ -18,7 +18,9 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
-use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
+use russet_crds::{
+    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Scheduling, Shard, ShardGroup, names,
+};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{self, UnboundedSender};
 
@@ -279,6 +281,11 @@ impl Wake {
     fn shard(&self, shard: &Shard, change: Change) {
         let group = ObjectRef::new(&shard.spec.group_ref.name);
         let _ = self.groups.send(group.within(&shard.namespace().unwrap_or_default()));
+        // A draining node shows what is still bound to it.
+        let node = ObjectRef::new(&shard.spec.node_name);
+        if self.stores.nodes.get(&node).is_some_and(|node| node.spec.scheduling == Scheduling::Draining) {
+            let _ = self.nodes.send(node);
+        }
         if change == Change::Deleted {
             self.all_deployments();
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::ListParams;
+use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, is_true};
@@ -43,11 +44,14 @@ pub async fn live(
 ) -> Result<Resources<Observed>, Error> {
     let failed = |source| Error::Observe { name: deployment.name_any(), source };
     let params = ListParams::default();
-    let groups = Api::<ShardGroup>::all(context.client.clone());
-    let shards = Api::<Shard>::all(context.client.clone());
+    let groups = Api::<DeserializeGuard<ShardGroup>>::all(context.client.clone());
+    let shards = Api::<DeserializeGuard<Shard>>::all(context.client.clone());
     let (groups, shards) = tokio::try_join!(groups.list(&params), shards.list(&params)).map_err(failed)?;
-    let groups = groups.items.into_iter().map(Arc::new).collect();
-    let shards: Vec<Arc<Shard>> = shards.items.into_iter().map(Arc::new).collect();
+    // One that cannot be read keeps its memory all the same: its node has granted it, and no known
+    // group accounts for that.
+    let groups = groups.items.into_iter().filter_map(|group| group.0.ok()).map(Arc::new).collect();
+    let shards: Vec<Arc<Shard>> =
+        shards.items.into_iter().filter_map(|shard| shard.0.ok()).map(Arc::new).collect();
     Ok(observed(context, deployment, groups, &shards, now))
 }
 

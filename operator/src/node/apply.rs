@@ -1,11 +1,12 @@
 //! Writes labels and the operator's conditions of a node, when they differ from what is there.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, ResourceExt as _};
 use russet_crds::InferenceNode;
 use serde_json::json;
 
 use super::Error;
-use super::decide::Decision;
+use super::decide::{Decision, OWN};
 use crate::context::Context;
 use crate::ssa;
 
@@ -22,7 +23,9 @@ pub async fn labels(context: &Context, node: &InferenceNode, decision: &Decision
 /// Reachable, Ready and their kin.
 pub async fn conditions(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
     let there = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    if decision.conditions.iter().all(|condition| there.contains(condition)) {
+    let own = |condition: &&Condition| OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"));
+    let same = decision.conditions.iter().all(|condition| there.contains(condition));
+    if same && there.iter().filter(own).count() == decision.conditions.len() {
         return Ok(());
     }
     let name = node.name_any();

@@ -5,7 +5,7 @@
 //!                                                                    … and 60 s more ─▶ lost
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -20,7 +20,10 @@ const LEASE: Duration = Duration::from_secs(20);
 /// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
 const LOST_AFTER: Duration = Duration::from_secs(60);
 
-/// What was seen of a node's Lease.
+/// The conditions of a node that are the operator's.
+pub const OWN: [Type; 5] = [Type::Reachable, Type::Ready, Type::Reconciling, Type::Stalled, Type::Drained];
+
+/// What was seen of a node: its Lease, and what is bound to it.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Whether there is one.
@@ -33,6 +36,8 @@ pub struct Seen {
     pub changed: bool,
     /// The boot id of its holder.
     pub holder: Option<String>,
+    /// The groups of the ranks bound to the node, one entry a rank.
+    pub ranks: Vec<String>,
 }
 
 /// What to write.
@@ -57,7 +62,8 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
         .conditions
         .iter()
         .filter(|condition| {
-            ["Reachable", "Ready", "Reconciling", "Stalled"].contains(&condition.type_.as_str())
+            OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"))
+                && (draining(node) || condition.type_ != format!("{:?}", Type::Drained))
         })
         .cloned()
         .collect();
@@ -98,6 +104,13 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     conditions::set(&mut conditions, Type::Reconciling, waiting, reason, &message, generation, now);
     conditions::set(&mut conditions, Type::Stalled, false, reason, "", generation, now);
 
+    if draining(node) {
+        let granted = status.memory.as_ref().map_or(0, |memory| memory.granted_bytes);
+        let (drained, message) = drained(&seen.ranks, granted);
+        let reason = if drained { Reason::Settled } else { Reason::InProgress };
+        conditions::set(&mut conditions, Type::Drained, drained, reason, message, generation, now);
+    }
+
     let mut labels = BTreeMap::new();
     if let Some(chip) = status.chip.as_deref().and_then(label) {
         labels.insert(names::LABEL_CHIP.to_owned(), chip);
@@ -109,6 +122,25 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     }
     let again = reachable.then(|| LEASE.saturating_sub(seen.age) + Duration::from_millis(50));
     Decision { conditions, labels, again }
+}
+
+fn draining(node: &InferenceNode) -> bool {
+    node.spec.scheduling == Scheduling::Draining || node.metadata.deletion_timestamp.is_some()
+}
+
+/// Whether nothing runs on a draining node any more; an engine runs until its memory is released.
+fn drained(ranks: &[String], granted: u64) -> (bool, String) {
+    let groups: BTreeSet<&str> = ranks.iter().map(String::as_str).collect();
+    let names = groups.into_iter().collect::<Vec<_>>().join(", ");
+    match (ranks.len(), granted) {
+        (0, 0) => (true, "nothing runs here any more".to_owned()),
+        (0, bytes) => (
+            false,
+            format!("no rank is bound here any more; engines end and still hold {}", quantity::show(bytes)),
+        ),
+        (1, _) => (false, format!("1 rank still here, of {names}")),
+        (count, _) => (false, format!("{count} ranks still here, of {names}")),
+    }
 }
 
 fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String) {
@@ -225,6 +257,7 @@ mod tests {
             age: Duration::from_secs(age),
             changed,
             holder: Some("boot-1".to_owned()),
+            ranks: Vec::new(),
         };
         for (story, seen, before, want) in [
             ("no Lease", Seen::default(), None, false),
@@ -259,6 +292,45 @@ mod tests {
             assert_eq!(conditions::is_true(&decision.conditions, Type::Reachable), want, "{story}");
             assert_eq!(conditions::is_true(&decision.conditions, Type::Ready), want, "{story}");
             assert_eq!(decision.again.is_some(), want, "{story}");
+        }
+    }
+
+    #[test]
+    fn a_draining_node_says_what_is_still_here_and_when_it_is_empty() {
+        let group = |name: &str| format!("ShardGroup default/{name}");
+        for (scheduling, ranks, granted, wanted) in [
+            (
+                Scheduling::Draining,
+                vec![group("a"), group("a"), group("b")],
+                9,
+                Some((false, "3 ranks still here, of ShardGroup default/a, ShardGroup default/b")),
+            ),
+            (
+                Scheduling::Draining,
+                vec![group("a")],
+                9,
+                Some((false, "1 rank still here, of ShardGroup default/a")),
+            ),
+            (
+                Scheduling::Draining,
+                vec![],
+                3 << 30,
+                Some((false, "no rank is bound here any more; engines end and still hold 3.0 GiB")),
+            ),
+            (Scheduling::Draining, vec![], 0, Some((true, "nothing runs here any more"))),
+            (Scheduling::Cordoned, vec![], 0, None),
+            (Scheduling::Enabled, vec![], 0, None),
+        ] {
+            let mut node = measured("a");
+            node.spec.scheduling = scheduling;
+            let status = node.status.as_mut().unwrap();
+            status.memory.as_mut().unwrap().granted_bytes = granted;
+            // What an earlier drain left is taken back once nobody asks for one.
+            conditions::set(&mut status.conditions, Type::Drained, true, Reason::Settled, "", None, at(0));
+            let decision = decide(&node, &Seen { ranks, ..Seen::default() }, at(0));
+            let found = conditions::get(&decision.conditions, Type::Drained);
+            let found = found.map(|it| (it.status == "True", it.message.as_str()));
+            assert_eq!(found, wanted, "{scheduling:?}");
         }
     }
 

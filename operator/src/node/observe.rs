@@ -1,4 +1,4 @@
-//! What is known of a node's Lease: when this process last saw it change.
+//! What is known of a node: when this process last saw its Lease change, and what is bound to it.
 
 use std::time::Instant;
 
@@ -9,12 +9,13 @@ use russet_crds::{InferenceNode, names};
 use super::decide::Seen;
 use crate::context::{Context, SeenLease};
 
-/// Reads the Lease from the cache and remembers when it last changed.
-pub fn lease(context: &Context, node: &InferenceNode) -> Seen {
+/// Reads the caches and remembers when the Lease last changed.
+pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
     let name = node.name_any();
     let key = ObjectRef::new(&names::node_lease(&name)).within(names::SYSTEM_NAMESPACE);
-    let Some(lease) = context.stores.leases.get(&key) else { return Seen::default() };
-    let Some(spec) = &lease.spec else { return Seen::default() };
+    let bare = Seen { ranks: ranks(context, &name), ..Seen::default() };
+    let Some(lease) = context.stores.leases.get(&key) else { return bare };
+    let Some(spec) = &lease.spec else { return bare };
     let renewed = spec.renew_time.as_ref().map(|time| time.0);
     let now = Instant::now();
     let mut leases = context.leases.lock();
@@ -32,5 +33,20 @@ pub fn lease(context: &Context, node: &InferenceNode) -> Seen {
         age: now.duration_since(seen.at),
         changed: seen.changed,
         holder: spec.holder_identity.clone(),
+        ..bare
     }
+}
+
+/// The group of every rank bound to a node.
+fn ranks(context: &Context, node: &str) -> Vec<String> {
+    let shards = context.stores.shards.state();
+    let here = shards.iter().filter(|shard| shard.spec.node_name == node);
+    let mut groups: Vec<String> = here
+        .map(|shard| {
+            let namespace = shard.namespace().unwrap_or_default();
+            format!("ShardGroup {namespace}/{}", shard.spec.group_ref.name)
+        })
+        .collect();
+    groups.sort();
+    groups
 }

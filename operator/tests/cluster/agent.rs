@@ -233,6 +233,10 @@ fn shape(uri: &str) -> ModelShape {
         layers,
         layer_bytes: vec![bytes; layers as usize],
         context_length: 1024,
+        attention_heads: 8,
+        key_value_heads: 4,
+        head_dim: 16,
+        intermediate_size: 256,
         ..ModelShape::default()
     }
 }

@@ -12,7 +12,8 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get, is_true};
 use russet_crds::{
-    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, Sharding, ShardingMode,
+    Backend, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, Sharding,
+    ShardingMode, Transport,
 };
 use serde_json::json;
 
@@ -137,6 +138,49 @@ async fn a_pipeline_forms_survives_the_loss_of_a_rank_and_leaves_nothing_behind(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tensor_group_is_told_how_it_meets_and_moves_off_a_draining_node() {
+    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 8 * GIB), ("c", 8 * GIB)]).await;
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
+    let nodes: Api<InferenceNode> = Api::all(cluster.admin.clone());
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    let tensor = Sharding { mode: ShardingMode::Tensor, tensor_size: Some(2), ..Sharding::default() };
+    cluster.create(deployment("chat", "m", tensor)).await;
+    let chat = until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    let decision = chat.status.unwrap().placement.unwrap().decision;
+    assert_eq!(
+        decision,
+        "tensor over 2 nodes (a, b), TCP ring: a and b have no RDMA link: the engine of node a does not offer jaccl"
+    );
+    let specs = |list: Vec<Shard>| list.into_iter().map(|shard| shard.spec).collect::<Vec<_>>();
+    for spec in specs(shards.list(&Default::default()).await.unwrap().items) {
+        assert_eq!((spec.tensor_size, spec.backend, spec.transport), (2, Backend::Ring, Transport::Tunnel));
+        assert_eq!(spec.layers_per_rank, [4, 4]);
+        assert!(spec.peers.iter().all(|peer| !peer.tensor.is_empty()) && spec.weight_bytes == 2 * GIB);
+    }
+
+    // What runs on a draining node moves to the node that is free; the node says when it is empty.
+    let drain = Patch::Merge(json!({"spec": {"scheduling": "Draining"}}));
+    nodes.patch("b", &PatchParams::default(), &drain).await.unwrap();
+    let drained = |node: &InferenceNode| {
+        node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Drained))
+    };
+    until("b is empty", || async { nodes.get("b").await.ok().filter(drained) }).await;
+    let left = specs(shards.list(&Default::default()).await.unwrap().items);
+    let mut places: Vec<&str> = left.iter().map(|spec| spec.node_name.as_str()).collect();
+    places.sort_unstable();
+    assert_eq!(places, ["a", "c"]);
+    until("chat is ready again", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    let undrain = Patch::Merge(json!({"spec": {"scheduling": "Enabled"}}));
+    nodes.patch("b", &PatchParams::default(), &undrain).await.unwrap();
+    until("b says nothing of a drain any more", || async {
+        let status = nodes.get("b").await.ok()?.status?;
+        get(&status.conditions, Type::Drained).is_none().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deployments_scale_share_memory_fairly_and_say_what_does_not_fit() {
     let cluster = Cluster::start(&[("a", 6 * GIB), ("b", 6 * GIB)]).await;
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
@@ -219,13 +263,13 @@ async fn wrong_specs_cordoned_nodes_and_routes_are_explained_in_conditions() {
     cluster.create(model("alien", "mamba", 4, GIB)).await;
     cluster.create(deployment("alien", "alien", Sharding::default())).await;
     cluster.create(model("m", "llama", 4, GIB)).await;
-    let tensor = Sharding { mode: ShardingMode::Tensor, ranks: Some(2), ..Sharding::default() };
+    let tensor = Sharding { mode: ShardingMode::Tensor, ranks: Some(3), ..Sharding::default() };
     cluster.create(deployment("tensor", "m", tensor)).await;
     cluster.create(deployment("wide", "m", pipeline(2))).await;
     for (name, reason, text) in [
         ("ghost", "ModelNotFound", "Model \"nobody\" does not exist"),
         ("alien", "UnsupportedArchitecture", "mamba"),
-        ("tensor", "InvalidSpec", "Tensor is not in this release; use Pipeline"),
+        ("tensor", "InvalidSpec", "4 KV heads cannot be cut into 3; use 1, 2 or 4"),
         ("wide", "NothingFits", "2 ranks need 2 nodes"),
     ] {
         let told = until(name, || async {

@@ -1,0 +1,108 @@
+//! Objects of a newer release: whatever words and fields it has added, an older one reads the object,
+//! because a watch that cannot read one object would hear nothing of the others.
+
+use russet_crds::*;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+const NEW: &str = "FromTheFuture";
+
+/// An object with every field its schema knows, each enum with a word it does not know, and one
+/// field more on every level.
+fn newer(schema: &Value) -> Value {
+    if schema["enum"].is_array() {
+        return json!(NEW);
+    }
+    match schema["type"].as_str() {
+        Some("object") => {
+            let mut object = Map::new();
+            for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+                object.insert(name.clone(), newer(field));
+            }
+            match &schema["additionalProperties"] {
+                Value::Object(_) => {
+                    drop(object.insert("key".to_owned(), newer(&schema["additionalProperties"])))
+                }
+                _ => drop(object.insert("fieldOfTheFuture".to_owned(), json!({"with": ["more"]}))),
+            }
+            Value::Object(object)
+        }
+        Some("array") => json!([newer(&schema["items"])]),
+        Some("integer") => json!(1),
+        Some("number") => json!(0.5),
+        Some("boolean") => json!(true),
+        Some("string") if schema["format"] == "date-time" => json!("2026-01-01T00:00:00Z"),
+        Some("string") => json!("text"),
+        other => panic!("no value for the type {other:?} of {schema}"),
+    }
+}
+
+/// Enums anywhere in a schema.
+fn enums(schema: &Value, found: &mut Vec<Vec<String>>) {
+    if let Some(words) = schema["enum"].as_array() {
+        found.push(words.iter().filter_map(|word| Some(word.as_str()?.to_owned())).collect());
+    }
+    match schema {
+        Value::Object(fields) => fields.values().for_each(|field| enums(field, found)),
+        Value::Array(items) => items.iter().for_each(|item| enums(item, found)),
+        _ => {}
+    }
+}
+
+fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
+    serde_json::from_value::<K>(object).map(drop)
+}
+
+type Reader = fn(Value) -> Result<(), serde_json::Error>;
+
+/// Every kind, and how it is read.
+const READERS: [(&str, Reader); 8] = [
+    ("InferenceNode", read::<InferenceNode>),
+    ("Model", read::<Model>),
+    ("ModelCopy", read::<ModelCopy>),
+    ("ModelDeployment", read::<ModelDeployment>),
+    ("ShardGroup", read::<ShardGroup>),
+    ("Shard", read::<Shard>),
+    ("ModelRoute", read::<ModelRoute>),
+    ("AccessKey", read::<AccessKey>),
+];
+
+#[test]
+fn every_kind_is_read_with_words_and_fields_of_a_newer_release() {
+    let mut words = Vec::new();
+    for definition in all() {
+        let definition = serde_json::to_value(definition).unwrap();
+        let kind = definition["spec"]["names"]["kind"].as_str().unwrap();
+        let (_, read) = READERS.iter().find(|(name, _)| *name == kind).expect(kind);
+        for version in definition["spec"]["versions"].as_array().unwrap() {
+            let schema = &version["schema"]["openAPIV3Schema"];
+            enums(schema, &mut words);
+            let mut object = newer(schema);
+            object["apiVersion"] = json!(format!("{GROUP}/{VERSION}"));
+            object["kind"] = json!(kind);
+            object["metadata"] = json!({"name": "a", "fieldOfTheFuture": 1});
+            let text = serde_json::to_string_pretty(&object).unwrap();
+            assert!(text.contains("fieldOfTheFuture"), "{kind}: the object has nothing new");
+            if let Err(error) = read(object) {
+                panic!("{kind} cannot be read: {error}\n{text}");
+            }
+        }
+    }
+    assert!(words.len() >= 6, "the schemas have lost their enums: {words:?}");
+    for words in words {
+        assert!(!words.contains(&"Unknown".to_owned()), "nobody may write Unknown: {words:?}");
+    }
+}
+
+#[test]
+fn a_word_of_a_newer_release_becomes_unknown_and_the_known_ones_stay() {
+    let sharding = |mode: &str, backend: &str| -> Sharding {
+        serde_json::from_value(json!({"mode": mode, "backend": backend})).unwrap()
+    };
+    let newer = sharding(NEW, NEW);
+    assert_eq!((newer.mode, newer.backend), (ShardingMode::Unknown, BackendChoice::Unknown));
+    let known = sharding("Hybrid", "JacclRing");
+    assert_eq!((known.mode, known.backend), (ShardingMode::Hybrid, BackendChoice::JacclRing));
+    let link: Link = serde_json::from_value(json!({"peer": "b", "interface": "en5", "kind": NEW})).unwrap();
+    assert_eq!(link.kind, LinkKind::Other);
+}
