@@ -34,6 +34,8 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
         ("losing_rank_0_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 0))),
         ("losing_rank_1_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
+        ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
+        ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
     ]
 }
 

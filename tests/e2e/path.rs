@@ -207,3 +207,72 @@ pub async fn endless(cluster: &Cluster, tokens: u32) -> Result<ask::Answer> {
         Err(end) => bail!("the stream ended before its first token: {end:?}"),
     }
 }
+
+/// Every layer cut over both nodes: it becomes Ready, says how it meets, and answers right.
+pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
+    let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: tensor}\n\
+                      spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Tensor\n    tensorSize: 2\n    \
+                      kv: {contextTokens: 1024, maxSequences: 4}\n";
+    crate::mistakes::apply(cluster, deployment).await?;
+    serves(cluster, "tensor").await?;
+    let decision = cluster.get("modeldeployments tensor").await?["status"]["placement"]["decision"].clone();
+    let told = decision.as_str().unwrap_or("");
+    ensure!(
+        told.starts_with("tensor over 2 nodes (node-a, node-b), TCP ring: "),
+        "the placement does not say how the nodes meet: {told}"
+    );
+    for shard in cluster.get("shards").await?["items"].as_array().into_iter().flatten() {
+        let layers = &shard["status"]["layers"];
+        ensure!(layers == "1/2 of 0-3 of 4", "a rank holds {layers}");
+    }
+    for (question, expect) in prompts()? {
+        let answer = ask::answer(&cluster.base_url(), "tensor", &question).await?;
+        ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
+    }
+    gone(cluster, "tensor").await
+}
+
+/// What runs on a drained node goes on elsewhere; the node is empty then, and takes work again.
+pub async fn drain(cluster: &mut Cluster) -> Result<()> {
+    let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: mover}\n\
+                      spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Single\n    \
+                      kv: {contextTokens: 1024, maxSequences: 4}\n";
+    crate::mistakes::apply(cluster, deployment).await?;
+    serves(cluster, "mover").await?;
+    let before = nodes_of(cluster, "mover").await?;
+    let told = cluster.russet(&["drain", &before, "--timeout-seconds", "110"]).await?;
+    let after = nodes_of(cluster, "mover").await?;
+    ensure!(after != before, "mover is still on {before}: {told}");
+    ensure!(
+        told.contains(" moved: mover runs as ") && told.contains(&format!("on {after}")),
+        "drain does not say where mover went: {told}"
+    );
+    let answer = ask::answer(&cluster.base_url(), "mover", "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "after the drain the answer was \"{answer}\"");
+    cluster.russet(&["uncordon", &before]).await?;
+    gone(cluster, "mover").await
+}
+
+async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
+    let object = format!("modeldeployments {name}");
+    cluster
+        .until("the deployment is Ready", async |cluster| {
+            let deployment = cluster.get(&object).await?;
+            Ok(condition(&deployment, "Ready").is_some_and(|ready| ready["status"] == "True"))
+        })
+        .await
+}
+
+async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
+    let deployment = cluster.get(&format!("modeldeployments {name}")).await?;
+    Ok(deployment["status"]["nodes"].as_str().context("no nodes are named")?.to_owned())
+}
+
+async fn gone(cluster: &mut Cluster, name: &str) -> Result<()> {
+    delete_object(cluster, &format!("modeldeployments/{name}")).await?;
+    cluster
+        .until("its shards are gone", async |cluster| {
+            Ok(cluster.get("shards").await?["items"].as_array().is_some_and(Vec::is_empty))
+        })
+        .await
+}
