@@ -114,9 +114,10 @@ pub async fn fetch(server: &str, pin: &str, known: Option<&[u8]>) -> Result<Vec<
 fn explained(server: &str, pin: &str, error: &std::io::Error) -> PinError {
     let server = server.to_owned();
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-            PinError::Mismatch { server, pin: pin.to_owned() }
-        }
+        // A CA of the same name has another key.
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        )) => PinError::Mismatch { server, pin: pin.to_owned() },
         Some(rustls::Error::InvalidCertificate(problem)) => {
             PinError::Certificate { server, problem: problem.to_string() }
         }
