@@ -2,7 +2,9 @@
 //! docs/benchmarks.md; and `cargo xtask proof AREA`: the same over many rounds, written to
 //! docs/evidence. An area is a file beside this one and a line in [`AREAS`].
 
+mod control_plane;
 mod faults;
+mod gateway;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +15,10 @@ use anyhow::{Context, Result, ensure};
 use crate::{cargo, mlx, setup, suites};
 
 /// Everything that can be measured.
-const AREAS: &[Area] = &[Area { name: "faults", about: faults::ABOUT, run: faults::run }];
+const AREAS: &[Area] = &[
+    Area { name: "faults", about: faults::ABOUT, run: faults::run },
+    Area { name: "control-plane", about: control_plane::ABOUT, run: control_plane::run },
+];
 
 /// One thing to measure, with everything built that it needs.
 struct Area {

@@ -1,0 +1,184 @@
+//! The load generator: a number of connections that ask, all they can or at a steady rate, and how
+//! long each answer took.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::TokioIo;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::tls::Files;
+use russet_wire::event::Event;
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+/// Connections, each with one request at a time.
+const CONNECTIONS: u64 = 32;
+
+/// What is asked, and how.
+#[derive(Clone)]
+pub enum Target {
+    /// OpenAI's API over HTTP/1.1.
+    Http { address: SocketAddr, key: String },
+    /// The engine itself.
+    Grpc { address: SocketAddr, files: Files },
+}
+
+/// What a run measured.
+pub struct Measured {
+    /// Answers a second.
+    pub rate: f64,
+    /// Of each request, sorted: to the first token when it was streamed, else to the end.
+    latencies: Vec<Duration>,
+}
+
+impl Measured {
+    /// In milliseconds.
+    pub fn quantile(&self, quantile: f64) -> f64 {
+        let last = self.latencies.len() - 1;
+        self.latencies[(last as f64 * quantile).round() as usize].as_secs_f64() * 1000.0
+    }
+}
+
+enum Connection {
+    Http(hyper::client::conn::http1::SendRequest<Full<bytes::Bytes>>, String),
+    Grpc(EngineClient<Channel>),
+}
+
+impl Connection {
+    async fn open(target: &Target) -> Self {
+        match target {
+            Target::Http { address, key } => {
+                let stream = TcpStream::connect(address).await.unwrap();
+                stream.set_nodelay(true).unwrap();
+                let (sender, connection) =
+                    hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+                tokio::spawn(connection);
+                Self::Http(sender, key.clone())
+            }
+            Target::Grpc { address, files } => {
+                let channel = files.channel(&address.to_string(), super::roles::NODE).unwrap();
+                Self::Grpc(EngineClient::new(channel))
+            }
+        }
+    }
+
+    /// Asks once; when the first token came.
+    async fn ask(&mut self, streamed: bool) -> Instant {
+        let mut first = None;
+        match self {
+            Self::Http(sender, key) => {
+                let body = format!(
+                    "{{\"model\":\"m\",\"stream\":{streamed},\"messages\":[{{\"role\":\"user\",\"content\":\"What is 17 + 25?\"}}]}}"
+                );
+                let request = http::Request::post("/v1/chat/completions")
+                    .header("host", "127.0.0.1")
+                    .header("content-type", "application/json")
+                    .header("authorization", format!("Bearer {key}"))
+                    .body(Full::new(body.into()))
+                    .unwrap();
+                sender.ready().await.unwrap();
+                let response = sender.send_request(request).await.unwrap();
+                assert_eq!(response.status(), 200);
+                let mut body = response.into_body();
+                let mut bytes = 0;
+                while let Some(frame) = body.frame().await {
+                    let Ok(data) = frame.unwrap().into_data() else { continue };
+                    bytes += data.len();
+                    let token = || data.windows(7).any(|window| window == b"\" word\"");
+                    if streamed && first.is_none() && token() {
+                        first = Some(Instant::now());
+                    }
+                }
+                assert!(bytes > 300, "an answer of {bytes} bytes");
+            }
+            Self::Grpc(client) => {
+                let request = GenerationRequest {
+                    id: "bench".into(),
+                    messages: vec![Message { role: "user".into(), content: "What is 17 + 25?".into() }],
+                    max_tokens: None,
+                    sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
+                    stop: vec![],
+                    ignore_eos: false,
+                };
+                let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();
+                let mut events = answer.into_inner();
+                let mut tokens = 0;
+                while let Some(event) = events.message().await.unwrap() {
+                    if let Event::Token { .. } = Event::from(event) {
+                        tokens += 1;
+                        if streamed && first.is_none() {
+                            first = Some(Instant::now());
+                        }
+                    }
+                }
+                assert_eq!(tokens, super::roles::TOKENS);
+            }
+        }
+        if streamed { first.expect("a stream has tokens") } else { Instant::now() }
+    }
+}
+
+/// Asks for `time`: at `rate` requests a second, or as fast as answers come.
+pub async fn run(target: &Target, streamed: bool, rate: Option<f64>, time: Duration) -> Measured {
+    let mut connections = Vec::new();
+    // The gateway too has one gRPC connection for all its requests.
+    let shared = match target {
+        Target::Grpc { .. } => Some(Connection::open(target).await),
+        Target::Http { .. } => None,
+    };
+    for _ in 0..CONNECTIONS {
+        connections.push(match &shared {
+            Some(Connection::Grpc(client)) => Connection::Grpc(client.clone()),
+            _ => Connection::open(target).await,
+        });
+    }
+    for connection in &mut connections {
+        connection.ask(streamed).await;
+    }
+    let start = Instant::now();
+    let next = Arc::new(AtomicU64::new(0));
+    let asking: Vec<_> = connections
+        .into_iter()
+        .map(|mut connection| {
+            let next = next.clone();
+            tokio::spawn(async move {
+                let mut latencies = Vec::new();
+                loop {
+                    let begun = match rate {
+                        None => Instant::now(),
+                        Some(rate) => {
+                            let number = next.fetch_add(1, Ordering::Relaxed);
+                            let due = start + Duration::from_secs_f64(number as f64 / rate);
+                            if due <= Instant::now() {
+                                // Every connection was busy: that wait is the server's.
+                                due
+                            } else {
+                                tokio::time::sleep_until(due).await;
+                                // How late the timer is, is not.
+                                Instant::now()
+                            }
+                        }
+                    };
+                    if begun >= start + time {
+                        return latencies;
+                    }
+                    latencies.push(connection.ask(streamed).await.saturating_duration_since(begun));
+                }
+            })
+        })
+        .collect();
+    let mut latencies = Vec::new();
+    for asking in asking {
+        latencies.extend(asking.await.unwrap());
+    }
+    let rate = latencies.len() as f64 / start.elapsed().as_secs_f64();
+    latencies.sort_unstable();
+    assert!(!latencies.is_empty(), "nothing was answered");
+    Measured { rate, latencies }
+}

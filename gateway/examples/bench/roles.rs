@@ -1,0 +1,159 @@
+//! What stands behind and in front: an engine over gRPC and mutual TLS, the same answer over plain
+//! HTTP for nginx, and the gateway with a key and a quota. Each prints its address and serves until
+//! its input closes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response as HttpResponse};
+use axum::routing::post;
+use futures::Stream;
+use russet_crds::{AccessKey, AccessKeySpec};
+use russet_gateway::keys::{Keyring, Secret};
+use russet_gateway::listen::{Door, Patience};
+use russet_gateway::routes::{Deployment, Endpoint, State, Table};
+use russet_gateway::server::Gateway;
+use russet_gateway::stream::Limits;
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_server::{Engine, EngineServer};
+use russet_rpc::tls::Files;
+use russet_wire::event::{Event, FinishReason, Usage};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Tokens of every answer.
+pub const TOKENS: u32 = 16;
+/// The node whose certificate the engine shows.
+pub const NODE: &str = "bench";
+
+async fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.unwrap()
+}
+
+fn announce(address: SocketAddr) {
+    println!("{address}");
+}
+
+async fn input_closed() {
+    let mut input = tokio::io::stdin();
+    let mut buffer = [0; 16];
+    while matches!(input.read(&mut buffer).await, Ok(count) if count > 0) {}
+}
+
+struct AtOnce;
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Engine for AtOnce {
+    type GenerateStream = Events<pb::GenerateEvent>;
+    type FollowStream = Events<pb::FollowReply>;
+
+    async fn describe(
+        &self,
+        _: Request<pb::DescribeRequest>,
+    ) -> Result<Response<pb::EngineDescription>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn follow(
+        &self,
+        _: Request<Streaming<pb::FollowCommand>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn generate(
+        &self,
+        _: Request<pb::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS };
+        let tokens = (0..TOKENS).map(|id| Event::Token { id, text: " word".into() });
+        let events = std::iter::once(Event::Started { prompt_tokens: 7 })
+            .chain(tokens)
+            .chain([Event::Finished { reason: FinishReason::Stop, usage }]);
+        Ok(Response::new(Box::pin(futures::stream::iter(events.map(|event| Ok(event.into()))))))
+    }
+}
+
+/// An engine that answers at once.
+pub async fn engine(folder: &Path) {
+    let files = Files::in_dir(folder);
+    let listener = listener().await;
+    announce(listener.local_addr().unwrap());
+    let incoming = files.incoming(listener).unwrap();
+    let served = tonic::transport::Server::builder().add_service(EngineServer::new(AtOnce));
+    served.serve_with_incoming_shutdown(incoming, input_closed()).await.unwrap();
+}
+
+/// The same answers as HTTP, for nginx: what the gateway makes of the engine's, byte for byte as long.
+pub async fn upstream() {
+    let listener = listener().await;
+    announce(listener.local_addr().unwrap());
+    let router = Router::new().route("/v1/chat/completions", post(answer));
+    tokio::select! {
+        served = async { axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| { let _ = stream.set_nodelay(true); }), router).await } => served.unwrap(),
+        () = input_closed() => {}
+    }
+}
+
+async fn answer(body: Bytes) -> HttpResponse {
+    let streamed = body.windows(13).any(|window| window == b"\"stream\":true");
+    let chunk = |delta: &str, reason: &str| {
+        format!(
+            "data: {{\"id\":\"chatcmpl-000000000000000000000000\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"m\",\"choices\":[{{\"index\":0,\"delta\":{delta},\"logprobs\":null,\"finish_reason\":{reason}}}]}}\n\n"
+        )
+    };
+    if streamed {
+        let chunks = std::iter::once(chunk("{\"role\":\"assistant\",\"content\":\"\"}", "null"))
+            .chain((0..TOKENS).map(move |_| chunk("{\"content\":\" word\"}", "null")))
+            .chain([chunk("{}", "\"stop\"") + "data: [DONE]\n\n"]);
+        let stream = futures::stream::iter(chunks.map(Ok::<_, std::convert::Infallible>));
+        return ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(stream)).into_response();
+    }
+    let text = " word".repeat(TOKENS as usize);
+    let whole = format!(
+        "{{\"id\":\"chatcmpl-000000000000000000000000\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":\"m\",\"choices\":[{{\"index\":0,\"message\":{{\"role\":\"assistant\",\"content\":\"{text}\",\"refusal\":null}},\"logprobs\":null,\"finish_reason\":\"stop\"}}],\"usage\":{{\"prompt_tokens\":7,\"completion_tokens\":16,\"total_tokens\":23}}}}"
+    );
+    ([(header::CONTENT_TYPE, "application/json")], whole).into_response()
+}
+
+/// The gateway before the engine at `engine`. Prints its address, then the key that opens it.
+pub async fn gateway(folder: &Path, engine: &str) {
+    let listener = listener().await;
+    announce(listener.local_addr().unwrap());
+    let endpoint =
+        Endpoint { address: engine.into(), node: NODE.into(), group: "default/m-0".into(), epoch: 1 };
+    let deployment = Deployment {
+        namespace: "default".into(),
+        name: "m".into(),
+        created: 1_700_000_000,
+        context_tokens: 8192,
+        state: State::Ready,
+        endpoints: vec![endpoint],
+    };
+    let table = Table { synced: true, deployments: vec![deployment], names: vec![] };
+    let secret = Secret::generate();
+    // A quota nobody reaches: it is counted all the same.
+    let spec = AccessKeySpec {
+        secret_sha256: secret.sha256(),
+        models: vec!["m".into()],
+        requests_per_minute: Some(1_000_000),
+        ..Default::default()
+    };
+    let mut key = AccessKey::new("bench", spec);
+    key.metadata.namespace = Some("default".into());
+    println!("{}", secret.expose());
+    let (_table, table) = tokio::sync::watch::channel(Arc::new(table));
+    let (_keyring, keyring) = tokio::sync::watch::channel(Arc::new(Keyring::default().next([&key], 1)));
+    let doors = vec![Door::loopback(listener)];
+    let gateway =
+        Gateway::new(doors, table, keyring, Files::in_dir(folder), Limits::default(), Patience::default());
+    gateway.serve(input_closed()).await.unwrap();
+}
