@@ -17,6 +17,7 @@ use crate::{cargo, mlx, setup, suites};
 /// Everything that can be measured.
 const AREAS: &[Area] = &[
     Area { name: "faults", about: faults::ABOUT, run: faults::run },
+    Area { name: "gateway", about: gateway::ABOUT, run: gateway::run },
     Area { name: "control-plane", about: control_plane::ABOUT, run: control_plane::run },
 ];
 
