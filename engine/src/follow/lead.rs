@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use futures::future::{join_all, select_all};
+use futures::future::{join_all, select_all, try_join_all};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
@@ -16,11 +16,15 @@ use tonic::{Code, Status, Streaming};
 
 use super::Followers;
 use crate::args::Peer;
-use crate::compute::{Addresses, Compute};
+use crate::compute::{Addresses, Answer, Compute};
 use crate::life::{Life, Phase};
 
 /// Between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(250);
+
+/// For all ranks to join once all are loaded. MLX tries for half a minute and tunnels for a whole one, but
+/// MLX itself waits for ever for a neighbour that does not come.
+const JOINING: Duration = Duration::from_secs(90);
 
 /// One higher rank, as rank 0 sees it.
 struct Follower {
@@ -46,24 +50,21 @@ pub async fn gather(
         members.push(follower);
     }
     life.advance(Phase::Loaded, "joining the rings");
-    let mut own = compute.join(addresses);
+    let joining = everyone_joins(compute.join(addresses), &mut members);
     followers.join();
-    let mut joined = Box::pin(join_all(members.iter_mut().map(Follower::joined)));
-    let (mut ring, mut others) = (false, None);
-    while !ring || others.is_none() {
-        tokio::select! {
-            result = &mut own, if !ring => {
-                result.map_err(|_| "the compute thread is gone".to_owned())?.map_err(|error| error.to_string())?;
-                ring = true;
-            }
-            results = &mut joined, if others.is_none() => {
-                others = Some(results.into_iter().collect::<Result<Vec<()>, String>>()?);
-            }
-        }
-    }
-    drop(joined);
+    let too_long =
+        |_| Err(format!("the ranks did not reach each other's rings within {} s", JOINING.as_secs()));
+    tokio::time::timeout(JOINING, joining).await.unwrap_or_else(too_long)?;
     tokio::spawn(watch(members, life.clone()));
     Ok(followers)
+}
+
+/// This rank and every other one has joined.
+async fn everyone_joins(own: Answer<()>, members: &mut [Follower]) -> Result<(), String> {
+    let own = async {
+        own.await.map_err(|_| "the compute thread is gone".to_owned())?.map_err(|error| error.to_string())
+    };
+    tokio::try_join!(own, try_join_all(members.iter_mut().map(Follower::joined))).map(|_| ())
 }
 
 /// Opens the stream to one rank, for as long as it takes: whether that is too long, the operator
