@@ -1,11 +1,10 @@
 //! The API connection of the people's verbs: which kubeconfig, and requests that answer with the
 //! server's own tables.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use serde_json::Value;
 
 use crate::layout::Layout;
@@ -36,18 +35,15 @@ impl Connection {
     }
 }
 
-/// A client for one kubeconfig file.
-pub async fn client_from(path: &PathBuf) -> Result<Client> {
-    let kubeconfig = Kubeconfig::read_from(path).with_context(|| {
+/// A client for one kubeconfig file. Where the file `servers` beside it lists several API servers, one a
+/// line, each is asked in turn when another cannot be reached.
+pub async fn client_from(path: &Path) -> Result<Client> {
+    russet_rpc::api::client(path, |_| {}).await.with_context(|| {
         format!(
-            "no control plane is known here: cannot read {}; start one with `russet up` or name a kubeconfig with --kubeconfig",
+            "no control plane is known here: cannot use {}; start one with `russet up` or name a kubeconfig with --kubeconfig",
             path.display()
         )
-    })?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .with_context(|| format!("{} is not a usable kubeconfig", path.display()))?;
-    Client::try_from(config).context("cannot set up the API client")
+    })
 }
 
 /// GET with an Accept header; JSON back.

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -37,6 +38,11 @@ pub enum ApiError {
     },
 }
 
+/// With several servers, how long one may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(3);
+/// With several servers, how long one may say nothing on a connection that waits for it.
+const SILENCE: Duration = Duration::from_secs(90);
+
 /// Sets what a kubeconfig does not say, such as timeouts.
 type Tune = dyn Fn(&mut Config) + Send + Sync;
 
@@ -66,19 +72,47 @@ pub async fn client(
     let renewing = Arc::new(Renewing { path: path.to_owned(), tune: Box::new(tune), made });
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let renewing = renewing.clone();
-        async move {
-            let (turn, client) = renewing.current().await;
-            let answer = client.send(request).await;
-            if answer.is_err() {
-                renewing.next(turn).await;
-            }
-            answer
-        }
+        async move { renewing.send(request).await }
     });
     Ok(Client::new(service, namespace))
 }
 
 impl Renewing {
+    /// Sends a request to the server whose turn it is, and to the others as long as none can be reached.
+    async fn send(&self, mut request: http::Request<Body>) -> Result<http::Response<Body>, kube::Error> {
+        for _ in 1..servers(&self.path).len() {
+            let Some(again) = duplicate(&request) else { break };
+            let (turn, client) = self.current().await;
+            match client.send(request).await {
+                Err(error) if never_sent(&error) => {
+                    self.next(turn).await;
+                    request = again;
+                }
+                answer => return self.heed(turn, answer).await,
+            }
+        }
+        let (turn, client) = self.current().await;
+        let answer = client.send(request).await;
+        self.heed(turn, answer).await
+    }
+
+    /// Turns to the next server after an answer that another might not give: none at all, or that the store
+    /// behind this one is out of its reach.
+    async fn heed(
+        &self,
+        turn: usize,
+        answer: Result<http::Response<Body>, kube::Error>,
+    ) -> Result<http::Response<Body>, kube::Error> {
+        let failed = match &answer {
+            Err(_) => true,
+            Ok(response) => matches!(response.status().as_u16(), 503 | 504),
+        };
+        if failed {
+            self.next(turn).await;
+        }
+        answer
+    }
+
     async fn current(&self) -> (usize, Client) {
         let stamps = stamps(&self.path);
         let mut made = self.made.lock().await;
@@ -111,6 +145,22 @@ impl Renewing {
     }
 }
 
+/// Whether a request never reached a server, so that another may be asked the same.
+fn never_sent(error: &kube::Error) -> bool {
+    let kube::Error::Service(error) = error else { return false };
+    error.downcast_ref::<hyper_util::client::legacy::Error>().is_some_and(|error| error.is_connect())
+}
+
+/// The same request again, unless its body can be read only once.
+fn duplicate(request: &http::Request<Body>) -> Option<http::Request<Body>> {
+    let mut again = http::Request::new(request.body().try_clone()?);
+    *again.method_mut() = request.method().clone();
+    *again.uri_mut() = request.uri().clone();
+    *again.headers_mut() = request.headers().clone();
+    *again.extensions_mut() = request.extensions().clone();
+    Some(again)
+}
+
 /// The addresses in the file beside the kubeconfig, when there are several.
 fn servers(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path.with_file_name(folder::SERVERS)).unwrap_or_default();
@@ -132,6 +182,12 @@ async fn connect(path: &Path, tune: &Tune, turn: usize) -> Result<(Client, Strin
     let server = servers.get(turn.checked_rem(servers.len()).unwrap_or(0));
     if let Some(server) = server.and_then(|server| server.parse().ok()) {
         config.cluster_url = server;
+    }
+    if servers.len() > 1 {
+        // A host that vanished says nothing: the next server is asked soon, and a watch on which not even the
+        // bookmarks come that servers send once a minute is opened there.
+        config.connect_timeout = Some(CONNECT);
+        config.read_timeout = Some(SILENCE);
     }
     tune(&mut config);
     let namespace = config.default_namespace.clone();
