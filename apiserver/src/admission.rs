@@ -62,8 +62,6 @@ pub struct Attempt<'a> {
     pub call: &'a Call,
     /// What for.
     pub operation: Operation,
-    /// The name in the request; empty when the server makes one up.
-    pub name: &'a str,
     /// The state asked for; none for a deletion.
     pub new: Option<&'a Value>,
     /// The state before; none for a creation.
@@ -226,21 +224,14 @@ fn namespace(api: &Api, attempt: &Attempt<'_>) -> Option<Value> {
 
 fn refusal(attempt: &Attempt<'_>, policy: &Policy, binding: &Binding, denial: &Denial) -> ApiError {
     let resource = &attempt.call.resource;
-    let generated = attempt.new.map(|new| object::meta(new, "generateName")).unwrap_or_default();
-    let name = match (attempt.name, attempt.new.map(object::name)) {
-        ("", Some("")) => generated,
-        ("", Some(name)) => name,
-        (name, _) => name,
-    };
     let message = format!(
         "ValidatingAdmissionPolicy '{}' with binding '{}' denied request: {}",
         policy.name, binding.name, denial.message
     );
-    let mut error = ApiError::forbidden(&resource.group, &resource.plural, name, &message)
+    let mut error = ApiError::forbidden(&resource.group, &resource.plural, &attempt.call.name, &message)
         .with_causes(vec![Cause { reason: String::new(), message, field: String::new() }]);
     (error.reason, error.code) = match denial.reason.as_str() {
         "Forbidden" => ("Forbidden", StatusCode::FORBIDDEN),
-        "Unauthorized" => ("Unauthorized", StatusCode::UNAUTHORIZED),
         "RequestEntityTooLarge" => ("RequestEntityTooLarge", StatusCode::PAYLOAD_TOO_LARGE),
         _ => ("Invalid", StatusCode::UNPROCESSABLE_ENTITY),
     };

@@ -8,6 +8,7 @@ pub mod mirrors;
 pub mod namespaces;
 pub mod owners;
 pub mod roles;
+mod tending;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -33,7 +34,10 @@ pub fn spawn(api: &Arc<Api>) -> Vec<JoinHandle<()>> {
     ]
 }
 
-pub(crate) fn until_stopped(api: &Arc<Api>, controller: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+pub(crate) fn until_stopped(
+    api: &Arc<Api>,
+    controller: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
     let stopping = api.stopping.clone();
     tokio::spawn(async move {
         tokio::select! {

@@ -71,7 +71,12 @@ pub struct Config {
 impl Config {
     /// A server in `data_dir` on loopback's usual port.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self { data_dir: data_dir.into(), listen: SocketAddr::from(([127, 0, 0, 1], 6443)), registry: None, etcd: None }
+        Self {
+            data_dir: data_dir.into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 6443)),
+            registry: None,
+            etcd: None,
+        }
     }
 
     /// The same, listening elsewhere.

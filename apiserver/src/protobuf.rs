@@ -2,6 +2,7 @@
 //!
 //! Not here: protobuf responses; every client that sends protobuf also accepts JSON.
 
+mod admission;
 mod definitions;
 mod messages;
 mod wire;
@@ -118,6 +119,10 @@ fn set(
             let inner = decode(message, bytes, depth)?;
             let shown = !inner.is_empty() || matches!(name, "metadata" | "spec");
             shown.then_some(Value::Object(inner))
+        }
+        (Type::Inline(message), Payload::Bytes(bytes)) => {
+            object.append(&mut decode(message, bytes, depth)?);
+            return Ok(());
         }
         (Type::Texts, Payload::Bytes(bytes)) => return append(object, name, text(bytes)?.into()),
         (Type::Messages(message), Payload::Bytes(bytes)) => {
@@ -318,6 +323,29 @@ mod tests {
                     "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "o", "uid": "u", "controller": false}]},
                 "data": {"release": "aGk=", "empty": ""}, "stringData": {"long": "x".repeat(300)},
                 "type": "helm.sh/release.v1", "immutable": false})
+        );
+    }
+
+    #[test]
+    fn a_typed_policy_reads_as_its_json() {
+        let rule = [bytes(1, b""), bytes(2, b"v1"), bytes(3, b"configmaps"), bytes(4, b"*")].concat();
+        let rules = [bytes(1, b"name"), bytes(2, &[bytes(1, b"CREATE"), bytes(2, &rule)].concat())].concat();
+        let spec = [
+            bytes(2, &[bytes(1, b""), bytes(3, &rules), bytes(7, b"Exact")].concat()),
+            bytes(3, &[bytes(1, b"false"), bytes(2, b"")].concat()),
+            bytes(4, b"Fail"),
+        ];
+        let object = [bytes(1, &bytes(1, b"p")), bytes(2, &spec.concat())];
+        let policy = body("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", &object);
+        assert_eq!(
+            to_json(&policy).expect("a policy"),
+            json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+                "metadata": {"name": "p"},
+                "spec": {
+                    "matchConstraints": {"matchPolicy": "Exact", "resourceRules": [{
+                        "resourceNames": ["name"], "operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"],
+                        "resources": ["configmaps"], "scope": "*"}]},
+                    "validations": [{"expression": "false"}], "failurePolicy": "Fail"}})
         );
     }
 

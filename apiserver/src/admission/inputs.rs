@@ -62,7 +62,7 @@ fn request(attempt: &Attempt<'_>, resource: &Resource) -> Value {
     let optional = [
         ("subResource", call.subresource.as_str()),
         ("requestSubResource", call.subresource.as_str()),
-        ("name", attempt.name),
+        ("name", call.name.as_str()),
         ("namespace", call.namespace.as_str()),
     ];
     for (field, value) in optional {

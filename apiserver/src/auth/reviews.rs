@@ -111,7 +111,6 @@ pub fn service_account_token(api: &Api, call: &Call) -> Result<Response<Body>> {
         &Attempt {
             call,
             operation: Operation::Create,
-            name: &call.name,
             new: Some(&request),
             old: None,
             dry_run: call.query.dry_run,

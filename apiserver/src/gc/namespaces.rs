@@ -1,87 +1,55 @@
 //! The life of a namespace: at its beginning it gets a service account and the authority's certificate, at its end
 //! everything in it is deleted before it goes itself.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use futures::FutureExt as _;
 use serde_json::{Value, json};
 
+use super::tending::{self, Tending};
 use super::{edit, remove};
 use crate::api::Api;
 use crate::bootstrap;
 use crate::kinds::builtin;
 use crate::object;
 use crate::status::Result;
-use crate::store::EventKind;
+use crate::store::{Event, EventKind};
 
-/// How soon a namespace whose objects are held by finalizers is looked at again.
-const AGAIN: Duration = Duration::from_millis(100);
 /// The certificate authority's certificate in every namespace, under the name Kubernetes gives it.
 const ROOT_CA: &str = "kube-root-ca.crt";
 
 /// Runs the controller.
 pub async fn run(api: Arc<Api>) {
-    loop {
-        if let Err(error) = follow(&api).await {
-            tracing::debug!(error, "the namespaces are read again");
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    let tending = Tending {
+        what: "namespaces",
+        prefix: builtin::prefix("", "namespaces"),
+        watched: "/registry/core/".into(),
+        concerns,
+        tend: |api, key| tend(api, key).boxed(),
+    };
+    tending::run(api, tending).await;
 }
 
-async fn follow(api: &Arc<Api>) -> std::result::Result<(), String> {
-    let core = "/registry/core/";
-    let prefix = builtin::prefix("", "namespaces");
-    let furniture = [builtin::prefix("", "serviceaccounts"), builtin::prefix("", "configmaps")];
-    let snapshot = api.store.range(&prefix, None, None).map_err(|error| error.to_string())?;
-    let mut watch = api.store.watch(core, snapshot.revision).map_err(|error| error.to_string())?;
-    let mut look: BTreeSet<String> =
-        snapshot.records.iter().map(|record| object::name(record.object()).to_string()).collect();
-    loop {
-        let mut again = BTreeSet::new();
-        for name in std::mem::take(&mut look) {
-            match tend(api, &name).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    again.insert(name);
-                }
-                Err(error) => {
-                    tracing::debug!(%error, name, "a namespace is tried again");
-                    again.insert(name);
-                }
-            }
-        }
-        look = again;
-        let events = if look.is_empty() {
-            watch.next().await
-        } else {
-            match tokio::time::timeout(AGAIN, watch.next()).await {
-                Ok(events) => events,
-                Err(_) => continue,
-            }
-        };
-        for event in events.map_err(|error| error.to_string())? {
-            let key = event.record.key.as_ref();
-            if key.starts_with(&prefix) {
-                look.insert(object::name(event.record.object()).to_string());
-            } else if (event.kind == EventKind::Deleted || key.ends_with(ROOT_CA))
-                && furniture.iter().any(|prefix| key.starts_with(prefix))
-            {
-                look.insert(object::namespace(event.record.object()).to_string());
-            }
-        }
+/// The key of the namespace that an event is about: its own, or that of what it must hold.
+fn concerns(event: &Event) -> Option<String> {
+    let key = event.record.key.as_ref();
+    if key.starts_with(&builtin::prefix("", "namespaces")) {
+        return Some(key.to_string());
     }
+    let furniture = ["serviceaccounts", "configmaps"];
+    let lost = event.kind == EventKind::Deleted || key.ends_with(ROOT_CA);
+    let held = lost && furniture.iter().any(|plural| key.starts_with(&builtin::prefix("", plural)));
+    held.then(|| crate::kinds::builtin_namespace_key(object::namespace(event.record.object())))
 }
 
 /// Brings one namespace on; tells whether nothing is left to do.
-async fn tend(api: &Arc<Api>, name: &str) -> Result<bool> {
-    let key = crate::kinds::builtin_namespace_key(name);
-    let Some(record) = api.store.get(&key) else { return Ok(true) };
+async fn tend(api: &Arc<Api>, key: &str) -> Result<bool> {
+    let Some(record) = api.store.get(key) else { return Ok(true) };
+    let name = object::name(record.object());
     if object::is_terminating(record.object()) {
-        return empty(api, name, &key).await;
+        return empty(api, name, key).await;
     }
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}});
     bootstrap::ensure(api, name, account).await?;

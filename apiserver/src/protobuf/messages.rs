@@ -3,7 +3,7 @@
 //! The numbers are facts of Kubernetes' published `generated.proto` files (k8s.io/api and k8s.io/apimachinery, v0.36).
 //! Not here: decoding.
 
-use super::definitions;
+use super::{admission, definitions};
 use Type::*;
 
 /// What a field holds, and how it looks in JSON.
@@ -33,6 +33,8 @@ pub enum Type {
     Message(&'static str),
     /// Strings.
     Texts,
+    /// A message of this name whose fields are, in JSON, those of the message it is in.
+    Inline(&'static str),
     /// Messages of this name.
     Messages(&'static str),
     /// Strings by name.
@@ -65,6 +67,12 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("v1", "Namespace", "Namespace"),
     ("v1", "Secret", "Secret"),
     ("v1", "ServiceAccount", "ServiceAccount"),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicy"),
+    (
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicyBinding",
+        "ValidatingAdmissionPolicyBinding",
+    ),
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition", "CustomResourceDefinition"),
     ("authentication.k8s.io/v1", "SelfSubjectReview", "SelfSubjectReview"),
     ("authentication.k8s.io/v1", "TokenRequest", "TokenRequest"),
@@ -94,7 +102,7 @@ pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static str> {
 
 /// The fields of a message; a name outside the table has none.
 pub fn fields(message: &str) -> &'static [Field] {
-    let mut known = MESSAGES.iter().chain(definitions::MESSAGES);
+    let mut known = MESSAGES.iter().chain(definitions::MESSAGES).chain(admission::MESSAGES);
     known.find(|(name, _)| *name == message).map_or(&[], |(_, fields)| *fields)
 }
 

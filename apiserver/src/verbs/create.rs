@@ -85,8 +85,6 @@ pub async fn create(
             &Attempt {
                 call: &call,
                 operation: Operation::Create,
-                // A name that the server makes up is not the request's.
-                name: if made_up { "" } else { &call.name },
                 new: Some(&attempt),
                 old: None,
                 dry_run: call.query.dry_run,

@@ -110,7 +110,6 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
             &Attempt {
                 call,
                 operation: Operation::Delete,
-                name: &call.name,
                 new: None,
                 old: Some(&current),
                 dry_run: options.dry_run,

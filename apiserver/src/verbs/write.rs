@@ -134,7 +134,6 @@ pub async fn modify(
             &Attempt {
                 call,
                 operation: Operation::Update,
-                name: &call.name,
                 new: Some(&new),
                 old: Some(&current),
                 dry_run: call.query.dry_run,
