@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
 
 mod access;
+mod admission;
 mod apply;
 mod durable;
 mod hostile;
 mod protocol;
-mod support;
+pub mod support;
 
 use std::time::Duration;
 

@@ -3,9 +3,9 @@
 use http::{Method, Request};
 use serde_json::{Value, json};
 
-use crate::support::Cluster;
+use super::support::Cluster;
 
-async fn ask(
+pub(crate) async fn ask(
     cluster: &Cluster,
     method: Method,
     path: &str,
