@@ -22,6 +22,10 @@ pub struct Arguments {
     /// Where `/metrics`, `/healthz` and `/readyz` are served, without TLS.
     #[arg(long, default_value = "127.0.0.1:8080")]
     metrics_listen: SocketAddr,
+    /// Name of this operator among those that take turns; the pod's name where there is one. It stays the
+    /// same when the process is restarted, and no two at once may share it. Default: made up.
+    #[arg(long, env = "POD_NAME")]
+    identity: Option<String>,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -42,8 +46,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         .with_context(|| format!("cannot serve metrics on {listen}; choose another --metrics-listen"))?;
     let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
     tracing::info!(metrics = %listen, "the operator starts");
-    let candidate = Candidate::passing();
-    let result = russet_operator::run(client, &candidate.identity, registry, ready, async {
+    let identity = arguments.identity.filter(|name| !name.is_empty());
+    let identity = identity.unwrap_or_else(|| Candidate::passing().identity);
+    let result = russet_operator::run(client, &identity, registry, ready, async {
         signals::ending(arguments.exit_with_parent).await;
     })
     .await;

@@ -113,9 +113,18 @@ pub fn helm() -> Result<PathBuf> {
     Ok(HELM.build()?.join("helm"))
 }
 
-/// Flux's kustomize-controller, built when it is not there.
+/// Flux's kustomize-controller, built when it is not there; beside it lies `kustomizations.yaml`, the
+/// definition of its kind.
 pub fn flux() -> Result<PathBuf> {
-    Ok(FLUX.build()?.join("kustomize-controller"))
+    let folder = FLUX.build()?;
+    let definition = folder.join("kustomizations.yaml");
+    if !definition.exists() {
+        let module = downloaded(&folder, "github.com/fluxcd/kustomize-controller@v1.9.5")?;
+        let source = module["Dir"].as_str().context("go mod download names no Dir")?;
+        let name = "config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml";
+        fs::write(definition, fs::read(Path::new(source).join(name))?)?;
+    }
+    Ok(folder.join("kustomize-controller"))
 }
 
 /// Every program with the variable that tells the tests where it lies; builds what is missing.
@@ -187,14 +196,19 @@ fn none(_: &Path) -> Result<Vec<String>> {
 /// Kubernetes takes its own libraries from a folder of its repository; the same are published, one
 /// version each, and its go.mod names them with a version that nobody has.
 fn staging(folder: &Path) -> Result<Vec<String>> {
-    let about = command(folder, &["mod", "download", "-json", "k8s.io/kubernetes@v1.36.3"]).output()?;
-    ensure!(about.status.success(), "go mod download: {}", String::from_utf8_lossy(&about.stderr).trim());
-    let about: serde_json::Value = serde_json::from_slice(&about.stdout)?;
+    let about = downloaded(folder, "k8s.io/kubernetes@v1.36.3")?;
     let path = about["GoMod"].as_str().context("go mod download names no GoMod")?;
     let text = fs::read_to_string(path).with_context(|| path.to_owned())?;
     let libraries = staged(&text);
     ensure!(libraries.len() > 20, "{path} names only {} staged libraries", libraries.len());
     Ok(libraries.iter().map(|library| format!("{library}={library}@v0.36.3")).collect())
+}
+
+/// Where a module lies, once it is here.
+fn downloaded(folder: &Path, module: &str) -> Result<serde_json::Value> {
+    let output = command(folder, &["mod", "download", "-json", module]).output()?;
+    ensure!(output.status.success(), "go mod download: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// Libraries that a go.mod requires at the version nobody has.
