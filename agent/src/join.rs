@@ -119,6 +119,9 @@ pub async fn join(config: JoinConfig) -> Result<Identity, JoinError> {
         tracing::warn!(node, "the cluster has removed this node; it joins anew");
     }
     let (server, ca) = reach(&servers, &token).await?;
+    // The one that answers is asked first from now on.
+    let others = servers.iter().filter(|other| **other != server).cloned();
+    let servers: Vec<String> = std::iter::once(server.clone()).chain(others).collect();
     let failed =
         |source| JoinError::Api { server: server.clone(), node: node.clone(), source: Box::new(source) };
     let mut config = pinned(&server, &ca).map_err(failed)?;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
+use russet_agent::join::identity::{Identity, Material};
 use russet_agent::leave::{LeaveConfig, LeaveError, leave};
 use russet_agent::process::adopt;
 use russet_agent::token::JoinToken;
@@ -306,6 +307,38 @@ async fn a_machine_joins_only_the_cluster_its_token_names_and_with_a_token_of_it
     std::fs::write(identity.folder.join("joining.key"), &key).unwrap();
     assert_eq!(join(token.encode(), "a", "m1").await.unwrap(), identity);
     assert!(!identity.folder.join("joining.key").exists());
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_client_takes_renewed_credentials_of_any_kind() {
+    use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let authority = plane.running.as_ref().unwrap().authority();
+    let ca = authority.cert_pem();
+    let issue = |node: &str| {
+        let (user, names) = (format!("russet:node:{node}"), [format!("{node}.node.russet.dev")]);
+        authority.issue_peer(&user, &["russet:nodes"], &names, 1).unwrap()
+    };
+    let store = |node: &str, token: Option<&str>| {
+        let (certificate, key) = issue(node);
+        let material = Material { certificate: &certificate, key: &key, ca, server_ca: ca, token };
+        Identity::store(&folder.path().join("agent"), node, &[plane.url()], &material).unwrap()
+    };
+    let client = store("a", None).client(|_| {}).await.unwrap();
+    let who = || async {
+        let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
+        let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.unwrap();
+        review.status.unwrap().user_info.unwrap().username.unwrap()
+    };
+    assert_eq!(who().await, "russet:node:a");
+    store("b", None);
+    assert_eq!(who().await, "russet:node:b");
+    russet_operator::accounts::admit(&plane.client, "c", None).await.unwrap();
+    let token = russet_agent::join::access::token(&plane.client, "c").await.unwrap();
+    store("c", Some(&token));
+    assert_eq!(who().await, "system:serviceaccount:russet-nodes:c");
     plane.stop().await;
 }
 

@@ -49,7 +49,7 @@ pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option
         Step::Wait => Ok(Some(LOOK)),
         Step::Guard => {
             let guarded = node.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect();
-            ssa::set_finalizers(&nodes, node, guarded).await.map(|()| None)
+            set(&nodes, node, guarded).await.map(|done| (!done).then_some(LOOK))
         }
         Step::Release => {
             if ranks > 0 {
@@ -57,12 +57,28 @@ pub async fn reconcile(context: &Context, node: &InferenceNode) -> Result<Option
             }
             clean(context, &name).await?;
             let rest = node.finalizers().iter().filter(|it| *it != FINALIZER).cloned().collect();
-            ssa::set_finalizers(&nodes, node, rest).await?;
+            if !set(&nodes, node, rest).await? {
+                return Ok(Some(LOOK));
+            }
             // Last, because the agent makes its Lease again for as long as its node is there.
             forget(context, &name).await?;
             tracing::info!(node = name, "the node has left");
             Ok(None)
         }
+    }
+}
+
+/// Replaces the finalizers; `false` when the node is another by now, which its agent's reports make it
+/// all the time.
+async fn set(
+    nodes: &Api<InferenceNode>,
+    node: &InferenceNode,
+    finalizers: Vec<String>,
+) -> Result<bool, kube::Error> {
+    match ssa::set_finalizers(nodes, node, finalizers).await {
+        Ok(()) => Ok(true),
+        Err(error) if ssa::is_code(&error, 409) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -150,7 +150,13 @@ impl Identity {
     pub fn with_servers(self, servers: &[String]) -> Result<Self, IdentityError> {
         let lines = servers.join("\n");
         let Some(server) = servers.first() else { return Ok(self) };
-        if self.server == *server && self.read(folder::SERVERS).is_ok_and(|kept| kept == lines) {
+        let kept = self.read(folder::SERVERS).unwrap_or_default();
+        let (mut before, mut after): (Vec<&str>, Vec<&str>) =
+            (kept.lines().collect(), lines.lines().collect());
+        // Their order may be another: the one that answered is kept first.
+        before.sort_unstable();
+        after.sort_unstable();
+        if before == after {
             return Ok(self);
         }
         let kubeconfig = kubeconfig(&self.node, server, self.access());
