@@ -5,6 +5,7 @@
 mod control_plane;
 mod faults;
 mod gateway;
+mod tunnel;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,6 +20,7 @@ const AREAS: &[Area] = &[
     Area { name: "faults", about: faults::ABOUT, run: faults::run },
     Area { name: "gateway", about: gateway::ABOUT, run: gateway::run },
     Area { name: "control-plane", about: control_plane::ABOUT, run: control_plane::run },
+    Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 
 /// One thing to measure, with everything built that it needs.

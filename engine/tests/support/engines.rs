@@ -90,6 +90,8 @@ impl Engine {
 
 /// What all engines of a test share.
 pub struct Lab {
+    /// More flags for the engines that are started from now on.
+    pub flags: Vec<&'static str>,
     identities: Identities,
     sockets: TempDir,
 }
@@ -106,7 +108,7 @@ fn join(addresses: &[SocketAddr]) -> String {
 
 impl Lab {
     pub fn new() -> Self {
-        Self { identities: Identities::new(), sockets: tempfile::tempdir().unwrap() }
+        Self { flags: Vec::new(), identities: Identities::new(), sockets: tempfile::tempdir().unwrap() }
     }
 
     /// A pipeline with this split; index = rank.
@@ -133,6 +135,7 @@ impl Lab {
                     .arg("--model-dir")
                     .arg(model)
                     .args(["--served-model-name", "small", "--dtype", "f32", "--context-tokens", "4096"])
+                    .args(&self.flags)
                     .args(["--group-uid", "g", "--epoch", "1", "--rank", &rank.to_string()])
                     .args(["--listen", &listen[rank].to_string(), "--tls-dir"])
                     .arg(self.identities.node(&node))
