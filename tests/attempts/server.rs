@@ -8,6 +8,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
 use russet_tests::cluster::{PATIENCE, program, repository};
+use russet_tests::control_plane::Kind;
+use russet_tests::control_plane::kubernetes::Kubernetes;
 use serde_json::{Value, json};
 use tokio::process::Child;
 
@@ -26,6 +28,7 @@ pub struct Server {
     plain: reqwest::Client,
     admin_token: Option<String>,
     _up: Option<(Child, tempfile::TempDir)>,
+    _real: Option<(Kubernetes, tempfile::TempDir)>,
 }
 
 /// As whom a request is made.
@@ -55,10 +58,13 @@ pub struct Request {
 }
 
 impl Server {
-    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would, or an embedded one,
-    /// started for this.
+    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would; the real one with
+    /// the charts, started for this, when `RUSSET_CONTROL_PLANE` says so; else an embedded one, started for this.
     pub async fn start() -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
+        if Kind::chosen()? == Kind::Kubernetes {
+            return Self::start_real().await;
+        }
         let Some(kubeconfig) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) else {
             return Self::start_embedded().await;
         };
@@ -67,6 +73,21 @@ impl Server {
             server.install(&repository().join(path)).await?;
         }
         Ok(server)
+    }
+
+    async fn start_real() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let address = std::net::Ipv4Addr::LOCALHOST.into();
+        let plane = Kubernetes::bare(address, port, &folder.path().join("plane")).await?;
+        plane.install(&repository().join("charts"), 18080).await?;
+        let server = Self::open(&plane.kubeconfig())?;
+        let begin = Instant::now();
+        while !server.ready().await {
+            ensure!(begin.elapsed() < PATIENCE, "the charts' policies are not in force");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(Self { _real: Some((plane, folder)), ..server })
     }
 
     async fn start_embedded() -> Result<Self> {
@@ -130,6 +151,7 @@ impl Server {
             plain: builder()?.build()?,
             admin_token: user["token"].as_str().map(str::to_owned),
             _up: None,
+            _real: None,
         })
     }
 

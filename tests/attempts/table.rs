@@ -305,7 +305,7 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
         ),
         refused(
             "take the operator's Lease",
-            Request::create(LEASES, lease("russet-operator")),
+            Request::apply(&format!("{LEASES}/russet-operator"), lease("russet-operator")),
             policy(
                 MINE,
                 &format!("may write Lease russet-system/node-{MINE} only, not russet-system/russet-operator"),

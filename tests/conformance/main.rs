@@ -1,7 +1,9 @@
-//! The real kubectl against the embedded API server, as people use it. `RUSSET_KUBECTL` names the
-//! program; `cargo xtask oracle kubectl` builds and sets it. Without it there is nothing to run, which
-//! the oracle suite itself never accepts.
+//! The real kubectl against the embedded API server, as people use it, and Helm with both charts
+//! against it and the real one. `RUSSET_KUBECTL` and `RUSSET_HELM` name the programs; `cargo xtask
+//! oracle` builds and sets them. Without them there is nothing to run, which the oracle suite itself
+//! never accepts.
 
+mod charts;
 mod steps;
 
 use std::path::PathBuf;
@@ -130,7 +132,7 @@ impl Bench {
 }
 
 fn main() {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
     let Some(kubectl) = std::env::var_os("RUSSET_KUBECTL") else {
         println!("RUSSET_KUBECTL is not set: nothing was run; `cargo xtask oracle kubectl` runs this suite");
         libtest_mimic::run(&arguments, Vec::new()).exit();
@@ -144,7 +146,7 @@ fn main() {
             std::process::exit(1);
         }
     };
-    let trials = steps::ALL
+    let mut trials: Vec<Trial> = steps::ALL
         .iter()
         .map(|(name, step)| {
             let bench = bench.clone();
@@ -154,6 +156,18 @@ fn main() {
             })
         })
         .collect();
+    if std::env::var_os("RUSSET_HELM").is_some() && !arguments.list {
+        match charts::trials(&bench) {
+            Ok(more) => trials.extend(more),
+            Err(error) => {
+                trials.push(Trial::test("charts", move || Err(format!("{error:#}").into())));
+            }
+        }
+    } else {
+        println!("RUSSET_HELM is not set: the charts were skipped; `cargo xtask oracle charts` runs them");
+    }
+    // Trials of one server take turns anyway, and those of the charts build on each other.
+    arguments.test_threads = Some(1);
     let conclusion = libtest_mimic::run(&arguments, trials);
     drop(bench);
     conclusion.exit();

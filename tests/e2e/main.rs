@@ -2,20 +2,39 @@
 //! machines, one cluster for all scenarios, which run one after the other.
 
 mod faults;
+mod gitops;
 mod mistakes;
 mod path;
+mod servers;
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 use russet_tests::cluster::{Cluster, repository};
+use russet_tests::control_plane::Kind;
 
 /// One scenario on the shared cluster.
 type Scenario = for<'a> fn(&'a mut Cluster) -> futures::future::LocalBoxFuture<'a, Result<()>>;
 
 /// Every scenario, in order: those that only look come first, those that kill last.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
+    let mut scenarios = everywhere();
+    if matches!(Kind::chosen(), Ok(Kind::Etcd)) {
+        scenarios.extend(on_etcd());
+    }
+    scenarios
+}
+
+/// Those of several servers on one etcd; the second one does not come back after the last.
+fn on_etcd() -> Vec<(&'static str, Scenario)> {
+    vec![
+        ("losing_a_member_of_etcd_stops_no_write", |c| Box::pin(servers::member(c))),
+        ("losing_the_leader_restarts_no_group", |c| Box::pin(servers::leader(c))),
+    ]
+}
+
+fn everywhere() -> Vec<(&'static str, Scenario)> {
     vec![
         ("quickstart_becomes_ready_with_two_shards_on_two_nodes", |c| Box::pin(path::quickstart(c))),
         ("every_smoke_prompt_is_answered_right", |c| Box::pin(path::smoke_prompts(c))),
@@ -36,6 +55,8 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
         ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
+        ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
+        ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),
     ]
 }
 

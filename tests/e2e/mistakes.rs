@@ -27,7 +27,7 @@ fn write(text: &str) -> Result<tempfile::NamedTempFile> {
     Ok(file)
 }
 
-async fn apply(cluster: &Cluster, text: &str) -> Result<()> {
+pub async fn apply(cluster: &Cluster, text: &str) -> Result<()> {
     let file = write(text)?;
     cluster.russet(&["apply", "-f", &file.path().display().to_string()]).await.map(|_| ())
 }

@@ -12,12 +12,14 @@ use serde_json::Value;
 use tokio::process::{Child, Command};
 
 use crate::control_plane::embedded::Embedded;
+use crate::control_plane::etcd::OnEtcd;
 use crate::control_plane::kubernetes::Kubernetes;
 use crate::control_plane::{ControlPlane, Kind, Role};
 use crate::hub::Hub;
 use crate::lab::{Lab, Machine};
-use crate::processes::{Supervised, processes, tail};
+use crate::processes::{Supervised, oracle, processes, tail};
 pub use crate::processes::{kill, program};
+use crate::tool::Tool;
 
 /// Waits are for conditions; this bounds a wait that would never end.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -80,7 +82,10 @@ impl Cluster {
                 say("starting the control plane and node-a (russet up)");
                 cluster.start_up(&[])?;
             }
-            Kind::Etcd => bail!("the cluster on etcd is not built yet"),
+            Kind::Etcd => {
+                say("starting three members of etcd and a second server (russet serve)");
+                cluster.start_on_etcd(say).await?;
+            }
             Kind::Kubernetes => {
                 say("starting etcd, kube-apiserver and kube-controller-manager");
                 cluster.start_kubernetes(say).await?;
@@ -143,8 +148,36 @@ impl Cluster {
         arguments.extend_from_slice(more);
         let log = self.log("up.log")?;
         let up = Embedded::start(self.command(&near), &self.near_dir(), log, &arguments)?;
-        self.plane = Some(ControlPlane::Embedded(up));
+        match &mut self.plane {
+            Some(ControlPlane::Etcd(plane)) => plane.set_up(up),
+            _ => self.plane = Some(ControlPlane::Embedded(up)),
+        }
         Ok(())
+    }
+
+    async fn start_on_etcd(&mut self, say: &mut dyn FnMut(&str)) -> Result<()> {
+        let near = self.lab.near.clone();
+        let url = format!("https://{}:{}", near.address, free_port(near.address)?);
+        let log = self.log("second.log")?;
+        let plane = OnEtcd::start(self.command(&near), &self.folder.path().join("second"), log, &url)?;
+        let flags = plane.flags();
+        self.plane = Some(ControlPlane::Etcd(Box::new(plane)));
+        self.until("the second server is ready", async |cluster| {
+            let (checked, ready) = match cluster.plane_mut()? {
+                ControlPlane::Etcd(plane) => (plane.check(), plane.second_is_ready()),
+                _ => bail!("the control plane went"),
+            };
+            checked.map_err(|error| error.context(cluster.read_log("second.log")))?;
+            Ok(ready)
+        })
+        .await?;
+        say("starting the first server and node-a (russet up)");
+        self.start_up(&flags)
+    }
+
+    /// The control plane, to change it.
+    pub fn plane_mut(&mut self) -> Result<&mut ControlPlane> {
+        self.plane.as_mut().context("there is no control plane")
     }
 
     async fn start_kubernetes(&mut self, say: &mut dyn FnMut(&str)) -> Result<()> {
@@ -182,15 +215,22 @@ impl Cluster {
             (format!("https://{}:{}", self.lab.near.address, self.api_port), machine.address.to_string());
         let data_dir = data_dir.display().to_string();
         let words = ["join", &url, "--exit-with-parent", "--node-name", &machine.name, "--token", &token];
-        let words = words.into_iter().chain(["--address", &address, "--data-dir", &data_dir]);
+        let second = match self.plane()? {
+            ControlPlane::Etcd(plane) => Some(plane.second_url()),
+            _ => None,
+        };
+        let words = words.into_iter().chain(["--address", &address, "--data-dir", &data_dir]).chain(second);
         Ok(words.map(str::to_owned).collect())
     }
 
     async fn until_joined(&mut self, node: &str) -> Result<()> {
         self.until(&format!("{node} is Ready"), async |cluster| {
-            if let Some(ControlPlane::Embedded(up)) = cluster.plane.as_mut() {
-                up.check().map_err(|error| error.context(cluster.read_log("up.log")))?;
-            }
+            let checked = match cluster.plane.as_mut() {
+                Some(ControlPlane::Embedded(up)) => up.check(),
+                Some(ControlPlane::Etcd(plane)) => plane.check(),
+                _ => Ok(()),
+            };
+            checked.map_err(|error| error.context(cluster.read_log("up.log")))?;
             if let Some(status) = cluster.join.as_mut().and_then(|child| child.try_wait().ok().flatten()) {
                 bail!("russet join ended ({status}): {}", cluster.read_log("join.log"));
             }
@@ -249,6 +289,11 @@ impl Cluster {
             );
         }
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// kubectl of the oracles, as the administrator.
+    pub fn kubectl(&self) -> Result<Tool> {
+        Ok(Tool::new(oracle("RUSSET_KUBECTL")?, &self.kubeconfig(), self.folder.path()))
     }
 
     /// One object or list as JSON.

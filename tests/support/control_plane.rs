@@ -3,6 +3,7 @@
 //! server with both charts). Scenarios are the same for all; what differs is said here.
 
 pub mod embedded;
+pub mod etcd;
 pub mod kubernetes;
 mod pod;
 
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use self::embedded::Embedded;
+use self::etcd::OnEtcd;
 use self::kubernetes::Kubernetes;
 
 /// A process of the control plane or of the near machine, by what it does.
@@ -53,6 +55,8 @@ impl Kind {
 pub enum ControlPlane {
     /// `russet up`.
     Embedded(Embedded),
+    /// `russet up` and another server.
+    Etcd(Box<OnEtcd>),
     /// The real one.
     Kubernetes(Box<Kubernetes>),
 }
@@ -62,6 +66,7 @@ impl ControlPlane {
     pub fn kubeconfig(&self) -> PathBuf {
         match self {
             Self::Embedded(plane) => plane.kubeconfig(),
+            Self::Etcd(plane) => plane.up().map(Embedded::kubeconfig).unwrap_or_default(),
             Self::Kubernetes(plane) => plane.kubeconfig(),
         }
     }
@@ -70,6 +75,7 @@ impl ControlPlane {
     pub fn pids(&self, role: Role) -> Result<Vec<i32>> {
         match self {
             Self::Embedded(plane) => Ok(vec![plane.pid(role)?]),
+            Self::Etcd(plane) => Ok(vec![plane.up()?.pid(role)?]),
             Self::Kubernetes(plane) => plane.pids(role),
         }
     }
@@ -78,6 +84,7 @@ impl ControlPlane {
     pub fn metrics(&self) -> Result<Vec<(String, &'static str)>> {
         match self {
             Self::Embedded(plane) => Ok(vec![(plane.metrics()?, "apiserver_request_total")]),
+            Self::Etcd(plane) => Ok(vec![(plane.up()?.metrics()?, "apiserver_request_total")]),
             Self::Kubernetes(plane) => Ok(vec![(plane.metrics(), "russet_operator_reconciles_total")]),
         }
     }
@@ -86,6 +93,10 @@ impl ControlPlane {
     pub fn token_arguments(&self) -> Vec<String> {
         match self {
             Self::Embedded(plane) => vec!["--data-dir".into(), plane.data_dir().display().to_string()],
+            Self::Etcd(plane) => match plane.up() {
+                Ok(up) => vec!["--data-dir".into(), up.data_dir().display().to_string()],
+                Err(_) => Vec::new(),
+            },
             Self::Kubernetes(plane) => vec!["--kubeconfig".into(), plane.kubeconfig().display().to_string()],
         }
     }
@@ -94,6 +105,7 @@ impl ControlPlane {
     pub async fn stop(self) -> Result<()> {
         match self {
             Self::Embedded(plane) => plane.stop().await,
+            Self::Etcd(plane) => plane.stop().await,
             Self::Kubernetes(plane) => plane.stop().await,
         }
     }

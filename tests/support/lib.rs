@@ -4,6 +4,9 @@
 pub mod ask;
 pub mod cluster;
 pub mod control_plane;
+pub mod etcd;
+pub mod flux;
 pub mod hub;
 pub mod lab;
 pub mod processes;
+pub mod tool;

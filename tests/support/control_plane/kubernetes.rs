@@ -4,7 +4,6 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,7 +14,8 @@ use tokio::process::Command;
 
 use super::Role;
 use super::pod::Pod;
-use crate::processes::{Supervised, oracle};
+use crate::processes::{Supervised, oracle, tail};
+use crate::tool::Tool;
 
 /// Where the tests' own values for the chart go: everything listens on loopback.
 const LOOPBACK: &str = "127.0.0.1";
@@ -29,8 +29,8 @@ pub struct Kubernetes {
     folder: PathBuf,
     url: String,
     metrics_port: u16,
-    kubectl: PathBuf,
-    helm: PathBuf,
+    kubectl: Tool,
+    helm: Tool,
     etcd: Supervised,
     apiserver: Supervised,
     controller_manager: Supervised,
@@ -68,7 +68,7 @@ impl Kubernetes {
                 format!("--secure-port={api_port}"),
                 format!("--tls-cert-file={}", file("apiserver.crt")),
                 format!("--tls-private-key-file={}", file("apiserver.key")),
-                format!("--service-account-key-file={}", file("accounts.key")),
+                format!("--service-account-key-file={}", file("accounts.pub")),
                 format!("--service-account-signing-key-file={}", file("accounts.key")),
                 "--service-account-issuer=https://kubernetes.default.svc".into(),
                 "--service-cluster-ip-range=10.96.0.0/24".into(),
@@ -90,11 +90,14 @@ impl Kubernetes {
                     "--secure-port=0".into(),
                 ]
             })?;
+        let tool = |variable: &str| -> Result<Tool> {
+            Ok(Tool::new(oracle(variable)?, &folder.join("kubeconfig"), &folder))
+        };
         let plane = Self {
             url,
             metrics_port,
-            kubectl: oracle("RUSSET_KUBECTL")?,
-            helm: oracle("RUSSET_HELM")?,
+            kubectl: tool("RUSSET_KUBECTL")?,
+            helm: tool("RUSSET_HELM")?,
             etcd,
             apiserver,
             controller_manager,
@@ -114,13 +117,16 @@ impl Kubernetes {
             .await?;
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]).await?;
         let [metrics, gateway] = [self.metrics_port.to_string(), gateway_port.to_string()];
+        let [health] = free_ports()?;
         self.helm(&[
             "upgrade",
             "--install",
             "russet",
             &chart("russet"),
-            &format!("--set-string=operator.metrics.address={LOOPBACK},gateway.listen.address={LOOPBACK}"),
-            &format!("--set=operator.metrics.port={metrics},gateway.listen.port={gateway}"),
+            &format!("--set-string=operator.metrics.address={LOOPBACK},gateway.metrics.address={LOOPBACK}"),
+            &format!(
+                "--set=operator.metrics.port={metrics},gateway.port={gateway},gateway.metrics.port={health}"
+            ),
         ])
         .await?;
         Ok(())
@@ -156,43 +162,28 @@ impl Kubernetes {
 
     /// Runs kubectl as the administrator; what it printed.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        self.tool(&self.kubectl, arguments).await
+        self.kubectl.run(arguments).await
+    }
+
+    /// The same with that standard input.
+    pub async fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
+        self.kubectl.with_input(arguments, input).await
     }
 
     /// Runs Helm as the administrator, in Russet's namespace; what it printed.
     pub async fn helm(&self, arguments: &[&str]) -> Result<String> {
         let mut all = vec!["--namespace", "russet-system"];
         all.extend(arguments);
-        self.tool(&self.helm, &all).await
-    }
-
-    async fn tool(&self, program: &Path, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(program)
-            .args(arguments)
-            .env("KUBECONFIG", self.kubeconfig())
-            .env("HOME", &self.folder)
-            .env("KUBECACHEDIR", self.folder.join("kubecache"))
-            .stdin(Stdio::null())
-            .output()
-            .await
-            .with_context(|| format!("cannot run {}", program.display()))?;
-        if !output.status.success() {
-            bail!(
-                "{} {} failed:\n{}{}",
-                program.display(),
-                arguments.join(" "),
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        Ok(String::from_utf8(output.stdout)?)
+        self.helm.run(&all).await
     }
 
     async fn until(&self, what: &str, arguments: &[&str]) -> Result<()> {
         let begin = Instant::now();
         while let Err(error) = self.kubectl(arguments).await {
             if begin.elapsed() > PATIENCE {
-                bail!("not within {} s: {what}: {error:#}", PATIENCE.as_secs());
+                let logs = ["etcd", "kube-apiserver", "operator", "gateway"]
+                    .map(|name| format!("--- {name}\n{}", tail(&self.log(name), 20)));
+                bail!("not within {} s: {what}: {error:#}\n{}", PATIENCE.as_secs(), logs.concat());
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -275,11 +266,12 @@ fn credentials(folder: &Path, address: IpAddr, url: &str) -> Result<()> {
         "contexts": [{"name": "admin", "context": {"cluster": "kubernetes", "user": "admin"}}],
     });
     for (name, text) in [
-        ("ca.crt", ca_pem.clone()),
-        // The whole chain, as the servers of k3s and of `--cert-dir` show it.
-        ("apiserver.crt", format!("{certificate}{ca_pem}")),
+        ("ca.crt", ca_pem),
+        // Without its CA, as most servers show it.
+        ("apiserver.crt", certificate),
         ("apiserver.key", key.serialize_pem()),
         ("accounts.key", accounts.serialize_pem()),
+        ("accounts.pub", accounts.public_key_pem()),
         ("tokens.csv", format!("{TOKEN},admin,admin,system:masters\n")),
         ("kubeconfig", format!("{kubeconfig:#}\n")),
     ] {

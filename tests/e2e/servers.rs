@@ -1,0 +1,82 @@
+//! What only several API servers on one etcd can show: the loss of the leader, of a member of etcd.
+
+use anyhow::{Context, Result, bail, ensure};
+use russet_tests::ask::End;
+use russet_tests::cluster::Cluster;
+use russet_tests::control_plane::ControlPlane;
+use russet_tests::control_plane::etcd::OnEtcd;
+use serde_json::Value;
+
+use crate::{mistakes, path};
+
+/// Tokens of a stream that goes on while a leader is lost and found.
+const TOKENS: u32 = 700;
+
+fn plane(cluster: &mut Cluster) -> Result<&mut OnEtcd> {
+    match cluster.plane_mut()? {
+        ControlPlane::Etcd(plane) => Ok(plane),
+        _ => bail!("this cluster has no etcd"),
+    }
+}
+
+async fn holder(cluster: &Cluster) -> Result<String> {
+    let lease = cluster.get("leases russet-operator -n russet-system").await?;
+    Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Name and epoch of every group.
+async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
+    let groups = cluster.get("shardgroups").await?;
+    let groups = groups["items"].as_array().context("no list of groups")?;
+    Ok(groups
+        .iter()
+        .map(|group| (group["metadata"]["uid"].clone(), group["spec"]["epoch"].clone()))
+        .collect())
+}
+
+/// A member of etcd dies: writes go on at the others.
+pub async fn member(cluster: &mut Cluster) -> Result<()> {
+    path::quickstart(cluster).await?;
+    let engines = cluster.engines().await?;
+    for at in 0..3 {
+        plane(cluster)?.member(at, false)?;
+        cluster
+            .until("a write is taken while a member of etcd is dead", async |cluster| {
+                let map = format!(
+                    "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: member-{at}, namespace: default}}\n"
+                );
+                Ok(mistakes::apply(cluster, &map).await.is_ok())
+            })
+            .await?;
+        plane(cluster)?.member(at, true)?;
+    }
+    path::ready(cluster).await?;
+    ensure!(cluster.engines().await? == engines, "engines changed");
+    Ok(())
+}
+
+/// The server whose operator leads dies: the other's takes over, and no group restarts.
+pub async fn leader(cluster: &mut Cluster) -> Result<()> {
+    path::quickstart(cluster).await?;
+    let [first, second] = plane(cluster)?.candidates()?;
+    let led = holder(cluster).await?;
+    ensure!(led == second, "{led} leads and not {second}, which started first");
+    let (groups, engines) = (epochs(cluster).await?, cluster.engines().await?);
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    plane(cluster)?.kill_second().await?;
+    let struck = std::time::Instant::now();
+    cluster
+        .until("the other server's operator leads", async |cluster| {
+            Ok(holder(cluster).await.is_ok_and(|holder| holder == first))
+        })
+        .await?;
+    println!("fault: leader killed, the other leads = {:.2}", struck.elapsed().as_secs_f64());
+    let end = answer.finish().await;
+    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    // It acts: what fits nowhere is told so.
+    mistakes::fits_nowhere(cluster).await?;
+    path::ready(cluster).await?;
+    ensure!(epochs(cluster).await? == groups, "a group began a new epoch");
+    ensure!(cluster.engines().await? == engines, "engines changed");
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! kubectl and Helm as a person runs them: an administrator's kubeconfig, a home of their own.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+
+/// A program that reads a kubeconfig.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    home: PathBuf,
+}
+
+impl Tool {
+    /// The program under that kubeconfig; `home` takes its caches.
+    pub fn new(program: PathBuf, kubeconfig: &Path, home: &Path) -> Self {
+        Self { program, kubeconfig: kubeconfig.to_owned(), home: home.to_owned() }
+    }
+
+    /// Runs it, which must succeed; what it printed.
+    pub async fn run(&self, arguments: &[&str]) -> Result<String> {
+        self.with_input(arguments, "").await
+    }
+
+    /// The same with that standard input.
+    pub async fn with_input(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let mut child = Command::new(&self.program)
+            .args(arguments)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env("HOME", &self.home)
+            .env("KUBECACHEDIR", self.home.join("kubecache"))
+            .env("KUBECTL_APPLYSET", "true")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.program.display()))?;
+        child.stdin.take().context("no standard input")?.write_all(input.as_bytes()).await?;
+        let output = child.wait_with_output().await?;
+        if !output.status.success() {
+            bail!(
+                "{} {} failed:\n{}{}",
+                self.program.display(),
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
