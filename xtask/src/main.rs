@@ -30,7 +30,8 @@ cargo xtask VERB
   macos             whether all but MLX's half of the engine compiles for Macs
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
-  oracle [kubectl]  suites that compare with programs built from Go modules
+  oracle [SUITE]    suites that need programs built from Go modules: kubectl, charts, attempts,
+                    kubernetes, etcd; `build` only builds the programs
   skew [REVISION]   the end-to-end suite with the previous release's agent on the far machine
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N]    the same over N rounds, written to docs/evidence
