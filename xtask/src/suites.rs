@@ -71,6 +71,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &["--skip", "charts::"],
     },
     OracleSuite { name: "charts", test: "conformance", environment: &[], arguments: &["charts::"] },
+    OracleSuite { name: "store", test: "etcd", environment: &[], arguments: &[] },
     OracleSuite {
         name: "attempts",
         test: "attempts",
