@@ -158,6 +158,12 @@ pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     for (policy, bindings) in &book.policies {
         let Some(seen_as) = policy.matching.covers(api, attempt) else { continue };
+        if let Some(why) = parameters::problem(api, policy) {
+            if policy.fails {
+                return Err(refusal(attempt, policy, None, &misconfigured("policy", &why)));
+            }
+            continue;
+        }
         let mut inputs = None;
         for binding in bindings {
             if binding.matching.as_ref().is_some_and(|matching| matching.covers(api, attempt).is_none()) {
@@ -166,13 +172,7 @@ pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
             let params = match parameters::find(api, policy, binding, &call.namespace) {
                 Ok(params) => params,
                 Err(why) if policy.fails => {
-                    let message = format!("failed to configure binding: {why}");
-                    return Err(refusal(
-                        attempt,
-                        policy,
-                        binding,
-                        &Denial { message, reason: "Invalid".into() },
-                    ));
+                    return Err(refusal(attempt, policy, Some(binding), &misconfigured("binding", &why)));
                 }
                 Err(_) => continue,
             };
@@ -184,7 +184,7 @@ pub fn admit(api: &Api, attempt: &Attempt<'_>) -> Result<Vec<String>> {
                 for denial in &denials {
                     for action in &binding.actions {
                         match action {
-                            Action::Deny => return Err(refusal(attempt, policy, binding, denial)),
+                            Action::Deny => return Err(refusal(attempt, policy, Some(binding), denial)),
                             Action::Warn => warnings.push(format!(
                                 "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
                                 policy.name, binding.name, denial.message
@@ -222,12 +222,15 @@ fn namespace(api: &Api, attempt: &Attempt<'_>) -> Option<Value> {
     Some(shown)
 }
 
-fn refusal(attempt: &Attempt<'_>, policy: &Policy, binding: &Binding, denial: &Denial) -> ApiError {
+fn misconfigured(what: &str, why: &str) -> Denial {
+    Denial { message: format!("failed to configure {what}: {why}"), reason: "Invalid".into() }
+}
+
+fn refusal(attempt: &Attempt<'_>, policy: &Policy, binding: Option<&Binding>, denial: &Denial) -> ApiError {
     let resource = &attempt.call.resource;
-    let message = format!(
-        "ValidatingAdmissionPolicy '{}' with binding '{}' denied request: {}",
-        policy.name, binding.name, denial.message
-    );
+    let bound = binding.map(|binding| format!(" with binding '{}'", binding.name)).unwrap_or_default();
+    let message =
+        format!("ValidatingAdmissionPolicy '{}'{bound} denied request: {}", policy.name, denial.message);
     let mut error = ApiError::forbidden(&resource.group, &resource.plural, &attempt.call.name, &message)
         .with_causes(vec![Cause { reason: String::new(), message, field: String::new() }]);
     (error.reason, error.code) = match denial.reason.as_str() {

@@ -275,7 +275,9 @@ pub fn binding(new: &Value) -> Vec<Cause> {
         let (name, selected) = (!is_blank(&reference["name"]), reference["selector"].is_object());
         if name && selected {
             let told = "Forbidden: name and selector are mutually exclusive";
-            blame.say("FieldValueForbidden", "spec.paramRef.name", told);
+            for field in ["spec.paramRef.name", "spec.paramRef.selector"] {
+                blame.say("FieldValueForbidden", field, told);
+            }
         } else if !name && !selected {
             blame.required("spec.paramRef", "one of name or selector must be specified");
         }

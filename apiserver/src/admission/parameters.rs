@@ -9,6 +9,13 @@ use crate::api::Api;
 use crate::object;
 use crate::selector;
 
+/// What is wrong with what a policy says of its parameters.
+pub fn problem(api: &Api, policy: &Policy) -> Option<String> {
+    let (api_version, kind) = policy.param_kind.as_ref()?;
+    let known = api.kinds.table().of_kind(api_version, kind).is_some();
+    (!known).then(|| format!("failed to find resource referenced by paramKind: '{api_version}, Kind={kind}'"))
+}
+
 /// The parameters to evaluate with, one after another; the error says what is wrong with the binding. A policy without
 /// parameters is evaluated once, with none.
 pub fn find(
@@ -20,11 +27,7 @@ pub fn find(
     let (Some((api_version, kind)), Some(wanted)) = (&policy.param_kind, &binding.param_ref) else {
         return Ok(vec![None]);
     };
-    let resource = api
-        .kinds
-        .table()
-        .of_kind(api_version, kind)
-        .ok_or_else(|| format!("paramKind kind `{api_version}, Kind={kind}` not known"))?;
+    let Some(resource) = api.kinds.table().of_kind(api_version, kind) else { return Ok(Vec::new()) };
     let given = wanted["namespace"].as_str().unwrap_or_default();
     let place = match (resource.namespaced, given) {
         (false, "") => "",

@@ -147,7 +147,8 @@ impl Policy {
             shape["properties"][&name] = json!({});
             variables.extend(expression.map(|expression| (name, expression)));
         }
-        let names = Names { variables: Some(&shape), ..plain };
+        let composed = !variables.is_empty();
+        let names = Names { variables: composed.then_some(&shape), ..plain };
         let mut validations = Vec::new();
         for (index, validation) in list(spec, "validations") {
             let field = |name: &str| format!("spec.validations[{index}].{name}");

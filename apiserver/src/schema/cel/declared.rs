@@ -50,6 +50,11 @@ fn add_identity(node: &mut Value) {
     }
 }
 
+/// Whether a name is the language's own: a type, or, with a sign, something the parser made.
+pub fn is_own(name: &str) -> bool {
+    TYPES.contains(&name) || name.starts_with('@')
+}
+
 struct Walk<'a> {
     /// What may be named, then loop variables, innermost last, with the schema of what they hold where it is known.
     bound: Vec<(String, Option<&'a Value>)>,
@@ -146,8 +151,7 @@ impl<'a> Walk<'a> {
         if let Some((_, schema)) = self.bound.iter().rev().find(|(bound, _)| bound == name) {
             return *schema;
         }
-        // Names with a sign are the parser's own.
-        if !TYPES.contains(&name) && !name.starts_with('@') {
+        if !is_own(name) {
             self.say(format!("undeclared reference to '{name}' (in container '')"));
         }
         None
