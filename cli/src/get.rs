@@ -71,7 +71,7 @@ async fn plain(client: &kube::Client, path: &str) -> Result<Value> {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields");
     }
-    for item in object["items"].as_array_mut().into_iter().flatten() {
+    for item in object.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten() {
         if let Some(metadata) = item["metadata"].as_object_mut() {
             metadata.remove("managedFields");
         }

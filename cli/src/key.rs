@@ -85,7 +85,7 @@ async fn create(client: Client, namespace: &str, name: &str, spec: AccessKeySpec
     match keys.create(&PostParams::default(), &key).await {
         Ok(_) => {}
         Err(kube::Error::Api(error)) if error.code == 409 => bail!(
-            "AccessKey {namespace}/{name} exists already, and its key cannot be shown again; choose another name, or remove it with `russet delete accesskey {name} -n {namespace}`"
+            "AccessKey {namespace}/{name} exists already, and its key cannot be shown again; choose another name, or remove it with `russet delete accesskey/{name} -n {namespace}`"
         ),
         Err(error) => return Err(error).context(format!("cannot store AccessKey {namespace}/{name}")),
     }
@@ -112,7 +112,7 @@ async fn revoke(client: Client, namespace: &str, name: &str) -> Result<()> {
     }
     eprintln!(
         "AccessKey {namespace}/{name} is revoked; gateways refuse it within seconds. Keys stay required until the last \
-         AccessKey is deleted (`russet delete accesskey {name} -n {namespace}`)."
+         AccessKey is deleted (`russet delete accesskey/{name} -n {namespace}`)."
     );
     Ok(())
 }

@@ -48,6 +48,23 @@ pub const BODY_LIMIT: usize = 16 * 1024 * 1024;
 /// A body that takes longer than this holds memory for nothing.
 const BODY_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Reads what is left of a refused request, if that is little. Clients that still send when the answer
+/// comes may see a broken connection instead of it.
+pub(crate) async fn discard(mut body: Body) {
+    const MOST: usize = 256 * 1024;
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let read = async {
+        let mut read = 0;
+        while read < MOST
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    // Whoever sends more, or more slowly, has been refused all the same.
+    let _ = tokio::time::timeout(PATIENCE, read).await;
+}
+
 /// The whole body, if it is small and quick enough.
 async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let too_large = || {

@@ -55,7 +55,7 @@ pub(crate) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
     let shown = client_id(request.headers()).unwrap_or_else(|| format!("req_{unique}"));
     let origin = request.headers().get(header::ORIGIN).cloned();
     if let Err(refusal) = check(gate.side, request.uri(), request.headers()) {
-        return named(dialects::refuse(request.uri().path(), &refusal), &shown);
+        return named(turn_away(request, &refusal).await, &shown);
     }
     let mut response = if origin.is_some() && request.method() == Method::OPTIONS {
         preflight()
@@ -73,7 +73,7 @@ pub(crate) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
             }
             Err(refusal) => {
                 gate.metrics.turned_away(&refusal);
-                dialects::refuse(request.uri().path(), &refusal)
+                turn_away(request, &refusal).await
             }
         }
     };
@@ -81,6 +81,12 @@ pub(crate) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
         allow(response.headers_mut(), origin);
     }
     named(response, &shown)
+}
+
+async fn turn_away(request: Request, refusal: &Refusal) -> Response {
+    let response = dialects::refuse(request.uri().path(), refusal);
+    dialects::discard(request.into_body()).await;
+    response
 }
 
 /// Names every model and every key, which other machines need not know.

@@ -211,13 +211,17 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 pub(crate) async fn unknown_path(request: Request) -> Response {
     let path = request.uri().path();
     let message = format!("no such path: {} {}", request.method(), shorten(path));
-    dialects::refuse(path, &Refusal::new(Kind::UnknownPath, message))
+    let response = dialects::refuse(path, &Refusal::new(Kind::UnknownPath, message));
+    dialects::discard(request.into_body()).await;
+    response
 }
 
 async fn wrong_method(request: Request) -> Response {
     let path = request.uri().path();
     let message = format!("{} is not allowed on {}", request.method(), shorten(path));
-    dialects::refuse(path, &Refusal::new(Kind::MethodNotAllowed, message))
+    let response = dialects::refuse(path, &Refusal::new(Kind::MethodNotAllowed, message));
+    dialects::discard(request.into_body()).await;
+    response
 }
 
 fn shorten(path: &str) -> &str {

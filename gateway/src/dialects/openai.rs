@@ -18,7 +18,7 @@ use axum::{Extension, Json, Router};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 
-use super::{Dialect, read_body};
+use super::{Dialect, discard, read_body};
 use crate::guard::RequestId;
 use crate::keys::{Caller, Quota};
 use crate::refusal::{Kind, Refusal};
@@ -56,6 +56,7 @@ async fn chat(
         None => answer_chat(core, &id, caller, request).await,
         Some(refusal) => {
             core.turned_away(&refusal);
+            discard(request.into_body()).await;
             Err(refusal)
         }
     };

@@ -150,3 +150,25 @@ async fn a_renewed_certificate_is_shown_without_a_restart() {
     });
     changed.await.expect("the new certificate is shown");
 }
+
+#[tokio::test]
+async fn a_refused_upload_gets_its_answer_and_not_a_broken_connection() {
+    let lab = Lab::start(limits()).await;
+    // The body comes after the head and long after the refusal is decided.
+    let mut slow = handshake(&lab, &[b"http/1.1"]).await;
+    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n").await.unwrap();
+    for _ in 0..10 {
+        slow.write_all(&[b' '; 10_000]).await.unwrap();
+        slow.flush().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    let said = until_closed(&mut slow).await;
+    assert!(said.starts_with(b"HTTP/1.1 401"), "{}", String::from_utf8_lossy(&said));
+    // Over HTTP/2 as well, many at once.
+    let body = "x".repeat(100_000);
+    let asked =
+        (0..50).map(|_| lab.client.post(lab.network_url("/v1/chat/completions")).body(body.clone()).send());
+    for response in futures::future::join_all(asked).await {
+        assert_eq!(response.unwrap().status(), 401);
+    }
+}
