@@ -34,9 +34,8 @@ TOKENS = 64
 # One position, several, around the cache's step of 256, and beyond one chunk of 2048.
 LENGTHS = [1, 2, 3, 5, 9, 15, 16, 17, 31, 33, 63, 64, 100, 190, 230, 254, 255, 256, 257, 300, 2060]
 # Members wait for each other actively, often on fewer cores than there are members: unless a variant says
-# "thorough", stages of several are asked some of the prompts, and fewer tokens.
-SOME_LENGTHS = [1, 3, 16, 64, 190, 256, 257, 2060]
-SOME_TOKENS = 32
+# "thorough", stages of several are asked some of the prompts, and fewer tokens the more members there are.
+FEWER = {2: ([1, 3, 16, 64, 190, 256, 257, 2060], 32), 4: ([3, 64, 257, 2060], 12)}
 # Layers per rank of the groups a variant is tried on; the last entry of a list holds the first layers.
 ALONE, PAIR, THREE = [5], [3, 2], [2, 2, 1]
 EVERY = [ALONE, PAIR, THREE, [1, 4], [1, 3, 1]]
@@ -295,7 +294,7 @@ def be_a_shard(out, variant):
     mx.eval(model.parameters())
     spec = VARIANTS[variant]
     thorough = spec.get("thorough") and group.size() == 2
-    answers = generate(model) if thorough else generate(model, SOME_LENGTHS, SOME_TOKENS)
+    answers = generate(model) if thorough else generate(model, *FEWER[group.size()])
     if group.rank() == 0:
         write(out / variant / f"tensor-{group.size()}", spec, answers)
 

@@ -22,7 +22,9 @@ pub fn oracle(python: &Python) -> Result<Vec<(String, OsString)>> {
         fs::read(ORACLE).with_context(|| format!("read {ORACLE}; run this in the workspace's root"))?;
     let folder = cache_dir()?.join(format!("oracle-{MLX_VERSION}-{:016x}", fingerprint(&script)));
     if !folder.join(MARK).exists() {
-        println!("exactness: asking mlx-lm (once for each version of {ORACLE}, about a minute)");
+        println!(
+            "exactness: asking mlx-lm, alone and sharded (once for each version of {ORACLE}, some minutes)"
+        );
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let status = python.command().arg(ORACLE).arg(&folder).env("OPENBLAS_NUM_THREADS", "1").status()?;

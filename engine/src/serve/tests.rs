@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Parser as _;
 use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
+use russet_rpc::engine::follow_command::Command;
 use russet_rpc::tls::{self, Files};
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
 use russet_wire::request::{GenerationRequest, Message, Sampling};
@@ -445,6 +446,44 @@ async fn ranks_that_do_not_belong_together_refuse_each_other_by_name() {
     right.serving().await;
     right.life.drain("the test is over");
     assert_eq!(right.outcome().await, Outcome::Stopped);
+}
+
+#[tokio::test]
+async fn a_leader_of_another_build_or_group_is_refused_by_name_before_anything_else() {
+    let lab = Lab::new();
+    let group = "--layers-per-rank 2,2,1,1 --tensor-size 2 --transport direct \
+                 --ring-hosts 127.0.0.1:1,127.0.0.1:1,127.0.0.1:1,127.0.0.1:1 \
+                 --tensor-hosts 127.0.0.1:1,127.0.0.1:1,127.0.0.1:1,127.0.0.1:1";
+    let fake = Fake::new();
+    let follower = lab.start("n3", &format!("{group} --rank 3 --epoch 3"), fake.clone()).await;
+    let build = russet_rpc::ENGINE_BUILD;
+    let right = pb::Hello { build: build.into(), group_uid: "g".into(), epoch: 3, size: 4, tensor_size: 2 };
+    let newer = "russet-engine/999.0.0";
+    let mut client = EngineClient::new(lab.channel(&follower, &tls::node_user("n0")));
+    for (wrong, said) in [
+        (
+            pb::Hello { build: newer.into(), ..right.clone() },
+            format!("the builds differ: this rank has {build}, rank 0 has {newer}"),
+        ),
+        (pb::Hello { group_uid: "h".into(), ..right.clone() }, "this rank has g, rank 0 has h".into()),
+        (pb::Hello { epoch: 4, ..right.clone() }, "epochs differ: this rank has 3, rank 0 has 4".into()),
+        (pb::Hello { size: 2, ..right.clone() }, "sizes differ: this rank has 4, rank 0 has 2".into()),
+        (
+            pb::Hello { tensor_size: 1, ..right.clone() },
+            "tensor sizes differ: this rank has 2, rank 0 has 1".into(),
+        ),
+    ] {
+        let hello = pb::FollowCommand { command: Some(Command::Hello(wrong)) };
+        let status = within("the refusal", client.follow(futures::stream::iter([hello]))).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains(&said), "{said}: {}", status.message());
+    }
+    assert!(fake.steps().is_empty());
+    // The right one is still welcome.
+    let (sender, commands) = tokio::sync::mpsc::unbounded_channel();
+    sender.send(pb::FollowCommand { command: Some(Command::Hello(right)) }).unwrap();
+    let commands = tokio_stream::wrappers::UnboundedReceiverStream::new(commands);
+    within("the welcome", client.follow(commands)).await.unwrap();
 }
 
 #[tokio::test]

@@ -131,7 +131,11 @@ struct Sequence<'a> {
 
 /// Holds the group to its oracle, and one of several members to that of a single rank too.
 fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
-    let (prompts, tokens) = if case.members == 1 { (20, 64) } else { (8, 32) };
+    let (prompts, tokens) = match case.members {
+        1 => (20, 64),
+        2 => (8, 32),
+        _ => (4, 12),
+    };
     let answered = oracle.tokens.iter().map(Vec::len).min().unwrap_or_default();
     ensure!(oracle.prompts.len() >= prompts && answered >= tokens, "the oracle answered too little");
     let mut reports = vec![compare(runtime, &case.oracle, oracle, oracle, Rule::equal(&oracle.dtype))?];
