@@ -33,8 +33,10 @@ pub const COMPACTION: Duration = Duration::from_secs(300);
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long a start waits for etcd.
 const START: Duration = Duration::from_secs(45);
-/// How long a read or write waits for the cache to show what etcd has.
-const CATCH_UP: Duration = Duration::from_secs(4);
+/// How long a request waits for the cache to show what etcd has. Together with what a write may take
+/// ([`members::PATIENCE`]) it is less than what lies between the end of one leader's term and the beginning of the next
+/// one's (`operator::leader`).
+const CATCH_UP: Duration = Duration::from_secs(3);
 
 /// How etcd is reached.
 #[derive(Clone, Debug)]
@@ -221,7 +223,11 @@ impl Shared {
             .await;
         let answer = asked.map_err(|failure| failure.of_a_write(&self.members))?;
         let revision = answer.value.header().map_or(0, |header| header.revision().unsigned_abs());
-        self.reach(revision).await?;
+        let visible = self.reach(revision).await;
+        if !answer.value.succeeded() {
+            visible?;
+        }
+        // What was written is written, even if this server's own watch lags; whoever reads next waits for it.
         let found = answer.value.op_responses().into_iter().find_map(|response| match response {
             TxnOpResponse::Get(got) => Some(got.kvs().first().and_then(|kv| record(&self.prefix, kv))),
             _ => None,
@@ -310,7 +316,13 @@ impl Store for Etcd {
             if !sent {
                 return Err(StoreError::Closed);
             }
-            answer.await.unwrap_or(Err(StoreError::Closed))
+            match tokio::time::timeout(CATCH_UP, answer).await {
+                Ok(answer) => answer.unwrap_or(Err(StoreError::Closed)),
+                Err(_) => Err(StoreError::Unreachable {
+                    endpoints: self.shared.members.urls(),
+                    why: format!("it did not tell its revision within {} s", CATCH_UP.as_secs()),
+                }),
+            }
         })
     }
 

@@ -7,8 +7,8 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use serde_json::json;
 
-use crate::support::{Cluster, code};
-use crate::{thing, thing_api, things};
+use super::support::{Cluster, code};
+use super::{thing, thing_api, things};
 
 fn config(data: serde_json::Value) -> Patch<serde_json::Value> {
     Patch::Apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}))

@@ -14,7 +14,7 @@ use russet_apiserver::store::{Change, Expect, Outcome, Store, Txn};
 use russet_apiserver::{Config, Error};
 use serde_json::json;
 
-use crate::support::Cluster;
+use super::support::{Cluster, Place};
 
 #[tokio::test]
 async fn a_restarted_server_has_its_objects_and_tells_old_watchers_to_list_again() {
@@ -66,7 +66,7 @@ async fn a_controller_follows_a_server_through_its_restart() {
 
 #[tokio::test]
 async fn a_port_or_a_directory_in_use_is_an_error_that_says_what_to_do() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_in(Place::in_a_file()).await;
     let folder = tempfile::tempdir().unwrap();
     let taken = russet_apiserver::start(Config::new(folder.path()).listen(cluster.running().addr())).await;
     let Err(error @ Error::Listen { .. }) = taken else { panic!("it started") };

@@ -3,7 +3,7 @@
 use http::{Method, Request};
 use serde_json::{Value, json};
 
-use crate::support::Cluster;
+use super::support::Cluster;
 
 /// Sends a body and returns the status code, with the answer for the message of a failed assertion.
 async fn send(

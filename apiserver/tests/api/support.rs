@@ -5,39 +5,146 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use russet_apiserver::store::etcd::EtcdConfig;
 use russet_apiserver::{Config, Running};
+
+use self::etcd::Etcd;
+
+#[path = "../../../tests/support/etcd.rs"]
+pub mod etcd;
 
 /// How long a test waits for what must happen: generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a server keeps its objects: what is left when it has stopped.
+pub struct Place {
+    folder: tempfile::TempDir,
+    etcd: Option<Arc<Shared>>,
+}
+
+/// A part of an etcd that servers share.
+pub struct Shared {
+    etcd: Arc<Mutex<Etcd>>,
+    prefix: String,
+}
 
 /// A running server.
 pub struct Cluster {
     running: Option<Running>,
     client: kube::Client,
-    folder: tempfile::TempDir,
+    place: Place,
+}
+
+impl Place {
+    /// A new place: a directory, and in the binary `etcd`, which runs the same tests, a part of an etcd.
+    pub fn new() -> Self {
+        let etcd = (env!("CARGO_CRATE_NAME") == "etcd").then(|| Arc::new(Shared::of_one_member()));
+        Self { folder: tempfile::tempdir().unwrap(), etcd }
+    }
+
+    /// A place that is never an etcd.
+    pub fn in_a_file() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), etcd: None }
+    }
+
+    /// A place in this etcd.
+    pub fn on(etcd: Arc<Shared>) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), etcd: Some(etcd) }
+    }
+
+    /// How a server is started here.
+    pub fn config(&self) -> Config {
+        let config = Config::new(self.folder.path()).listen(([127, 0, 0, 1], 0).into());
+        match &self.etcd {
+            None => config,
+            Some(shared) => config.etcd(shared.config()),
+        }
+    }
+}
+
+impl Place {
+    /// How a server would be started on this directory with its objects elsewhere.
+    pub fn moved_to(&self, etcd: &Shared) -> Config {
+        self.config().etcd(etcd.config())
+    }
+}
+
+impl Shared {
+    /// A part of the one member that tests running at this time share; it ends with the last of them.
+    fn of_one_member() -> Self {
+        static ONE: Mutex<Weak<Mutex<Etcd>>> = Mutex::new(Weak::new());
+        let mut one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let etcd = one.upgrade().unwrap_or_else(|| Self::started(1, false));
+        *one = Arc::downgrade(&etcd);
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Self { etcd, prefix: format!("/test-{}", NEXT.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    /// An etcd of its own.
+    pub fn of(members: usize, tls: bool) -> Arc<Self> {
+        Arc::new(Self {
+            etcd: Self::started(members, tls),
+            prefix: russet_apiserver::store::etcd::PREFIX.into(),
+        })
+    }
+
+    fn started(members: usize, tls: bool) -> Arc<Mutex<Etcd>> {
+        if etcd::program().is_none() {
+            assert!(std::env::var_os("RUSSET_ORACLES").is_none(), "{} names no etcd", etcd::PROGRAM);
+            // Nothing in this binary can run, and one line says so.
+            println!("skipped: {} names no etcd", etcd::PROGRAM);
+            std::process::exit(0);
+        }
+        Arc::new(Mutex::new(Etcd::start(members, tls).unwrap()))
+    }
+
+    /// The etcd.
+    pub fn etcd(&self) -> MutexGuard<'_, Etcd> {
+        self.etcd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How servers reach it.
+    pub fn config(&self) -> EtcdConfig {
+        let etcd = self.etcd();
+        let tls = etcd.tls.as_ref();
+        EtcdConfig {
+            ca_file: tls.map(|tls| tls.ca.clone()),
+            cert_file: tls.map(|tls| tls.cert.clone()),
+            key_file: tls.map(|tls| tls.key.clone()),
+            prefix: self.prefix.clone(),
+            ..EtcdConfig::new(etcd.endpoints())
+        }
+    }
 }
 
 impl Cluster {
     /// Starts a server on a free port.
     pub async fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        Self::start_in(folder).await
+        Self::start_in(Place::new()).await
     }
 
     /// Starts a server on what an earlier one left.
-    pub async fn start_in(folder: tempfile::TempDir) -> Self {
-        Self::start_at(folder, ([127, 0, 0, 1], 0).into()).await
+    pub async fn start_in(place: Place) -> Self {
+        let config = place.config();
+        Self::start_with(place, config).await
     }
 
     /// Starts a server on what an earlier one left, where that one listened.
-    pub async fn start_at(folder: tempfile::TempDir, listen: SocketAddr) -> Self {
-        let config = Config::new(folder.path()).listen(listen);
+    pub async fn start_at(place: Place, listen: SocketAddr) -> Self {
+        let config = place.config().listen(listen);
+        Self::start_with(place, config).await
+    }
+
+    /// Starts a server as told.
+    pub async fn start_with(place: Place, config: Config) -> Self {
         let running = russet_apiserver::start(config).await.unwrap();
         let client = client_of(running.kubeconfig().to_path_buf()).await;
-        Self { running: Some(running), client, folder }
+        Self { running: Some(running), client, place }
     }
 
     /// The administrator's client.
@@ -53,7 +160,7 @@ impl Cluster {
     /// A client with this certificate.
     pub async fn client_as(&self, user: &str, groups: &[&str]) -> kube::Client {
         let (cert, key) = self.running().authority().issue_client(user, groups, 1).unwrap();
-        let path = self.folder.path().join(format!("kubeconfig-{user}"));
+        let path = self.place.folder.path().join(format!("kubeconfig-{user}"));
         russet_apiserver::pki::write_kubeconfig(
             &path,
             &self.running().url(),
@@ -65,13 +172,22 @@ impl Cluster {
         client_of(path).await
     }
 
+    /// A client of this server with a certificate that another issued.
+    pub async fn client_for(&self, user: &str, issuer: &Self) -> kube::Client {
+        let (cert, key) = issuer.running().authority().issue_client(user, &[], 1).unwrap();
+        let path = self.place.folder.path().join(format!("kubeconfig-{user}"));
+        let (url, ca) = (self.running().url(), self.running().ca_pem());
+        russet_apiserver::pki::write_kubeconfig(&path, &url, ca, &cert, &key).unwrap();
+        client_of(path).await
+    }
+
     /// A client with this bearer token.
     pub async fn client_with_token(&self, token: &str) -> kube::Client {
         let text = std::fs::read_to_string(self.running().kubeconfig()).unwrap();
         let kept: Vec<&str> = text.lines().filter(|line| !line.contains("client-")).collect();
         let text =
             kept.join("\n").replace("  user:\ncontexts", &format!("  user:\n    token: {token}\ncontexts"));
-        let path = self.folder.path().join("kubeconfig-token");
+        let path = self.place.folder.path().join("kubeconfig-token");
         std::fs::write(&path, text).unwrap();
         client_of(path).await
     }
@@ -86,13 +202,13 @@ impl Cluster {
         assert!(tokio::time::timeout(PATIENCE, holds).await.is_ok(), "never happened: {what}");
     }
 
-    /// Stops the server and hands back its directory.
-    pub async fn stop(mut self) -> tempfile::TempDir {
+    /// Stops the server and hands back what it leaves.
+    pub async fn stop(mut self) -> Place {
         drop(self.client);
         if let Some(running) = self.running.take() {
             running.shutdown().await;
         }
-        self.folder
+        self.place
     }
 }
 

@@ -16,13 +16,20 @@ use crate::store::cache::{Event, EventKind};
 pub(super) const PROGRESS: Duration = Duration::from_millis(50);
 /// Keys in one page: at 1 KiB an object half a MiB.
 const PAGE: i64 = 500;
+/// A watch that lasted this long had been open.
+const STEADY: Duration = Duration::from_secs(10);
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// Follows for as long as the store lives.
 pub(super) async fn run(shared: Arc<Shared>) {
+    // An outage is told once; that it is over, whoever asks etcd tells.
+    let mut told = false;
     loop {
-        match follow(&shared).await {
+        let begun = tokio::time::Instant::now();
+        let ended = follow(&shared).await;
+        told &= begun.elapsed() < STEADY;
+        match ended {
             Ended::Moved => {}
             Ended::Behind => {
                 match load(&shared.members, &shared.prefix).await {
@@ -35,7 +42,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 tokio::time::sleep(AGAIN).await;
             }
             Ended::Broken { at, why } => {
-                tracing::warn!(why, "the watch of etcd broke and goes on");
+                if std::mem::replace(&mut told, true) {
+                    tracing::debug!(why, "the watch of etcd cannot be opened");
+                } else {
+                    tracing::warn!(why, "the watch of etcd broke; it is opened again");
+                }
                 shared.members.leave(at);
                 tokio::time::sleep(AGAIN).await;
             }

@@ -14,11 +14,10 @@ use tonic::Code;
 use super::EtcdConfig;
 use crate::store::StoreError;
 
-/// How long one member may take. Electing a new leader takes etcd about a second.
-const ATTEMPT: Duration = Duration::from_secs(2);
-/// How long all of them together may: less than what lies between the end of one leader's term and the beginning of the
-/// next one's (`operator::leader`).
-const PATIENCE: Duration = Duration::from_millis(4500);
+/// How long one member may take.
+const ATTEMPT: Duration = Duration::from_millis(1500);
+/// How long all of them together may: electing a new leader takes etcd between one and two seconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two rounds.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A member that is not reached by then is not there.
@@ -148,7 +147,8 @@ impl Members {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let deadline = Instant::now() + PATIENCE;
+        let begun = Instant::now();
+        let deadline = begun + PATIENCE;
         let mut repeated = false;
         for tried in 1.. {
             let at = *self.current.borrow();
@@ -167,11 +167,12 @@ impl Members {
                 },
                 Err(_) => {
                     repeated = true;
-                    format!("{url}: no answer within {:.1} s", left.as_secs_f64())
+                    format!("{url}: no answer")
                 }
             };
             self.leave(at);
             if Instant::now() + PAUSE >= deadline {
+                let why = format!("{why}; tried for {:.1} s", begun.elapsed().as_secs_f64());
                 return Err(if repeated { Failure::Undecided(why) } else { Failure::Unreachable(why) });
             }
             if tried % self.members.len() == 0 {
