@@ -10,8 +10,8 @@ use crate::cargo::root;
 /// What uninstalling a chart must leave alone: with these, everything of the people's would go.
 const KEEP: &str = "  annotations:\n    helm.sh/resource-policy: keep\n";
 
-/// The identities of components on a server of somebody else's, in place of the embedded server's
-/// certificate users: rules are the same, subjects are not.
+/// Components whose certificate users only the embedded server makes; elsewhere the same bindings name
+/// their ServiceAccounts, and those users would be an open door to whoever signs certificates.
 const COMPONENTS: [&str; 2] = ["operator", "gateway"];
 
 /// A file of the repository and what it should hold.
@@ -83,7 +83,9 @@ fn rules(name: &str, text: &str) -> Result<String> {
     for document in literal(name, text)?.split("\n---\n") {
         let document = document.trim_end();
         if !document.contains("\nkind: Namespace") {
-            documents.push(for_service_accounts(document));
+            let document = for_service_accounts(document).trim_end().to_owned();
+            ensure!(!document.ends_with("\nsubjects:"), "{name} has a binding of a component's user alone");
+            documents.push(document);
         } else if !document.contains("name: russet-system") {
             documents.push(document.replacen("metadata:\n", &format!("metadata:\n{KEEP}"), 1));
         }
@@ -95,12 +97,11 @@ fn rules(name: &str, text: &str) -> Result<String> {
     ))
 }
 
+/// A document without the users of components.
 fn for_service_accounts(document: &str) -> String {
-    COMPONENTS.iter().fold(document.to_owned(), |text, component| {
-        text.replace(
-            &format!("- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:{component}"),
-            &format!("- kind: ServiceAccount\n  name: russet-{component}\n  namespace: russet-system"),
-        )
+    COMPONENTS.iter().fold(format!("{document}\n"), |text, component| {
+        let user = "- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:";
+        text.replace(&format!("{user}{component}\n"), "")
     })
 }
 
@@ -128,18 +129,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_become_service_accounts_and_the_release_brings_its_own_namespace() {
-        let text = "# Who may.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-system\n---\nkind: ClusterRoleBinding\nsubjects:\n- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:operator\n- apiGroup: rbac.authorization.k8s.io\n  kind: Group\n  name: russet:nodes\n---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-nodes\n";
+    fn only_service_accounts_stay_and_the_release_brings_its_own_namespace() {
+        let text = "# Who may.\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-system\n---\nkind: ClusterRoleBinding\nsubjects:\n- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:operator\n- kind: ServiceAccount\n  name: russet-operator\n  namespace: russet-system\n---\napiVersion: v1\nkind: Namespace\nmetadata:\n  name: russet-nodes\n";
         let chart = rules("rbac.yaml", text).unwrap();
         assert!(!chart.contains("  name: russet-system\n---"), "{chart}");
-        assert!(
-            chart.contains(
-                "- kind: ServiceAccount\n  name: russet-operator\n  namespace: russet-system\n- apiGroup"
-            ),
-            "{chart}"
-        );
-        assert!(chart.contains("  name: russet:nodes\n---"), "{chart}");
+        assert!(chart.contains("subjects:\n- kind: ServiceAccount\n  name: russet-operator\n"), "{chart}");
         assert!(chart.contains("keep\n  name: russet-nodes"), "{chart}");
+        let alone = "kind: RoleBinding\nsubjects:\n- apiGroup: rbac.authorization.k8s.io\n  kind: User\n  name: russet:gateway\n";
+        assert!(rules("rbac.yaml", alone).is_err(), "a binding of nobody must be noticed");
     }
 
     #[test]
