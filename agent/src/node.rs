@@ -190,6 +190,7 @@ fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>
         }),
         disk: Some(NodeDisk { total_bytes: total, free_bytes: free / DISK_STEP * DISK_STEP }),
         addresses: addresses.iter().map(IpAddr::to_string).collect(),
+        sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
         links: Vec::new(),
         backends: vec!["ring".into()],
         agent_version: Some(env!("CARGO_PKG_VERSION").into()),

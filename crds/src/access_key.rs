@@ -78,6 +78,10 @@ pub enum KeyState {
     Enabled,
     /// It is refused, like one nobody knows.
     Disabled,
+    /// A word of a newer release; refused as well.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// What the gateway made of the key.

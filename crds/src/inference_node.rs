@@ -103,6 +103,11 @@ pub struct InferenceNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub backends: Vec<String>,
+    /// Splits the node's engine can run, by their mode; one that an older release reports not at all
+    /// runs single ranks and pipelines.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub sharding_modes: Vec<String>,
     /// Links to other nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]

@@ -71,7 +71,7 @@ pub fn fingerprint(node: &InferenceNode) -> String {
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
     format!(
-        "{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {:?} {deleting}",
-        node.spec.scheduling, status.engine_build, status.backends, status.links
+        "{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {deleting}",
+        node.spec.scheduling, status.engine_build, status.backends, status.sharding_modes, status.links
     )
 }

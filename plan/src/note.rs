@@ -57,6 +57,13 @@ pub enum Note {
         /// The node.
         node: String,
     },
+    /// The engine of a node cannot hold parts of layers.
+    NoTensor {
+        /// The node.
+        node: String,
+        /// Its build.
+        build: Option<String>,
+    },
     /// Nodes have different engines and cannot share a group.
     Builds {
         /// Build and nodes, of every build.
@@ -152,6 +159,7 @@ impl Note {
             Note::Closed { .. } => Reason::Unschedulable,
             Note::NoNodes => Reason::NoNodes,
             Note::NoRing { .. }
+            | Note::NoTensor { .. }
             | Note::TooSmall { .. }
             | Note::Together { .. }
             | Note::Builds { .. }
@@ -218,6 +226,11 @@ impl fmt::Display for Note {
                     "node {node}: its engine does not offer the ring backend, which groups of several ranks need"
                 )
             }
+            Note::NoTensor { node, build } => write!(
+                out,
+                "node {node}: its engine ({}) is of a release that cannot cut layers; update the node",
+                build.as_deref().unwrap_or("an unknown build")
+            ),
             Note::Builds { builds } => {
                 let builds: Vec<String> =
                     builds.iter().map(|(build, nodes)| format!("{build} on {}", nodes.join(", "))).collect();

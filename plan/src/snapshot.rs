@@ -34,6 +34,8 @@ pub struct Node {
     pub engine_build: Option<String>,
     /// Distributed backends the engine offers; empty when the agent does not say.
     pub backends: Vec<String>,
+    /// Whether its engine can hold parts of layers; that of an older release cannot.
+    pub cuts_layers: bool,
     /// Links to other nodes, as this node reports them.
     pub links: Vec<Link>,
 }

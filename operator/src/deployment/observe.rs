@@ -109,6 +109,7 @@ pub fn snapshot(
             availability: availability(node, now),
             engine_build: status.engine_build,
             backends: status.backends,
+            cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
             links: status.links,
         };
         view.nodes.insert(name, seen);

@@ -111,10 +111,11 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
         .find(|shard| shard.spec.epoch == epoch && !shard.spec.peers.is_empty())
         .map(|shard| Told { peers: shard.spec.peers.clone(), transport: shard.spec.transport });
     let written = observed.told.clone().or(written);
-    let loss = loss(&states, written.as_ref().map(|told| told.peers.as_slice()));
+    // What a newer release planned, this one would describe wrongly to the agents, and so leaves alone.
+    let known = group.spec.plan.backend != Backend::Unknown;
+    let loss = loss(&states, written.as_ref().map(|told| told.peers.as_slice())).filter(|_| known);
     let pause = loss.as_ref().and_then(|_| pause(&observed.begun, now));
-    let bump =
-        if pause.is_some() || group.spec.plan.backend == Backend::Unknown { None } else { loss.clone() };
+    let bump = if pause.is_some() { None } else { loss.clone() };
 
     let (epoch, told) = match (&bump, written) {
         (Some(_), _) => (epoch + 1, Told::default()),
@@ -122,8 +123,6 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
         (None, None) => (epoch, meeting(observed, &states).unwrap_or_default()),
     };
     let mut shards = Vec::new();
-    // What a newer release planned, this one would describe wrongly to the agents.
-    let known = group.spec.plan.backend != Backend::Unknown;
     for rank in (0..states.len() as u32).filter(|_| known) {
         let leaving =
             observed.shards.get(&rank).is_some_and(|shard| shard.metadata.deletion_timestamp.is_some());

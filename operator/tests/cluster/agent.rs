@@ -132,7 +132,7 @@ impl Machine {
         let node = json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name},
             "status": {"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),
-                       "engineBuild": "1", "backends": ["ring"]},
+                       "engineBuild": "1", "backends": ["ring"], "shardingModes": ["Tensor"]},
         });
         if self.report(api.patch_status(&self.name, &apply(), &Patch::Apply(&node)).await).is_some() {
             self.reported = Some(granted);

@@ -72,6 +72,9 @@ pub fn check(
         match view.nodes.get(&member.node_name) {
             Some(node) if node.availability == Availability::Open => {
                 builds.insert(&node.engine_build);
+                if size > 1 && !node.cuts_layers {
+                    wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
+                }
             }
             _ => wrong.push(Violation::NodeClosed { group: group(), node: member.node_name.clone() }),
         }

@@ -91,15 +91,32 @@ pub fn find(
         }
         notes.extend(too_small);
     }
+    // Engines of an older release know nothing of tensor groups and would hold whole layers.
+    let mut cutting = builds.clone();
+    for seats in cutting.values_mut() {
+        seats.retain(|seat| view.nodes.get(seat.node).is_some_and(|node| node.cuts_layers));
+    }
+    cutting.retain(|_, seats| !seats.is_empty());
     let mut meeting = meeting(view, want, replica, count_unreleased, without);
     match &want.split {
         Split::Single => Err(notes),
         Split::Auto => {
             meeting.rdma_only = true;
-            if let Some(decided) = auto_tensor(want, fit, &builds, &meeting, &notes) {
+            if let Some(decided) = auto_tensor(want, fit, &cutting, &meeting, &notes) {
                 return decided;
             }
             several(want, fit, &builds, &meeting, notes)
+        }
+        Split::Tensor(_) | Split::Hybrid(_) => {
+            for seat in builds.values().flatten() {
+                if let Some(node) = view.nodes.get(seat.node).filter(|node| !node.cuts_layers) {
+                    notes.push(Note::NoTensor {
+                        node: seat.node.to_owned(),
+                        build: node.engine_build.clone(),
+                    });
+                }
+            }
+            several(want, fit, &cutting, &meeting, notes)
         }
         _ => several(want, fit, &builds, &meeting, notes),
     }

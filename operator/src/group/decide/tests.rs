@@ -328,3 +328,83 @@ fn restarts_are_quick_at_first_and_pause_after_twenty_in_ten_minutes() {
         }
     }
 }
+
+#[test]
+fn a_plan_of_a_newer_release_is_left_alone() {
+    for mut observed in [observed(2), both(2, &peers(100), 2, [SERVING, SERVING]), {
+        let mut failed = both(2, &peers(100), 2, [SERVING, SERVING]);
+        edit(&mut failed, 1, |shard| {
+            shard.status.as_mut().unwrap().failure = Some("signal 9".to_owned());
+        });
+        failed
+    }] {
+        Arc::make_mut(&mut observed.group).spec.plan.backend = Backend::Unknown;
+        let planned = decide(&observed, at(0));
+        assert_eq!(outcome(&planned), (2, vec![], false, "NewerRelease".to_owned()));
+        assert_eq!(planned.bump, None);
+    }
+}
+
+#[test]
+fn a_shard_no_agent_of_this_release_can_run_shows_in_its_group() {
+    let mut observed = both(1, &[], 1, [CLAIMED, &[]]);
+    edit(&mut observed, 1, |shard| {
+        let conditions = &mut shard.status.as_mut().unwrap().conditions;
+        let why = "spec.backend is a word of a newer release than this agent's 0.1.0; update this node";
+        conditions::set(conditions, Type::Claimed, false, Reason::NewerRelease, why, None, at(0));
+    });
+    let planned = decide(&observed, at(0));
+    let ready = conditions::get(&planned.status.conditions, Type::Ready).unwrap();
+    assert_eq!(ready.reason, "NewerRelease");
+    assert!(ready.message.starts_with("rank 1 on b: spec.backend is a word of a newer release"));
+}
+
+#[test]
+fn every_rank_is_told_the_cables_of_its_own_stage() {
+    let mut observed = observed(1);
+    let cell = |name: &str| if name.is_empty() { vec![] } else { vec![name.to_owned()] };
+    let plan = &mut Arc::make_mut(&mut observed.group).spec.plan;
+    (plan.backend, plan.tensor_size) = (Backend::Jaccl, 2);
+    let rows = [["", "x0"], ["x1", ""], ["", "y0"], ["y1", ""]];
+    plan.members = (0..4)
+        .map(|rank: u32| GroupMember {
+            rank,
+            node_name: format!("n{rank}"),
+            layers: 2,
+            rdma_devices: rows[rank as usize].map(cell).to_vec(),
+            ..GroupMember::default()
+        })
+        .collect();
+    let shards = decide(&observed, at(0)).shards;
+    for (rank, wanted) in [(0, &rows[..2]), (1, &rows[..2]), (2, &rows[2..]), (3, &rows[2..])] {
+        let wanted: Vec<Vec<Vec<String>>> = wanted.iter().map(|row| row.map(cell).to_vec()).collect();
+        let shard: &ShardSpec = &shards[rank];
+        assert_eq!((&shard.rdma_devices, shard.backend, shard.tensor_size), (&wanted, Backend::Jaccl, 2));
+        assert_eq!(shard.layers_per_rank, [2, 2, 2, 2]);
+    }
+}
+
+#[test]
+fn how_ranks_meet_is_decided_once_for_an_epoch() {
+    let link = |peer: &str, own: &str, other: &str| russet_crds::Link {
+        peer: peer.to_owned(),
+        kind: russet_crds::LinkKind::Thunderbolt,
+        address: Some(own.to_owned()),
+        peer_address: Some(other.to_owned()),
+        ..russet_crds::Link::default()
+    };
+    let mut observed = both(1, &[], 1, [CLAIMED, CLAIMED]);
+    observed.links = BTreeMap::from([
+        ("a".to_owned(), vec![link("b", "a", "b")]),
+        ("b".to_owned(), vec![link("a", "b", "a")]),
+    ]);
+    let told = decide(&observed, at(0)).shards;
+    assert!(told.iter().all(|shard| shard.transport == Transport::Direct && shard.peers.len() == 2));
+    // The cable is gone, and half of the ranks have been told: the other half is told the same.
+    let (peers, transport) = (told[0].peers.clone(), told[0].transport);
+    edit(&mut observed, 0, |shard| (shard.spec.peers, shard.spec.transport) = (peers, transport));
+    observed.links.clear();
+    let rest = decide(&observed, at(0)).shards;
+    assert_eq!(rest.len(), 1);
+    assert_eq!((rest[0].rank, rest[0].transport), (1, Transport::Direct));
+}
