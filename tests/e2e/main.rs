@@ -3,6 +3,7 @@
 
 mod faults;
 mod gitops;
+mod keys;
 mod mistakes;
 mod path;
 mod servers;
@@ -41,6 +42,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
+        ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),
         ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),
         ("an_unknown_field_or_type_is_named", |c| Box::pin(mistakes::unknown_field(c))),
         ("a_model_that_fits_nowhere_says_the_numbers", |c| Box::pin(mistakes::fits_nowhere(c))),
@@ -95,13 +97,16 @@ fn main() {
             let started = std::time::Instant::now();
             let result = runtime.block_on(async {
                 let bound = std::time::Duration::from_secs(300);
-                match tokio::time::timeout(bound, scenario(cluster)).await {
-                    Ok(result) => result,
-                    Err(_) => Err(anyhow::anyhow!("hung for 300 s\n{}", cluster.diagnosis().await)),
+                for _ in 0..faults::rounds(name) {
+                    match tokio::time::timeout(bound, scenario(cluster)).await {
+                        Ok(result) => result?,
+                        Err(_) => anyhow::bail!("hung for 300 s\n{}", cluster.diagnosis().await),
+                    }
                 }
+                Ok(())
             });
             println!("  {name}: {:.1} s", started.elapsed().as_secs_f64());
-            result.map_err(|error| Failed::from(format!("{error:#}")))
+            result.map_err(|error: anyhow::Error| Failed::from(format!("{error:#}")))
         }));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -88,13 +88,17 @@ impl Certificates {
         ServerFiles { cert: files.cert, key: files.key }
     }
 
+    pub fn ca_path(&self) -> std::path::PathBuf {
+        self.dir.path().join("ca.crt")
+    }
+
     pub fn ca(&self) -> reqwest::Certificate {
-        reqwest::Certificate::from_pem(&std::fs::read(self.dir.path().join("ca.crt")).unwrap()).unwrap()
+        reqwest::Certificate::from_pem(&std::fs::read(self.ca_path()).unwrap()).unwrap()
     }
 
     pub fn ca_der(&self) -> rustls::pki_types::CertificateDer<'static> {
         use rustls::pki_types::pem::PemObject as _;
-        rustls::pki_types::CertificateDer::from_pem_file(self.dir.path().join("ca.crt")).unwrap()
+        rustls::pki_types::CertificateDer::from_pem_file(self.ca_path()).unwrap()
     }
 
     fn identity(&self, user: &str, dns: Vec<String>) -> Files {

@@ -12,3 +12,4 @@ mod keys;
 mod lab;
 mod network;
 mod refusals;
+mod sdk;

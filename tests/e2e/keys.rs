@@ -1,0 +1,63 @@
+//! Keys of the gateway: from the first one on nobody is answered without, and not before the last
+//! AccessKey is gone is loopback open again.
+
+use anyhow::{Result, ensure};
+use russet_tests::ask;
+use russet_tests::cluster::Cluster;
+use serde_json::json;
+
+/// Status of a question with this key, and its `code` when it is an error.
+async fn status(cluster: &Cluster, key: Option<&str>) -> Result<(u16, String)> {
+    let body = ask::question("smoke", "What is 17 + 25?", json!({"stream": false, "max_tokens": 20}));
+    let request = ask::client()?.post(format!("{}/chat/completions", cluster.base_url())).json(&body);
+    let request = match key {
+        Some(key) => request.bearer_auth(key),
+        None => request,
+    };
+    let response = request.send().await?;
+    let status = response.status().as_u16();
+    let answer: serde_json::Value = response.json().await?;
+    Ok((status, answer["error"]["code"].as_str().unwrap_or_default().to_owned()))
+}
+
+async fn until(cluster: &mut Cluster, what: &str, key: Option<&str>, expected: u16) -> Result<()> {
+    cluster.until(what, async |cluster| Ok(status(cluster, key).await?.0 == expected)).await
+}
+
+/// Create, use, exhaust, revoke, delete.
+pub async fn keys(cluster: &mut Cluster) -> Result<()> {
+    ensure!(status(cluster, None).await?.0 == 200, "loopback is open before there is a key");
+    let key = cluster.russet(&["key", "create", "one"]).await?.trim().to_owned();
+    let tried = used(cluster, &key).await;
+    // The scenarios that follow ask without a key, whatever became of this one.
+    for name in ["one", "few"] {
+        let _ = cluster.russet(&["delete", &format!("accesskey/{name}")]).await;
+    }
+    tried?;
+    until(cluster, "loopback is open again without keys", None, 200).await
+}
+
+async fn used(cluster: &mut Cluster, key: &str) -> Result<()> {
+    until(cluster, "nobody is answered without a key", None, 401).await?;
+    let wrong = status(cluster, Some("sk-russet-wrong")).await?;
+    ensure!(wrong == (401, "invalid_api_key".into()), "a wrong key got {wrong:?}");
+    let right = status(cluster, Some(key)).await?;
+    ensure!(right.0 == 200, "the key got {right:?}");
+    let few = cluster.russet(&["key", "create", "few", "--requests-per-minute", "1"]).await?;
+    let few = few.trim();
+    until(cluster, "the new key is taken", Some(few), 200).await?;
+    let over = status(cluster, Some(few)).await?;
+    ensure!(over == (429, "rate_limit_exceeded".into()), "a second request in a minute got {over:?}");
+    cluster
+        .until("the gateway says of the key that it takes it and used it", async |cluster| {
+            let key = cluster.get("accesskeys one").await?;
+            let ready = key["status"]["conditions"][0]["status"] == "True";
+            Ok(ready && key["status"]["lastUsed"].is_string())
+        })
+        .await?;
+    cluster.russet(&["key", "revoke", "one"]).await?;
+    until(cluster, "a revoked key is refused", Some(key), 401).await?;
+    let keyless = status(cluster, None).await?;
+    ensure!(keyless.0 == 401, "revoking must open nothing, but a request without a key got {keyless:?}");
+    Ok(())
+}
