@@ -436,14 +436,16 @@ async fn parameters_are_found_and_a_binding_may_only_warn() {
         "matchConditions": [{"name": "no-parameter", "expression": "!object.metadata.name.startsWith('par')"}],
         "validations": [{"expression": "object.data.a == params.data.a", "messageExpression": "'want ' + params.data.a"}],
     });
-    let by_name = json!({"paramRef": {"name": "par", "parameterNotFoundAction": "Deny"}});
-    install(&cluster, policy("params", spec.clone()), binding("params", by_name)).await;
+    let by_name = |name: &str| json!({"paramRef": {"name": name, "parameterNotFoundAction": "Deny"}});
     let dry = format!("{MAPS}?dryRun=All");
     let ask = async || told(&cluster, Method::POST, &dry, "application/json", &map("one", "1")).await;
+    install(&cluster, policy("params", spec.clone()), binding("params", by_name("nowhere"))).await;
     let none =
         "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction";
     assert_eq!(ask().await, (422, none.into()));
+    remove(&cluster, "params").await;
     post(&cluster, MAPS, &map("par", "2")).await;
+    install(&cluster, policy("params", spec.clone()), binding("params", by_name("par"))).await;
     assert_eq!(ask().await, (422, "want 2".into()));
     let one = format!("{MAPS}/par");
     send(&cluster, Method::PATCH, &one, MERGE, &json!({"data": {"a": "1"}})).await;
