@@ -179,3 +179,75 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     assert!(!ready.load(Ordering::Acquire));
     server.shutdown_background();
 }
+
+fn access_key(secret: &str, state: &str, version: u64) -> Value {
+    use sha2::Digest as _;
+    json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "AccessKey",
+        "metadata": {"namespace": "default", "name": "one", "resourceVersion": version.to_string()},
+        "spec": {"secretSha256": hex::encode(sha2::Sha256::digest(secret)), "state": state},
+    })
+}
+
+#[tokio::test]
+async fn keys_change_without_a_restart_and_hold_while_the_api_server_is_away() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let certificates = Certificates::new();
+    let objects = Objects { kept: Arc::default(), events: broadcast::channel(64).0 };
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (api, listen) = (free(), free());
+    let api_client =
+        kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
+    let stop = CancellationToken::new();
+    let config =
+        GatewayConfig { limits: limits(), ..GatewayConfig::new(api_client, certificates.gateway(), listen) };
+    let gateway = tokio::spawn(russet_gateway::run(
+        config,
+        prometheus::Registry::new(),
+        Arc::new(AtomicBool::new(false)),
+        stop.clone().cancelled_owned(),
+    ));
+    let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap();
+    let list = |secret: &'static str| {
+        let client = client.clone();
+        async move {
+            let asked = client.get(format!("http://{listen}/v1/models")).bearer_auth(secret).send().await;
+            // Before the gateway listens there is no status.
+            asked.map_or(0, |response| response.status().as_u16())
+        }
+    };
+    let until = |secret: &'static str, expected: u16| {
+        let list = &list;
+        async move {
+            let waited = tokio::time::timeout(PATIENCE, async {
+                while list(secret).await != expected {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            });
+            assert!(waited.await.is_ok(), "{secret} was never answered with {expected}");
+        }
+    };
+    let server = api_server(api, objects.clone());
+    until("any", 200).await;
+    objects.apply("accesskeys", access_key("s-one", "Enabled", 2));
+    until("any", 401).await;
+    assert_eq!(list("s-one").await, 200);
+
+    // The API server is lost: who was let in still is, who was not still is not.
+    server.shutdown_background();
+    assert_eq!((list("s-one").await, list("any").await), (200, 401));
+
+    // Revoked while nobody could be told: refused once somebody can.
+    objects.apply("accesskeys", access_key("s-one", "Disabled", 3));
+    let server = api_server(api, objects.clone());
+    until("s-one", 401).await;
+    // A key that cannot be read is a key.
+    let mut broken = access_key("s-one", "Enabled", 4);
+    broken["spec"]["models"] = json!(7);
+    objects.apply("accesskeys", broken);
+    assert_eq!((list("s-one").await, list("any").await), (401, 401));
+
+    stop.cancel();
+    assert!(tokio::time::timeout(PATIENCE, gateway).await.unwrap().unwrap().is_ok());
+    server.shutdown_background();
+}
