@@ -82,7 +82,7 @@ impl ModelShape {
             (self.intermediate_size / group, format!("groups of {group} quantised MLP columns")),
         ];
         let (count, what) =
-            counts.into_iter().find(|(count, _)| size == 0 || count % size != 0 || *count == 0)?;
+            counts.into_iter().find(|(count, _)| size == 0 || !count.is_multiple_of(size) || *count == 0)?;
         Some(format!("{count} {what} cannot be cut into {size}"))
     }
 

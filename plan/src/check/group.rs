@@ -21,7 +21,7 @@ pub fn check(
     let layers: Vec<u32> = plan.members.iter().map(|member| member.layers).collect();
     let size = plan.tensor_size as usize;
     let ordered = plan.members.iter().enumerate().all(|(index, member)| member.rank == index as u32);
-    let whole = size > 0 && layers.len() % size == 0;
+    let whole = size > 0 && layers.len().is_multiple_of(size);
     let equal = whole && layers.chunks(size).all(|stage| stage.iter().all(|count| *count == stage[0]));
     let total: u64 = layers.iter().step_by(size.max(1)).map(|&count| u64::from(count)).sum();
     let covered = total == u64::from(want.shape.layers) && !layers.contains(&0) && !layers.is_empty();
@@ -59,7 +59,7 @@ pub fn check(
         shape.attention_heads * shape.head_dim / group_of,
         shape.intermediate_size / group_of,
     ];
-    if size > 1 && parts.iter().any(|&part| part == 0 || part as usize % size != 0) {
+    if size > 1 && parts.iter().any(|&part| part == 0 || !(part as usize).is_multiple_of(size)) {
         wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
     }
     check_reservations(want, name, plan, wrong);

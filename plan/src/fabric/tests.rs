@@ -87,7 +87,8 @@ fn synthetic_cabling_gives_its_matrix_again() {
     for a in 0..4 {
         for b in 0..4 {
             let (mut ours, mut theirs) = (cable(&found, a, b), cable(&wanted, a, b));
-            (ours.sort(), theirs.sort());
+            ours.sort();
+            theirs.sort();
             assert_eq!(ours, theirs, "{a} and {b}");
         }
     }

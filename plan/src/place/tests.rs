@@ -464,7 +464,10 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
         ("Jaccl cut", true),
         ("JacclRing cut", false),
     ] {
-        assert!(kinds.get(&(kind.to_owned(), hybrid)).is_some_and(|&count| count > if hybrid { 2 } else { 10 }), "{kind}: {kinds:?}");
+        assert!(
+            kinds.get(&(kind.to_owned(), hybrid)).is_some_and(|&count| count > if hybrid { 2 } else { 10 }),
+            "{kind}: {kinds:?}"
+        );
     }
 }
 
