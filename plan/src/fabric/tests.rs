@@ -1,6 +1,4 @@
-//! Cables by hand, matrices from synthetic fixtures, and those that people recorded on their Macs.
-
-use serde_json::Value;
+//! Cables by hand. Whole matrices, and those that people recorded, are in `tests/cabling.rs`.
 
 use super::*;
 
@@ -22,103 +20,6 @@ fn cluster(links: Vec<(&str, Vec<Link>)>) -> BTreeMap<String, Node> {
 
 fn fabric(nodes: &BTreeMap<String, Node>) -> Fabric<'_> {
     Fabric::new(nodes, BTreeMap::new())
-}
-
-/// A device matrix as MLX reads it: a cell is null, a name or several.
-fn matrix(json: &Value) -> Matrix {
-    let cell = |cell: &Value| match cell {
-        Value::String(name) => vec![name.clone()],
-        Value::Array(names) => names.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect(),
-        _ => Vec::new(),
-    };
-    let rows = json.as_array().unwrap().iter();
-    rows.map(|row| row.as_array().unwrap().iter().map(cell).collect()).collect()
-}
-
-/// The cluster whose nodes would report exactly these cables: wire `k` of a cell is wire `k` of the
-/// cell across the diagonal.
-fn cabled(matrix: &Matrix) -> BTreeMap<String, Node> {
-    let name = |index: usize| format!("n{index}");
-    let mut nodes = BTreeMap::new();
-    for (a, row) in matrix.iter().enumerate() {
-        let mut links = Vec::new();
-        for (b, cell) in row.iter().enumerate() {
-            for (wire, device) in cell.iter().enumerate() {
-                let address = |own: usize| {
-                    format!("10.{}.{}.{}", a.min(b), a.max(b), 2 * wire + usize::from(own > a.min(b)))
-                };
-                links.push(link(&name(b), Some(device), Some(&address(a)), Some(&address(b))));
-            }
-        }
-        // The order in which a node finds its links says nothing.
-        links.reverse();
-        nodes.insert(name(a), Node { links, ..Node::default() });
-    }
-    nodes
-}
-
-#[track_caller]
-fn check_mesh(what: &str, json: &Value) {
-    let wanted = matrix(json);
-    let nodes = cabled(&wanted);
-    let names: Vec<&str> = nodes.keys().map(String::as_str).collect();
-    assert_eq!(fabric(&nodes).mesh(&names).as_ref(), Ok(&wanted), "{what}");
-    let indices: Vec<usize> = (0..names.len()).collect();
-    if names.len() > 1 {
-        let found = teams(&fabric(&nodes), Backend::Jaccl, &names, 1, names.len(), |_| true);
-        assert_eq!(found, Some(vec![indices]), "{what}");
-    }
-}
-
-#[test]
-fn synthetic_cabling_gives_its_matrix_again() {
-    let mesh = serde_json::from_str(include_str!("fixtures/synthetic-mesh-4.json")).unwrap();
-    check_mesh("mesh", &mesh);
-    let wanted =
-        matrix(&serde_json::from_str(include_str!("fixtures/synthetic-ring-4-two-wires.json")).unwrap());
-    let nodes = cabled(&wanted);
-    let names: Vec<&str> = nodes.keys().map(String::as_str).collect();
-    let found = fabric(&nodes).ring(&names).unwrap();
-    // Which of two cables is wire 0 is ours to say, but it is the same one at both ends.
-    let cable = |matrix: &Matrix, a: usize, b: usize| {
-        let pairs = matrix[a][b].iter().cloned().zip(matrix[b][a].iter().cloned());
-        pairs.collect::<Vec<_>>()
-    };
-    for a in 0..4 {
-        for b in 0..4 {
-            let (mut ours, mut theirs) = (cable(&found, a, b), cable(&wanted, a, b));
-            ours.sort();
-            theirs.sort();
-            assert_eq!(ours, theirs, "{a} and {b}");
-        }
-    }
-    assert!(fabric(&nodes).mesh(&names).is_err_and(|why| why.contains("n0 and n2 have no RDMA link")));
-    assert_eq!(teams(&fabric(&nodes), Backend::Jaccl, &names, 1, 3, |_| true), None);
-    assert_eq!(
-        teams(&fabric(&nodes), Backend::JacclRing, &["n2", "n0", "n3", "n1"], 1, 4, |_| true),
-        Some(vec![vec![0, 2, 1, 3]])
-    );
-}
-
-#[test]
-fn recorded_cabling_gives_its_matrix_again() {
-    let Some(folder) = std::env::var_os("RUSSET_MACOS_DATA").map(std::path::PathBuf::from) else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_MACOS_DATA");
-        eprintln!("not run: RUSSET_MACOS_DATA names no folder of recorded files");
-        return;
-    };
-    let read = |name: &str| -> Value {
-        serde_json::from_str(&std::fs::read_to_string(folder.join(name)).unwrap()).unwrap()
-    };
-    for name in ["1-node", "2-node", "4-node-m3-ultra-mlx-docs", "4-node-mesh"] {
-        let file = read(&format!("hostfile-jaccl-{name}.json"));
-        let rows = file.as_array().unwrap().iter().map(|host| host["rdma"].clone());
-        check_mesh(name, &rows.collect());
-    }
-    check_mesh("readme", &read("jaccl-devices-matrix-3-node-readme.json"));
-    // The other matrix of the same source names one port of its second and third node as joined to
-    // itself the wrong way round; as a list of cables it is still one.
-    check_mesh("pipeline", &read("jaccl-devices-matrix-3-node-pipeline.json"));
 }
 
 #[test]
