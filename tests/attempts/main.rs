@@ -1,12 +1,14 @@
 //! Who may do what, shown by attempts to do otherwise: a node's client tries its own work, which must succeed, and what is
 //! not its own, which must be refused with 403 and a message that names it. The server is the one of `KUBECONFIG` (of an
-//! administrator of any Kubernetes) or an embedded one, started for this. Both of a node's identities try: the user of its
-//! certificate, and its ServiceAccount.
+//! administrator of any Kubernetes) or the one that `RUSSET_CONTROL_PLANE` names, started for this: `embedded`, the
+//! default, or `kubernetes`, the real API server. Both of a node's identities try: the user of its certificate, and its
+//! ServiceAccount.
 
 mod server;
 mod table;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,8 +35,8 @@ const CERTIFICATE: &str = "certificate";
 const ACCOUNT: &str = "service account";
 
 impl Stage {
-    async fn set() -> Result<Self> {
-        let server = Server::start().await?;
+    async fn set(folder: &Path) -> Result<Self> {
+        let server = Server::start(folder).await?;
         let round = format!("{:x}", std::process::id());
         let ensure_there = async |path: &str, object| -> Result<()> {
             server.must(&Request::apply(path, object)).await.map(drop)
@@ -170,7 +172,8 @@ async fn a_node_may_remove_itself(stage: &Stage, identity: &'static str) -> Resu
 fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build()?);
-    let stage = if arguments.list { None } else { Some(runtime.block_on(Stage::set())?) };
+    let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
+    let stage = if arguments.list { None } else { Some(runtime.block_on(Stage::set(folder.path()))?) };
     let stage = Arc::new(stage);
     let mut trials = Vec::new();
     // In this order: the last trials remove what the others need.
@@ -195,6 +198,9 @@ fn main() -> Result<()> {
         }
     }
     let conclusion = libtest_mimic::run(&Arguments { test_threads: Some(1), ..arguments }, trials);
-    drop(stage);
+    if let Some(stage) = Arc::into_inner(stage).flatten() {
+        runtime.block_on(stage.server.stop())?;
+    }
+    folder.close()?;
     conclusion.exit()
 }

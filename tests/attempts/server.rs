@@ -8,8 +8,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
 use russet_tests::cluster::{PATIENCE, program, repository};
-use russet_tests::control_plane::Kind;
 use russet_tests::control_plane::kubernetes::Kubernetes;
+use russet_tests::control_plane::{ControlPlane, Kind};
 use serde_json::{Value, json};
 use tokio::process::Child;
 
@@ -27,8 +27,17 @@ pub struct Server {
     /// Sees no client certificate, so that a bearer token is all there is.
     plain: reqwest::Client,
     admin_token: Option<String>,
-    _up: Option<(Child, tempfile::TempDir)>,
-    _real: Option<(Kubernetes, tempfile::TempDir)>,
+    running: Running,
+}
+
+/// What was started for this.
+enum Running {
+    /// Nothing: the server was there.
+    Nothing,
+    /// `russet up`, which ends with its pipe.
+    Embedded { _up: Child },
+    /// kube-apiserver and what belongs to it.
+    Kubernetes(ControlPlane),
 }
 
 /// As whom a request is made.
@@ -58,45 +67,51 @@ pub struct Request {
 }
 
 impl Server {
-    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would; the real one with
-    /// the charts, started for this, when `RUSSET_CONTROL_PLANE` says so; else an embedded one, started for this.
-    pub async fn start() -> Result<Self> {
+    /// The server of `KUBECONFIG`, with Russet's kinds and rules installed as an administrator would; without one, the
+    /// server that `RUSSET_CONTROL_PLANE` names, started in `folder`: the real one with the charts, or an embedded one.
+    pub async fn start(folder: &Path) -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        if Kind::chosen()? == Kind::Kubernetes {
-            return Self::start_real().await;
+        if let Some(kubeconfig) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
+            let server = Self::open(&PathBuf::from(kubeconfig))?;
+            for path in ["manifests/crds", "manifests/rbac.yaml", "manifests/admission.yaml"] {
+                server.install(&repository().join(path)).await?;
+            }
+            return Ok(server);
         }
-        let Some(kubeconfig) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) else {
-            return Self::start_embedded().await;
-        };
-        let server = Self::open(&PathBuf::from(kubeconfig))?;
-        for path in ["manifests/crds", "manifests/rbac.yaml", "manifests/admission.yaml"] {
-            server.install(&repository().join(path)).await?;
+        match Kind::chosen()? {
+            Kind::Embedded => Self::start_embedded(folder).await,
+            Kind::Etcd => {
+                bail!("what is stored where makes no difference here; there is embedded and kubernetes")
+            }
+            Kind::Kubernetes => {
+                let address = std::net::IpAddr::from([127, 0, 0, 1]);
+                let plane = Kubernetes::bare(address, free_port()?, folder).await?;
+                plane.install(&repository().join("charts"), free_port()?).await?;
+                let server = Self::open(&plane.kubeconfig())?;
+                let begin = Instant::now();
+                while !server.ready().await {
+                    ensure!(begin.elapsed() < PATIENCE, "the charts' kinds and policies are not there");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Ok(Self { running: Running::Kubernetes(ControlPlane::Kubernetes(Box::new(plane))), ..server })
+            }
         }
-        Ok(server)
     }
 
-    async fn start_real() -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let address = std::net::Ipv4Addr::LOCALHOST.into();
-        let plane = Kubernetes::bare(address, port, &folder.path().join("plane")).await?;
-        plane.install(&repository().join("charts"), 18080).await?;
-        let server = Self::open(&plane.kubeconfig())?;
-        let begin = Instant::now();
-        while !server.ready().await {
-            ensure!(begin.elapsed() < PATIENCE, "the charts' policies are not in force");
-            tokio::time::sleep(Duration::from_millis(100)).await;
+    /// Ends what was started.
+    pub async fn stop(self) -> Result<()> {
+        match self.running {
+            Running::Nothing | Running::Embedded { .. } => Ok(()),
+            Running::Kubernetes(plane) => plane.stop().await,
         }
-        Ok(Self { _real: Some((plane, folder)), ..server })
     }
 
-    async fn start_embedded() -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("russet-attempts-").tempdir()?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+    async fn start_embedded(folder: &Path) -> Result<Self> {
         let up = tokio::process::Command::new(program("russet")?)
-            .args(["up", "--no-agent", "--exit-with-parent", "--gateway-port", "0", "--api-port", &port])
+            .args(["up", "--no-agent", "--exit-with-parent", "--gateway-port", "0", "--api-port"])
+            .arg(free_port()?.to_string())
             .arg("--data-dir")
-            .arg(folder.path())
+            .arg(folder)
             .env_remove("KUBECONFIG")
             // Ends with this process, however it ends: the pipe closes.
             .stdin(std::process::Stdio::piped())
@@ -104,16 +119,15 @@ impl Server {
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)
             .spawn()?;
-        let kubeconfig = folder.path().join("kubeconfig");
+        let kubeconfig = folder.join("kubeconfig");
         let begin = Instant::now();
-        let mut up = Some((up, folder));
         loop {
             ensure!(begin.elapsed() < PATIENCE, "the control plane did not come up");
             if kubeconfig.exists()
                 && let Ok(server) = Self::open(&kubeconfig)
                 && server.ready().await
             {
-                return Ok(Self { _up: up.take(), ..server });
+                return Ok(Self { running: Running::Embedded { _up: up }, ..server });
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -150,8 +164,7 @@ impl Server {
             admin,
             plain: builder()?.build()?,
             admin_token: user["token"].as_str().map(str::to_owned),
-            _up: None,
-            _real: None,
+            running: Running::Nothing,
         })
     }
 
@@ -219,6 +232,11 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// A port nobody listens on, released right before it is used.
+fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Where an object of `manifests/` lives.

@@ -460,8 +460,6 @@ pub fn pretence() -> Vec<Attempt> {
 pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
     let mut labelled = node(SPOILT);
     labelled["metadata"]["labels"] = json!({"zone": "x"});
-    let mut open = node(SPOILT);
-    open["spec"] = json!({"memory": {"servingLimit": "1Ti"}});
     let hold = |words: &str| policy(SPOILT, words);
     vec![
         refused(
@@ -473,19 +471,9 @@ pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
             hold("may not CREATE secrets"),
         ),
         refused(
-            "make itself with labels",
+            "make itself, with labels of its choice",
             Request::create(NODES, labelled),
-            hold("may not choose its own labels"),
-        ),
-        refused(
-            "make itself with a spec",
-            Request::create(NODES, open),
-            hold("may not choose its own labels"),
-        ),
-        refused(
-            "make another node",
-            Request::create(NODES, node("attempt-new")),
-            hold("may write its own InferenceNode only, not attempt-new"),
+            hold("may not CREATE inferencenodes.russet.dev"),
         ),
         refused(
             "label another node",
