@@ -1,5 +1,11 @@
 //! Kill -9 of each process in the middle of a streaming answer with end-of-sequence banned. Times
-//! are printed; `cargo xtask bench faults` judges them.
+//! are printed; `cargo xtask bench faults` judges them. Other ways of failing stand beside: frozen
+//! processes, a pulled cable, a full disk, an edited spec.
+
+mod disk;
+mod frozen;
+mod network;
+mod rollout;
 
 use std::time::Instant;
 
@@ -9,6 +15,27 @@ use russet_tests::cluster::{Cluster, kill};
 use russet_tests::control_plane::Role;
 
 use crate::path;
+
+/// What fails otherwise than by kill -9.
+pub fn others() -> Vec<(&'static str, crate::Scenario)> {
+    vec![
+        ("losing_rank_0_to_a_freeze_ends_streams_typed", |c| Box::pin(frozen::rank(c, 0))),
+        ("losing_rank_1_to_a_freeze_ends_streams_typed", |c| Box::pin(frozen::rank(c, 1))),
+        ("losing_an_agent_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::agents(c))),
+        ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),
+        ("losing_the_gateway_to_a_freeze_delays_its_streams_and_no_more", |c| Box::pin(frozen::gateway(c))),
+        ("losing_the_cable_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(network::cable(c))),
+        ("losing_a_plan_to_an_edit_ends_streams_right_or_typed", |c| Box::pin(rollout::edit(c))),
+        ("losing_the_room_on_the_stores_disk_loses_nothing_acknowledged", |c| Box::pin(disk::store(c))),
+    ]
+}
+
+/// How often a scenario runs, one after the other on the same cluster: `cargo xtask proof faults N`
+/// says so for those that lose something.
+pub fn rounds(scenario: &str) -> usize {
+    let told = std::env::var("RUSSET_FAULT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    if scenario.starts_with("losing_") { told.unwrap_or(1) } else { 1 }
+}
 
 /// Tokens of a stream that is to be disturbed: one is read, more than 100 are still due.
 const TOKENS: u32 = 700;
@@ -180,4 +207,15 @@ async fn renewed(cluster: &mut Cluster, node: &str, before: String) -> Result<()
     cluster
         .until("the Lease is renewed", async |cluster| Ok(renew_time(cluster, node).await? != before))
         .await
+}
+
+/// No node's agent has granted more than it has.
+async fn memory_is_given_once(cluster: &Cluster) -> Result<()> {
+    let nodes = cluster.get("inferencenodes").await?;
+    for node in nodes["items"].as_array().into_iter().flatten() {
+        let memory = &node["status"]["memory"];
+        let (granted, limit) = (memory["grantedBytes"].as_u64(), memory["servingLimitBytes"].as_u64());
+        ensure!(granted.is_some() && granted <= limit, "more is granted than there is: {memory}");
+    }
+    Ok(())
 }

@@ -21,6 +21,7 @@ type Scenario = for<'a> fn(&'a mut Cluster) -> futures::future::LocalBoxFuture<'
 /// Every scenario, in order: those that only look come first, those that kill last.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
     let mut scenarios = everywhere();
+    scenarios.extend(faults::others());
     if matches!(Kind::chosen(), Ok(Kind::Etcd)) {
         scenarios.extend(on_etcd());
     }

@@ -31,6 +31,18 @@ impl Machine {
     }
 }
 
+/// A pulled cable; dropped, it is put back.
+pub struct Cut {
+    namespace: String,
+    link: String,
+}
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        let _ = ip(&["-n", &self.namespace, "link", "set", &self.link, "up"]);
+    }
+}
+
 /// The two machines; dropped, the cable and the namespace go.
 pub struct Lab {
     /// This computer.
@@ -60,6 +72,14 @@ impl Lab {
                 })
             }
         }
+    }
+
+    /// Pulls the cable between the machines.
+    pub fn cut(&self) -> Result<Cut> {
+        let namespace = self.namespace.clone().context("both machines share one loopback")?;
+        let cut = Cut { namespace, link: format!("rs{}b", std::process::id() % 1_000_000) };
+        ip(&["-n", &cut.namespace, "link", "set", &cut.link, "down"])?;
+        Ok(cut)
     }
 
     fn with_namespace() -> Result<Self> {

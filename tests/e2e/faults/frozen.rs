@@ -1,0 +1,133 @@
+//! SIGSTOP: a process that is there, keeps its connections and does nothing. For everybody else it
+//! looks like a machine without power or a network that swallows everything.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::ask::End;
+use russet_tests::cluster::Cluster;
+use russet_tests::control_plane::Role;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{TOKENS, answers_again, expected, finish_undisturbed, memory_is_given_once, still_right};
+use crate::path;
+
+/// Stopped processes; they go on when this is dropped, however the scenario ends.
+struct Frozen(Vec<Pid>);
+
+impl Frozen {
+    fn new(pids: &[i32]) -> Result<Self> {
+        let pids: Vec<Pid> = pids.iter().filter_map(|pid| Pid::from_raw(*pid)).collect();
+        ensure!(!pids.is_empty(), "there is nothing to freeze");
+        let frozen = Self(pids);
+        for pid in &frozen.0 {
+            kill_process(*pid, Signal::STOP).with_context(|| format!("cannot stop {pid:?}"))?;
+        }
+        Ok(frozen)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            let _ = kill_process(*pid, Signal::CONT);
+        }
+    }
+}
+
+/// A rank freezes: the stream ends typed, the group forms anew, the frozen process is gone.
+pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let (_, pid) = *engines
+        .iter()
+        .find(|(known, _)| *known == rank)
+        .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let _frozen = Frozen::new(&[pid])?;
+    let struck = Instant::now();
+    let end = answer.finish().await;
+    let ended = struck.elapsed();
+    ensure!(
+        matches!(&end, End::Failed(code) if !code.is_empty()),
+        "a frozen rank ended the stream with {end:?}"
+    );
+    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
+    answers_again(cluster).await?;
+    println!("fault: rank {rank} frozen, stream ended = {:.2} of 20", ended.as_secs_f64());
+    println!("fault: rank {rank} frozen, group answers again = {:.2} of 30", struck.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    cluster
+        .until("the frozen rank is gone", async |_| Ok(!Path::new(&format!("/proc/{pid}")).exists()))
+        .await?;
+    memory_is_given_once(cluster).await?;
+    still_right(cluster).await
+}
+
+/// Each agent freezes: its engine goes on, and is still its own when it goes on too.
+pub async fn agents(cluster: &mut Cluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    for near in [true, false] {
+        let engines = cluster.engines().await?;
+        let pids = if near { cluster.pids(Role::Agent)? } else { vec![cluster.far_agent()?] };
+        let node = if near { "node-a" } else { "node-b" };
+        let mut answer = path::endless(cluster, TOKENS).await?;
+        let frozen = Frozen::new(&pids)?;
+        let before = super::renew_time(cluster, node).await?;
+        finish_undisturbed(&mut answer).await?;
+        ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+        let thawed = Instant::now();
+        drop(frozen);
+        super::renewed(cluster, node, before).await?;
+        println!(
+            "fault: agent of {node} frozen and back, Lease renewed = {:.2}",
+            thawed.elapsed().as_secs_f64()
+        );
+        path::ready(cluster).await?;
+        ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
+        still_right(cluster).await?;
+    }
+    memory_is_given_once(cluster).await
+}
+
+/// The API server and the operator freeze, which is what a cut network before them looks like: no
+/// stream notices, and everything goes on afterwards.
+pub async fn serve(cluster: &mut Cluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let frozen = Frozen::new(&cluster.pids(Role::Serve)?)?;
+    finish_undisturbed(&mut answer).await?;
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+    // New requests are answered as well: the gateway knows its engines.
+    still_right(cluster).await?;
+    let thawed = Instant::now();
+    drop(frozen);
+    cluster
+        .until("the API answers", async |cluster| Ok(cluster.get("modeldeployments smoke").await.is_ok()))
+        .await?;
+    println!("fault: serve frozen and back, API answers = {:.2}", thawed.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
+    still_right(cluster).await
+}
+
+/// The gateway freezes: its streams wait, and then go on where they were.
+pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let frozen = Frozen::new(&cluster.pids(Role::Gateway)?)?;
+    // Everything else still works; by then the gateway has been away for a while.
+    path::ready(cluster).await?;
+    let thawed = Instant::now();
+    drop(frozen);
+    let end = answer.finish().await;
+    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+    answers_again(cluster).await?;
+    println!("fault: gateway frozen and back, answers again = {:.2}", thawed.elapsed().as_secs_f64());
+    ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
+    still_right(cluster).await
+}
