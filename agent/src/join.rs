@@ -152,8 +152,6 @@ pub async fn join(config: JoinConfig) -> Result<Identity, JoinError> {
         server_ca: &server_ca,
         token: account.as_deref(),
     };
-    // What an earlier identity had and this one has not must not stay.
-    forget(&folder)?;
     let identity = Identity::store(&folder, &node, &servers, &material)?;
     std::fs::remove_file(folder.join(PENDING_KEY)).ok();
     Ok(identity)
@@ -219,12 +217,6 @@ fn pending_key(folder: &Path, node: &str) -> Result<KeyPair, JoinError> {
         .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })?;
     identity::write(&path, &key.serialize_pem())?;
     Ok(key)
-}
-
-/// Removes the identity in `folder`, if there is one.
-pub(crate) fn forget(folder: &Path) -> Result<(), IdentityError> {
-    russet_rpc::tls::folder::remove(folder)
-        .map_err(|source| IdentityError::Io { path: folder.to_owned(), source })
 }
 
 /// What a refusal means to somebody who holds a token.

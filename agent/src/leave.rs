@@ -13,8 +13,8 @@ use kube::{Api, Client};
 use russet_crds::InferenceNode;
 use thiserror::Error;
 
-use crate::join::identity::{Identity, IdentityError};
-use crate::{agent_dir, join, lock, stop_engines};
+use crate::join::identity::{self, Identity, IdentityError};
+use crate::{agent_dir, lock, stop_engines};
 
 /// Says that this machine is leaving: its agent keeps its hands off the model files.
 const LEAVING: &str = "leaving";
@@ -99,14 +99,14 @@ pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
         let path = path.to_owned();
         move |source| LeaveError::Identity(IdentityError::Io { path, source })
     };
-    join::identity::write(&marker(&folder), "this machine leaves its cluster\n")?;
+    identity::write(&marker(&folder), "this machine leaves its cluster\n")?;
     if !force {
         ask(&identity).await?;
     }
-    join::identity::write(&folder.join(LEFT), "this machine has left its cluster\n")?;
+    identity::write(&folder.join(LEFT), "this machine has left its cluster\n")?;
     let held = agent_ended(&folder).await?;
     stop_engines(&data_dir).await;
-    join::forget(&folder)?;
+    identity::forget(&folder)?;
     if purge {
         gone(std::fs::remove_dir_all(folder.join("models"))).map_err(io(&folder.join("models")))?;
     }

@@ -142,6 +142,10 @@ impl Identity {
         if let Some(token) = token {
             files.push((folder::TOKEN, token.as_bytes()));
         }
+        if token.is_none() && dir.join(folder::TOKEN).exists() {
+            // What an earlier identity had and this one has not must not stay.
+            forget(dir)?;
+        }
         publish(dir, &files)?;
         Ok(Self { node: node.to_owned(), server, folder: dir.to_owned() })
     }
@@ -264,6 +268,11 @@ fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<(), IdentityError> {
     folder::publish(dir, files).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
 }
 
+/// Removes the identity in `dir`, if there is one.
+pub(crate) fn forget(dir: &Path) -> Result<(), IdentityError> {
+    folder::remove(dir).map_err(|source| IdentityError::Io { path: dir.to_owned(), source })
+}
+
 /// Writes a file in one step, readable by its owner alone.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), IdentityError> {
     folder::write(path, text.as_bytes()).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
@@ -300,6 +309,9 @@ mod tests {
         assert_eq!(token.token_validity().unwrap(), Some(Validity { begin: 1, end: 2 }));
         assert!(!token.is_good().unwrap(), "its token has ended");
         token.client(|_| {}).await.unwrap();
+        let material = Material { token: None, ..material };
+        let certified = Identity::store(folder.path(), "a", &server(7443), &material).unwrap();
+        assert_eq!(certified.access(), Access::Certificate, "the token went with its identity");
 
         std::fs::remove_file(folder.path().join("tls.key")).unwrap();
         assert_eq!(Identity::load(folder.path()).unwrap(), None);
