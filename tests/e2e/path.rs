@@ -213,7 +213,7 @@ pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: tensor}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Tensor\n    tensorSize: 2\n    \
                       kv: {contextTokens: 1024, maxSequences: 4}\n";
-    crate::mistakes::apply(cluster, deployment).await?;
+    apply_to_smoke(cluster, deployment).await?;
     serves(cluster, "tensor").await?;
     let decision = cluster.get("modeldeployments tensor").await?["status"]["placement"]["decision"].clone();
     let told = decision.as_str().unwrap_or("");
@@ -237,7 +237,7 @@ pub async fn drain(cluster: &mut Cluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: mover}\n\
                       spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Single\n    \
                       kv: {contextTokens: 1024, maxSequences: 4}\n";
-    crate::mistakes::apply(cluster, deployment).await?;
+    apply_to_smoke(cluster, deployment).await?;
     serves(cluster, "mover").await?;
     let before = nodes_of(cluster, "mover").await?;
     let told = cluster.russet(&["drain", &before, "--timeout-seconds", "110"]).await?;
@@ -251,6 +251,13 @@ pub async fn drain(cluster: &mut Cluster) -> Result<()> {
     ensure!(answer.contains("42"), "after the drain the answer was \"{answer}\"");
     cluster.russet(&["uncordon", &before]).await?;
     gone(cluster, "mover").await
+}
+
+/// Applies a deployment of the smoke model, which earlier scenarios may not have left there.
+async fn apply_to_smoke(cluster: &Cluster, deployment: &str) -> Result<()> {
+    let model = repository().join("manifests/samples/quickstart/model.yaml");
+    cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
+    crate::mistakes::apply(cluster, deployment).await
 }
 
 async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
