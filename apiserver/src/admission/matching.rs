@@ -66,7 +66,7 @@ impl Rule {
             && listed(&self.operations, attempt.operation.as_str())
             && listed(&self.groups, &resource.group)
             && listed(&self.versions, &resource.version)
-            && (self.names.is_empty() || self.names.iter().any(|name| *name == attempt.call.name))
+            && (self.names.is_empty() || self.names.contains(&attempt.call.name))
     }
 }
 
