@@ -221,7 +221,9 @@ pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
         told.starts_with("tensor over 2 nodes (node-a, node-b), TCP ring: "),
         "the placement does not say how the nodes meet: {told}"
     );
-    for shard in cluster.get("shards").await?["items"].as_array().into_iter().flatten() {
+    let shards = shards_of(cluster, "tensor").await?;
+    ensure!(shards.len() == 2, "two shards are wanted, got {shards:?}");
+    for shard in shards {
         let layers = &shard["status"]["layers"];
         ensure!(layers == "1/2 of 0-3 of 4", "a rank holds {layers}");
     }
@@ -270,6 +272,12 @@ async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
         .await
 }
 
+async fn shards_of(cluster: &Cluster, name: &str) -> Result<Vec<Value>> {
+    let mut shards = cluster.get("shards").await?["items"].as_array().cloned().unwrap_or_default();
+    shards.retain(|shard| shard["spec"]["servedModelName"] == name);
+    Ok(shards)
+}
+
 async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
     let deployment = cluster.get(&format!("modeldeployments {name}")).await?;
     Ok(deployment["status"]["nodes"].as_str().context("no nodes are named")?.to_owned())
@@ -277,9 +285,5 @@ async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
 
 async fn gone(cluster: &mut Cluster, name: &str) -> Result<()> {
     delete_object(cluster, &format!("modeldeployments/{name}")).await?;
-    cluster
-        .until("its shards are gone", async |cluster| {
-            Ok(cluster.get("shards").await?["items"].as_array().is_some_and(Vec::is_empty))
-        })
-        .await
+    cluster.until("its shards are gone", async |cluster| Ok(shards_of(cluster, name).await?.is_empty())).await
 }
