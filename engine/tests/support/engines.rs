@@ -20,6 +20,8 @@ use tonic::transport::Channel;
 
 use crate::identities::Identities;
 
+/// The engine as it was built.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_russet-engine");
 /// A ring alone may take half a minute to form on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -97,7 +99,7 @@ pub struct Lab {
 }
 
 /// Ports nobody uses now; a test that loses one of them in between fails with the port's name.
-fn free_addresses(count: usize) -> Vec<SocketAddr> {
+pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     held.iter().map(|listener| listener.local_addr().unwrap()).collect()
 }
@@ -118,6 +120,25 @@ impl Lab {
 
     /// A group with these layers per stage and so many members in each; index = rank.
     pub fn start_stages(&self, model: &Path, layers: &[usize], members: usize) -> Vec<Engine> {
+        self.start_with(model, layers, members, |_| Command::new(PROGRAM))
+    }
+
+    /// The same, each rank on a core of its own.
+    pub fn start_pinned(&self, model: &Path, layers: &[usize], members: usize) -> Vec<Engine> {
+        self.start_with(model, layers, members, |rank| {
+            let mut command = Command::new("taskset");
+            command.args(["-c", &rank.to_string(), PROGRAM]);
+            command
+        })
+    }
+
+    fn start_with(
+        &self,
+        model: &Path,
+        layers: &[usize],
+        members: usize,
+        program: impl Fn(usize) -> Command,
+    ) -> Vec<Engine> {
         let size = layers.len() * members;
         let addresses = free_addresses(3 * size);
         let (listen, rings) = addresses.split_at(size);
@@ -130,7 +151,7 @@ impl Lab {
                 let node = format!("n{rank}");
                 // Ports differ between groups, so sockets do too.
                 let socket = self.sockets.path().join(format!("{}-{rank}", listen[0].port()));
-                let mut command = Command::new(env!("CARGO_BIN_EXE_russet-engine"));
+                let mut command = program(rank);
                 command
                     .arg("--model-dir")
                     .arg(model)

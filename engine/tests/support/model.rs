@@ -71,40 +71,54 @@ pub fn model_dir() -> TempDir {
 /// Layers of the random model: enough for pipelines of two and three with uneven splits.
 pub const LAYERS: usize = 4;
 
+/// Sizes of a random model.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub layers: usize,
+    /// Weights lie between this and its negative.
+    pub spread: f32,
+}
+
 /// A folder with random weights too: nonsense, but the same nonsense on any number of ranks.
 pub fn random_model_dir() -> TempDir {
-    const HIDDEN: usize = 64;
-    const INTERMEDIATE: usize = 128;
-    const HEADS: usize = 4;
-    const KEY_VALUE_HEADS: usize = 2;
-    const HEAD: usize = HIDDEN / HEADS;
+    random_model(Shape { hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, layers: LAYERS, spread: 0.3 })
+}
+
+/// The same with these sizes.
+pub fn random_model(shape: Shape) -> TempDir {
     const VOCABULARY: usize = 260;
+    let Shape { hidden, intermediate, heads, kv_heads, layers, spread } = shape;
+    let head = hidden / heads;
     let dir = model_dir();
     let config = json!({
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KEY_VALUE_HEADS, "head_dim": HEAD, "vocab_size": VOCABULARY,
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head, "vocab_size": VOCABULARY,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": false, "torch_dtype": "float32", "eos_token_id": END,
     });
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
 
     let mut tensors: Vec<(String, Vec<usize>)> = vec![
-        ("model.embed_tokens.weight".into(), vec![VOCABULARY, HIDDEN]),
-        ("model.norm.weight".into(), vec![HIDDEN]),
-        ("lm_head.weight".into(), vec![VOCABULARY, HIDDEN]),
+        ("model.embed_tokens.weight".into(), vec![VOCABULARY, hidden]),
+        ("model.norm.weight".into(), vec![hidden]),
+        ("lm_head.weight".into(), vec![VOCABULARY, hidden]),
     ];
-    for layer in 0..LAYERS {
+    for layer in 0..layers {
         for (name, shape) in [
-            ("self_attn.q_proj", vec![HIDDEN, HIDDEN]),
-            ("self_attn.k_proj", vec![KEY_VALUE_HEADS * HEAD, HIDDEN]),
-            ("self_attn.v_proj", vec![KEY_VALUE_HEADS * HEAD, HIDDEN]),
-            ("self_attn.o_proj", vec![HIDDEN, HIDDEN]),
-            ("mlp.gate_proj", vec![INTERMEDIATE, HIDDEN]),
-            ("mlp.up_proj", vec![INTERMEDIATE, HIDDEN]),
-            ("mlp.down_proj", vec![HIDDEN, INTERMEDIATE]),
-            ("input_layernorm", vec![HIDDEN]),
-            ("post_attention_layernorm", vec![HIDDEN]),
+            ("self_attn.q_proj", vec![hidden, hidden]),
+            ("self_attn.k_proj", vec![kv_heads * head, hidden]),
+            ("self_attn.v_proj", vec![kv_heads * head, hidden]),
+            ("self_attn.o_proj", vec![hidden, hidden]),
+            ("mlp.gate_proj", vec![intermediate, hidden]),
+            ("mlp.up_proj", vec![intermediate, hidden]),
+            ("mlp.down_proj", vec![hidden, intermediate]),
+            ("input_layernorm", vec![hidden]),
+            ("post_attention_layernorm", vec![hidden]),
         ] {
             tensors.push((format!("model.layers.{layer}.{name}.weight"), shape));
         }
@@ -114,7 +128,7 @@ pub fn random_model_dir() -> TempDir {
     let mut data: Vec<u8> = Vec::new();
     for (name, shape) in tensors {
         let begin = data.len();
-        let (low, high) = if shape.len() == 1 { (0.5, 1.5) } else { (-0.3, 0.3) };
+        let (low, high) = if shape.len() == 1 { (0.5, 1.5) } else { (-spread, spread) };
         for _ in 0..shape.iter().product::<usize>() {
             data.extend(random.random_range::<f32, _>(low..high).to_le_bytes());
         }

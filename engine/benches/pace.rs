@@ -1,0 +1,204 @@
+//! How quickly engines read prompts and write answers, beside mlx-lm on the same weights in the same run; and
+//! what a second rank with a core of its own brings, beside what it brings mlx-lm's bare layers. Real processes,
+//! asked over mTLS as a gateway asks them, and members of a stage meet through their tunnel. Prints one JSON
+//! object per figure for `cargo xtask bench engine`, which sets `RUSSET_PYTHON` and its environment.
+
+#![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
+
+#[path = "../tests/support/engines.rs"]
+mod engines;
+#[path = "../tests/support/identities.rs"]
+mod identities;
+#[path = "../tests/support/model.rs"]
+mod model;
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::event::Event;
+use russet_wire::request::GenerationRequest;
+use tonic::transport::Channel;
+
+use engines::{Lab, ask, next, say};
+use model::Shape;
+
+/// About 100 million parameters, nearly all of them in the layers.
+const MODEL: Shape =
+    Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
+/// Odd, so that a median is one of them.
+const ROUNDS: usize = 7;
+/// Tokens of an answer.
+const ANSWER: u32 = 48;
+/// Bytes of the short and of the long question; each is a token.
+const QUESTIONS: [usize; 2] = [16, 1000];
+
+/// Seconds to the first token, and tokens per second from then on.
+#[derive(Clone, Copy)]
+struct Pace {
+    first: f64,
+    rate: f64,
+}
+
+fn main() {
+    tokio::runtime::Runtime::new().unwrap().block_on(run());
+}
+
+async fn run() {
+    let model = model::random_model(MODEL);
+    let lab = Lab::new();
+    against_mlx_lm(&lab, model.path()).await;
+    two_against_one(&lab, model.path()).await;
+}
+
+/// One rank and mlx-lm in turns, both with every core.
+async fn against_mlx_lm(lab: &Lab, model: &Path) {
+    let engines = lab.start(model, &[MODEL.layers]);
+    let mut client = lab.client(&engines[0]).await;
+    let mut peers = [Peer::start(model, None, None)];
+    let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for round in 0..=ROUNDS {
+        for (index, question) in QUESTIONS.into_iter().enumerate() {
+            let (tokens, pace) = measure(&mut client, question).await;
+            let peer = ask_peers(&mut peers, "generate", tokens);
+            // The first round warms both.
+            if round > 0 {
+                ours[index].push(pace);
+                theirs[index].push(peer);
+            }
+        }
+    }
+    let decode = |paces: &[Pace]| median(paces.iter().map(|pace| pace.rate));
+    let prefill = |paces: &[Pace]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
+    tell("decode, one rank", "tokens/s", decode(&ours[0]), decode(&theirs[0]));
+    tell("prefill of 1,000 tokens, one rank", "tokens/s", prefill(&ours[1]), prefill(&theirs[1]));
+}
+
+/// A stage of two members with a core each against one rank with one core, and the same of bare layers.
+async fn two_against_one(lab: &Lab, model: &Path) {
+    let one = lab.start_pinned(model, &[MODEL.layers], 1);
+    let two = lab.start_pinned(model, &[MODEL.layers], 2);
+    let mut clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
+    let hosts = tempfile::NamedTempFile::new().unwrap();
+    let addresses = engines::free_addresses(2);
+    std::fs::write(hosts.path(), serde_json::json!([[addresses[0]], [addresses[1]]]).to_string()).unwrap();
+    let mut bare = [
+        vec![Peer::start(model, Some(0), None)],
+        (0..2).map(|rank| Peer::start(model, Some(rank), Some(hosts.path()))).collect(),
+    ];
+    let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for round in 0..=ROUNDS {
+        for ranks in 0..2 {
+            let (tokens, pace) = measure(&mut clients[ranks], QUESTIONS[0]).await;
+            let peer = ask_peers(&mut bare[ranks], "layers", tokens);
+            if round > 0 {
+                ours[ranks].push(pace.rate);
+                theirs[ranks].push(peer.rate);
+            }
+        }
+    }
+    let gain = |rates: [Vec<f64>; 2]| {
+        let [one, two] = rates.map(|rates| median(rates.into_iter()));
+        two / one
+    };
+    tell("decode, tensor 2 ranks of one core against 1", "×", gain(ours), gain(theirs));
+}
+
+/// Asks a question of so many bytes; the tokens of its prompt, and the pace of the answer.
+async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, Pace) {
+    let question: String = (0..bytes).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
+    let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
+    let begun = Instant::now();
+    let mut events = ask(client, request).await;
+    let (mut prompt, mut times) = (0, Vec::new());
+    loop {
+        match next(&mut events).await {
+            Some(Event::Started { prompt_tokens }) => prompt = prompt_tokens,
+            Some(Event::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
+            Some(Event::Finished { .. }) => break,
+            other => panic!("{other:?} in the middle of an answer"),
+        }
+    }
+    assert_eq!(times.len(), ANSWER as usize);
+    let rate = f64::from(ANSWER - 1) / (times[times.len() - 1] - times[0]);
+    (prompt, Pace { first: times[0], rate })
+}
+
+/// A process of mlx-lm.
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Peer {
+    /// On one core if it is named; a rank of a sharded model if there are hosts.
+    fn start(model: &Path, core: Option<usize>, hosts: Option<&Path>) -> Self {
+        let python =
+            std::env::var_os("RUSSET_PYTHON").expect("RUSSET_PYTHON; use `cargo xtask bench engine`");
+        let environment = std::env::var("RUSSET_PYTHON_ENV").unwrap_or_else(|_| "{}".into());
+        let environment: HashMap<String, String> = serde_json::from_str(&environment).unwrap();
+        let mut command = match core {
+            None => Command::new(python),
+            Some(core) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &core.to_string()]).arg(python);
+                command
+            }
+        };
+        if let (Some(rank), Some(hosts)) = (core, hosts) {
+            command.env("MLX_RANK", rank.to_string()).env("MLX_HOSTFILE", hosts);
+        }
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/pace.py");
+        command.envs(environment).arg(script).arg(model);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "mlx-lm ended");
+        line.trim().to_owned()
+    }
+}
+
+/// All of them the same; the answer of the first.
+fn ask_peers(peers: &mut [Peer], work: &str, prompt: u32) -> Pace {
+    for peer in peers.iter_mut() {
+        writeln!(peer.input, "{work} {prompt} {ANSWER}").unwrap();
+        peer.input.flush().unwrap();
+    }
+    let mut answers = peers.iter_mut().map(|peer| {
+        let mut line = peer.line();
+        if line == "ready" {
+            line = peer.line();
+        }
+        let numbers: Vec<f64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+        Pace { first: numbers[0], rate: f64::from(ANSWER - 1) / numbers[1] }
+    });
+    let first = answers.next().unwrap();
+    answers.for_each(drop);
+    first
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn tell(what: &str, unit: &str, ours: f64, peer: f64) {
+    println!("{}", serde_json::json!({"what": what, "unit": unit, "ours": ours, "peer": peer}));
+}
