@@ -113,7 +113,7 @@ fn lint() -> Result<()> {
 fn refused() -> Result<()> {
     for (values, words) in [
         ("operator.replicas=many", &["replicas", "integer"][..]),
-        ("gateway.port=70000", &["port", "65535"]),
+        ("gateway.port=70000", &["port", "65,535"]),
         ("image.digest=latest", &["digest", "pattern"]),
         ("gatway.enabled=false", &["gatway", "additional"]),
         ("models[0].name=x", &["models", "source"]),
