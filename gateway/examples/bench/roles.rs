@@ -126,6 +126,8 @@ async fn answer(body: Bytes) -> HttpResponse {
 
 /// The gateway before the engine at `engine`. Prints its address, then the key that opens it.
 pub async fn gateway(folder: &Path, engine: &str) {
+    // A line a request, as `russet gateway` writes it.
+    russet_telemetry::logs::init("gateway", false);
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
     let endpoint =

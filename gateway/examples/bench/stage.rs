@@ -31,6 +31,8 @@ impl Role {
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // The log goes to a file in life; here it is written, and read by nobody.
+            .stderr(std::fs::File::create("/dev/null").unwrap())
             .kill_on_drop(true)
             .spawn()
             .unwrap();

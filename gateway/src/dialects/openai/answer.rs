@@ -1,8 +1,10 @@
 //! Answers in OpenAI's words: a whole `chat.completion`, or chunks as server-sent events in the order
-//! clients rely on: role, texts, finish reason, usage if asked for, `[DONE]`.
+//! clients rely on: role, texts, finish reason, usage if asked for, `[DONE]`. A chunk is written for
+//! every token, so it is written straight from what is known, without a tree of values in between.
 
 use bytes::Bytes;
 use russet_wire::event::{FinishReason, Usage};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error_body;
@@ -20,6 +22,49 @@ pub(super) struct Voice {
     pub(super) include_usage: bool,
 }
 
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [Choice<'a>],
+    /// Absent unless the client asked for it, and null until it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageBody>>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    delta: Delta<'a>,
+    logprobs: Option<()>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct UsageBody {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u64,
+}
+
+impl From<Usage> for UsageBody {
+    fn from(usage: Usage) -> Self {
+        let Usage { prompt_tokens, completion_tokens } = usage;
+        let total_tokens = u64::from(prompt_tokens) + u64::from(completion_tokens);
+        Self { prompt_tokens, completion_tokens, total_tokens }
+    }
+}
+
 impl Voice {
     /// The complete answer of a request that is not streamed.
     pub(super) fn whole(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
@@ -34,62 +79,56 @@ impl Voice {
                 "logprobs": null,
                 "finish_reason": reason.as_str(),
             }],
-            "usage": usage_body(usage),
+            "usage": UsageBody::from(usage),
         })
     }
 
     /// The events that say `item`.
     pub(super) fn say(&self, item: Item) -> Bytes {
+        let mut out = Vec::with_capacity(512);
         match item {
-            Item::Opened => event(&self.chunk(json!({"role": "assistant", "content": ""}), None)),
-            Item::Idle => Bytes::from_static(b": still working\n\n"),
-            Item::Piece(Piece::Text(text)) => event(&self.chunk(json!({"content": text}), None)),
+            Item::Opened => {
+                self.choice(&mut out, Delta { role: Some("assistant"), content: Some("") }, None);
+            }
+            Item::Idle => return Bytes::from_static(b": still working\n\n"),
+            Item::Piece(Piece::Text(text)) => {
+                self.choice(&mut out, Delta { role: None, content: Some(&text) }, None);
+            }
             Item::Piece(Piece::End { reason, usage }) => {
-                let mut bytes = event(&self.chunk(json!({}), Some(reason))).to_vec();
+                self.choice(&mut out, Delta::default(), Some(reason));
                 if self.include_usage {
-                    let mut last = self.chunk(json!({}), None);
-                    last["choices"] = json!([]);
-                    last["usage"] = usage_body(usage);
-                    bytes.extend_from_slice(&event(&last));
+                    self.chunk(&mut out, &[], Some(usage));
                 }
-                bytes.extend_from_slice(b"data: [DONE]\n\n");
-                bytes.into()
+                out.extend_from_slice(b"data: [DONE]\n\n");
             }
             // The status went out long ago; an `error` key is what SDKs raise on.
-            Item::Failed(refusal) => event(&error_body(&refusal)),
+            Item::Failed(refusal) => event(&mut out, &error_body(&refusal)),
         }
+        out.into()
     }
 
-    fn chunk(&self, delta: Value, reason: Option<FinishReason>) -> Value {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-            "choices": [{
-                "index": 0,
-                "delta": delta,
-                "logprobs": null,
-                "finish_reason": reason.map(FinishReason::as_str),
-            }],
-        });
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
+    fn choice(&self, out: &mut Vec<u8>, delta: Delta<'_>, reason: Option<FinishReason>) {
+        let finish_reason = reason.map(FinishReason::as_str);
+        self.chunk(out, &[Choice { index: 0, delta, logprobs: None, finish_reason }], None);
     }
-}
 
-fn usage_body(usage: Usage) -> Value {
-    let Usage { prompt_tokens, completion_tokens } = usage;
-    json!({
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": u64::from(prompt_tokens) + u64::from(completion_tokens),
-    })
+    fn chunk(&self, out: &mut Vec<u8>, choices: &[Choice<'_>], usage: Option<Usage>) {
+        let chunk = Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: self.include_usage.then(|| usage.map(UsageBody::from)),
+        };
+        event(out, &chunk);
+    }
 }
 
 /// One server-sent event. JSON text holds no line break, so one `data:` line carries it.
-fn event(value: &Value) -> Bytes {
-    format!("data: {value}\n\n").into()
+fn event(out: &mut Vec<u8>, value: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    // Texts, numbers and nothing: writing them into memory cannot fail.
+    let _ = serde_json::to_writer(&mut *out, value);
+    out.extend_from_slice(b"\n\n");
 }
