@@ -42,9 +42,9 @@ error = refused(PermissionDeniedError, "s-some", "large")
 assert (error.status_code, error.code, error.param) == (403, "model_not_found", "model"), error.body
 refused(NotFoundError, "s-all", "nix")
 
-with client("s-once").chat.completions.with_raw_response.create(model="m", messages=USER).http_response as response:
-    assert response.headers["x-ratelimit-limit-requests"] == "1", response.headers
-    assert response.headers["x-ratelimit-remaining-requests"] == "0", response.headers
+headers = client("s-once").chat.completions.with_raw_response.create(model="m", messages=USER).headers
+assert headers["x-ratelimit-limit-requests"] == "1", headers
+assert headers["x-ratelimit-remaining-requests"] == "0", headers
 error = refused(RateLimitError, "s-once")
 assert (error.status_code, error.code, error.type) == (429, "rate_limit_exceeded", "requests"), error.body
 assert 0 < int(error.response.headers["retry-after"]) <= 60, error.response.headers

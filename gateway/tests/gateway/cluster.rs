@@ -40,9 +40,18 @@ fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime 
     let router =
         Router::new().route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch)).with_state(objects);
     let socket = runtime.block_on_here(async move {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.set_reuseaddr(true).unwrap();
-        socket.bind(address).unwrap();
+        // The one before it closes its socket a moment after it was told to.
+        let bind = async {
+            loop {
+                let socket = tokio::net::TcpSocket::new_v4().unwrap();
+                socket.set_reuseaddr(true).unwrap();
+                if socket.bind(address).is_ok() {
+                    return socket;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let socket = tokio::time::timeout(PATIENCE, bind).await.expect("the port is free again");
         socket.listen(64).unwrap()
     });
     runtime.spawn(async move { axum::serve(socket, router).await });
