@@ -103,7 +103,7 @@ impl Resource {
 
     /// Whether a stored object can be shown as it is: written in this version, and under the current schema.
     pub fn shows(&self, record: &Record) -> bool {
-        let written = record.object()["apiVersion"].as_str().unwrap_or_default();
+        let written = record.api_version();
         let same = match written.split_once('/') {
             Some((group, version)) => group == self.group && version == self.version,
             None => self.group.is_empty() && written == self.version,

@@ -4,6 +4,7 @@
 pub mod cache;
 pub mod embedded;
 pub mod etcd;
+mod splice;
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +14,8 @@ use serde_json::Value;
 
 pub use cache::{Event, EventKind, Snapshot, Watch};
 
-/// One stored object at one revision. Decoded and encoded at most once, however many readers and watchers share it.
+/// One stored object at one revision, in use: decoded and encoded at most once, however many readers and watchers share
+/// it. When nobody uses it any more only its bytes are kept ([`cache`]).
 #[derive(Debug)]
 pub struct Record {
     /// The storage key, such as `/registry/apps/things/ns/name`.
@@ -26,12 +28,14 @@ pub struct Record {
     pub value: Bytes,
     object: OnceLock<Arc<Value>>,
     json: OnceLock<Bytes>,
+    api_version: OnceLock<Box<str>>,
 }
 
 impl Record {
     /// A record as it came from storage.
     pub fn new(key: Arc<str>, create_revision: u64, revision: u64, value: Bytes) -> Self {
-        Self { key, create_revision, revision, value, object: OnceLock::new(), json: OnceLock::new() }
+        let (object, json, api_version) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Self { key, create_revision, revision, value, object, json, api_version }
     }
 
     /// The decoded object with its `resourceVersion`.
@@ -51,9 +55,17 @@ impl Record {
         })
     }
 
-    /// The encoded object with its `resourceVersion`.
+    /// The encoded object with its `resourceVersion`, which is put among the stored bytes without decoding them.
     pub fn json(&self) -> &Bytes {
-        self.json.get_or_init(|| Bytes::from(self.object().to_string()))
+        self.json.get_or_init(|| match splice::with_resource_version(&self.value, self.revision) {
+            Some(json) => json,
+            None => Bytes::from(self.object().to_string()),
+        })
+    }
+
+    /// The version the object was written in; empty if it says none.
+    pub fn api_version(&self) -> &str {
+        self.api_version.get_or_init(|| splice::api_version(&self.value))
     }
 }
 

@@ -1,10 +1,12 @@
 //! The watch cache: the current state as a sorted map, the recent past as a bounded ring of events, and watchers that are
-//! only cursors into that ring. A slow watcher therefore costs no memory; one that falls off the ring is told so.
+//! only cursors into that ring. A slow watcher therefore costs no memory; one that falls off the ring is told so. What
+//! nobody looks at is bytes alone: a decoded object needs several times as much.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
+use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::{Record, StoreError};
@@ -47,10 +49,65 @@ pub struct Snapshot {
     pub revision: u64,
 }
 
+/// A record at rest. Whoever asks for it while another uses it gets the same one, so that it is decoded once; when the
+/// last has gone, what was decoded goes, too.
+#[derive(Debug)]
+struct Resting {
+    key: Arc<str>,
+    create_revision: u64,
+    revision: u64,
+    value: Bytes,
+    awake: Mutex<Weak<Record>>,
+}
+
+impl Resting {
+    fn of(record: &Arc<Record>) -> Arc<Self> {
+        Arc::new(Self {
+            key: record.key.clone(),
+            create_revision: record.create_revision,
+            revision: record.revision,
+            // A copy, because bytes that were just encoded sit in a buffer that grew in leaps.
+            value: Bytes::copy_from_slice(&record.value),
+            awake: Mutex::new(Arc::downgrade(record)),
+        })
+    }
+
+    fn wake(&self) -> Arc<Record> {
+        let mut awake = self.awake.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = awake.upgrade() {
+            return record;
+        }
+        let record =
+            Arc::new(Record::new(self.key.clone(), self.create_revision, self.revision, self.value.clone()));
+        *awake = Arc::downgrade(&record);
+        record
+    }
+}
+
+/// An event at rest.
+#[derive(Debug)]
+struct Past {
+    kind: EventKind,
+    record: Arc<Resting>,
+    previous: Option<Arc<Resting>>,
+}
+
+impl Past {
+    fn wake(&self) -> Arc<Event> {
+        let previous = self.previous.as_ref().map(|previous| previous.wake());
+        Arc::new(Event { kind: self.kind, record: self.record.wake(), previous })
+    }
+}
+
+/// The map for what storage holds.
+fn resting(records: impl IntoIterator<Item = Record>) -> BTreeMap<Arc<str>, Arc<Resting>> {
+    records.into_iter().map(|record| (record.key.clone(), Resting::of(&Arc::new(record)))).collect()
+}
+
 #[derive(Debug)]
 struct State {
-    map: BTreeMap<Arc<str>, Arc<Record>>,
-    ring: VecDeque<Arc<Event>>,
+    map: BTreeMap<Arc<str>, Arc<Resting>>,
+    ring: VecDeque<Past>,
     /// Size of the values in the ring.
     ring_bytes: usize,
     /// Events at or before this revision are forgotten.
@@ -80,10 +137,9 @@ pub struct Cache {
 impl Cache {
     /// A cache holding what storage held at `revision`.
     pub fn new(records: impl IntoIterator<Item = Record>, revision: u64, capacity: usize) -> Self {
-        let map = records.into_iter().map(|record| (record.key.clone(), Arc::new(record))).collect();
         Self {
             state: RwLock::new(State {
-                map,
+                map: resting(records),
                 ring: VecDeque::new(),
                 ring_bytes: 0,
                 compacted: revision,
@@ -103,15 +159,16 @@ impl Cache {
     pub fn publish(&self, events: Vec<Event>, revision: u64) {
         {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-            for event in events {
-                match event.kind {
-                    EventKind::Deleted => state.map.remove(&event.record.key),
+            for Event { kind, record, .. } in events {
+                let record = Resting::of(&record);
+                let previous = match kind {
+                    EventKind::Deleted => state.map.remove(&record.key),
                     EventKind::Created | EventKind::Updated => {
-                        state.map.insert(event.record.key.clone(), event.record.clone())
+                        state.map.insert(record.key.clone(), record.clone())
                     }
                 };
-                state.ring_bytes += event.record.value.len();
-                state.ring.push_back(Arc::new(event));
+                state.ring_bytes += record.value.len();
+                state.ring.push_back(Past { kind, record, previous });
             }
             state.revision = state.revision.max(revision);
             while state.ring.len() > self.capacity || (state.ring_bytes > RING_BYTES && state.ring.len() > 1)
@@ -130,7 +187,7 @@ impl Cache {
     pub fn reset(&self, records: impl IntoIterator<Item = Record>, revision: u64) {
         {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-            state.map = records.into_iter().map(|record| (record.key.clone(), Arc::new(record))).collect();
+            state.map = resting(records);
             state.ring.clear();
             state.ring_bytes = 0;
             state.compacted = revision;
@@ -147,7 +204,8 @@ impl Cache {
 
     /// The current state of one key.
     pub fn get(&self, key: &str) -> Option<Arc<Record>> {
-        self.read().map.get(key).cloned()
+        let resting = self.read().map.get(key).cloned();
+        resting.map(|resting| resting.wake())
     }
 
     /// The newest revision.
@@ -180,9 +238,10 @@ impl Cache {
             .range::<str, _>((Bound::Included(from), Bound::Unbounded))
             .take_while(|(key, _)| key.starts_with(prefix));
         if revision == state.revision {
-            return Ok(Snapshot { records: current.map(|(_, record)| record.clone()).collect(), revision });
+            let records = current.map(|(_, record)| record.wake()).collect();
+            return Ok(Snapshot { records, revision });
         }
-        let mut past: BTreeMap<Arc<str>, Arc<Record>> =
+        let mut past: BTreeMap<Arc<str>, Arc<Resting>> =
             current.map(|(key, record)| (key.clone(), record.clone())).collect();
         for event in state.ring.iter().rev().take_while(|event| event.record.revision > revision) {
             let key = &event.record.key;
@@ -193,7 +252,7 @@ impl Cache {
                 };
             }
         }
-        Ok(Snapshot { records: past.into_values().collect(), revision })
+        Ok(Snapshot { records: past.into_values().map(|record| record.wake()).collect(), revision })
     }
 
     /// A cursor over changes under `prefix` after `from`.
@@ -217,8 +276,8 @@ impl Cache {
             return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
         }
         let first = state.ring.partition_point(|event| event.record.revision <= from);
-        let events =
-            state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix)).cloned().collect();
+        let mine = state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix));
+        let events = mine.map(Past::wake).collect();
         Ok((events, state.revision))
     }
 }
@@ -299,6 +358,22 @@ mod tests {
         assert!(matches!(cache.watch("/a/", 1), Err(StoreError::Compacted { .. })));
         assert!(matches!(cache.watch("/a/", 6), Err(StoreError::Future { .. })));
         assert_eq!(cache.range("/a/", Some("/a/3"), None).unwrap().records.len(), 3);
+    }
+
+    #[test]
+    fn all_who_use_a_record_share_it_and_nobody_keeps_what_was_decoded() {
+        let cache = Arc::new(Cache::new([], 0, 100));
+        let written = record("/a/1", 1);
+        let decoded = Arc::downgrade(written.object());
+        cache.publish(vec![Event { kind: EventKind::Created, record: written.clone(), previous: None }], 1);
+        let listed = cache.range("/a/", None, None).unwrap().records.remove(0);
+        let (told, _) = cache.since("/a/", 0, 0).unwrap();
+        for other in [&cache.get("/a/1").unwrap(), &listed, &told[0].record] {
+            assert!(Arc::ptr_eq(other, &written));
+        }
+        drop((written, listed, told));
+        assert!(decoded.upgrade().is_none(), "the cache alone keeps bytes");
+        assert_eq!(cache.get("/a/1").unwrap().object()["metadata"]["resourceVersion"], "1");
     }
 
     #[tokio::test]

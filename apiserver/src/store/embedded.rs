@@ -25,6 +25,9 @@ const REVISION: &str = "revision";
 /// Transactions in one commit: enough to amortise an fsync, small enough that a burst is acknowledged as it goes.
 const BATCH: usize = 512;
 
+/// Memory for pages of the file: every read is answered from the watch cache, so it only serves the commits.
+const PAGES: usize = 4 << 20;
+
 type Reply = oneshot::Sender<Result<Outcome, StoreError>>;
 
 /// The embedded store.
@@ -47,7 +50,10 @@ impl Embedded {
     /// As [`Self::open`], with room for `ring` events of history.
     pub fn open_with_ring(path: &Path, ring: usize) -> Result<Self, StoreError> {
         let failed = |why: String| StoreError::Open { path: path.display().to_string(), why };
-        let database = Database::create(path).map_err(|error| failed(error.to_string()))?;
+        let database = Database::builder()
+            .set_cache_size(PAGES)
+            .create(path)
+            .map_err(|error| failed(error.to_string()))?;
         let (records, revision) = load(&database).map_err(|error| failed(error.to_string()))?;
         let cache = Arc::new(Cache::new(records, revision, ring));
         let commits = Arc::new(AtomicU64::new(0));

@@ -105,10 +105,13 @@ async fn a_writer_that_will_be_killed() {
 
 #[test]
 fn a_kill_in_the_middle_of_writing_loses_nothing_that_was_acknowledged() {
+    // By the name it has in this binary.
+    let (_, here) = module_path!().split_once("::").unwrap();
+    let writer = format!("{here}::a_writer_that_will_be_killed");
     for acknowledged in [1, 50, 400] {
         let folder = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["durable::a_writer_that_will_be_killed", "--exact", "--nocapture", "--test-threads=1"])
+            .args([&writer, "--exact", "--nocapture", "--test-threads=1"])
             .env(CHILD, folder.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -47,7 +47,7 @@ async fn members_with_tls_die_in_turn_and_nothing_acknowledged_is_lost() {
             .unwrap()
             .unwrap()
         {
-            WatchEvent::Added(map) => seen.push(map.metadata.name.unwrap()),
+            WatchEvent::Added(map) => seen.extend(map.metadata.name.filter(|name| name.starts_with('m'))),
             WatchEvent::Bookmark(_) => {}
             event => panic!("{event:?}"),
         }
