@@ -123,11 +123,13 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     path::ready(cluster).await?;
     let thawed = Instant::now();
     drop(frozen);
+    let piece = answer.piece().await;
+    ensure!(matches!(piece, Ok(Some(_))), "the stream went on with {piece:?}");
+    println!("fault: gateway frozen and back, stream goes on = {:.2}", thawed.elapsed().as_secs_f64());
     let end = answer.finish().await;
     ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     answers_again(cluster).await?;
-    println!("fault: gateway frozen and back, answers again = {:.2}", thawed.elapsed().as_secs_f64());
     ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
     still_right(cluster).await
 }
