@@ -282,9 +282,8 @@ async fn answer(
 ) {
     let mut waiters = Vec::new();
     loop {
-        match tokio::time::timeout(HEARTBEAT, waiting.recv_many(&mut waiters, usize::MAX)).await {
-            Ok(0) => return,
-            Ok(_) | Err(_) => {}
+        if let Ok(0) = tokio::time::timeout(HEARTBEAT, waiting.recv_many(&mut waiters, usize::MAX)).await {
+            return;
         }
         let result = match shared.revision().await {
             Ok(revision) => shared.reach(revision).await,
