@@ -150,7 +150,7 @@ impl Cluster {
         let up = Embedded::start(self.command(&near), &self.near_dir(), log, &arguments)?;
         match &mut self.plane {
             Some(ControlPlane::Etcd(plane)) => plane.set_up(up),
-            _ => self.plane = Some(ControlPlane::Embedded(up)),
+            _ => self.plane = Some(ControlPlane::Embedded(Box::new(up))),
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ impl Kind {
 /// A running control plane.
 pub enum ControlPlane {
     /// `russet up`.
-    Embedded(Embedded),
+    Embedded(Box<Embedded>),
     /// `russet up` and another server.
     Etcd(Box<OnEtcd>),
     /// The real one.

@@ -118,7 +118,7 @@ async fn readiness(port: u16) -> Result<String> {
 /// Fills the disk but for [`LEFT`].
 fn ballast(disk: &Disk) -> Result<PathBuf> {
     let path = disk.path().join("ballast");
-    let seen = rustix::fs::statvfs(&disk.path())?;
+    let seen = rustix::fs::statvfs(disk.path())?;
     let free = seen.f_bavail * seen.f_frsize;
     std::fs::write(&path, vec![1; free.saturating_sub(LEFT) as usize])?;
     Ok(path)
