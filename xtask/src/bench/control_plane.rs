@@ -58,8 +58,6 @@ fn row(line: &str) -> Result<Row> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn ratios_say_how_many_times_better_and_memory_which_part() {
         let row = |what: &str, ours: f64, peer: f64, unit: &str| {
