@@ -60,7 +60,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let server = running.url();
     let authority = running.authority();
 
-    let admin = client_from(&running.kubeconfig().to_owned()).await?;
+    let admin = client_from(running.kubeconfig()).await?;
     russet_operator::install::apply(&admin).await.context("cannot install Russet's kinds and roles")?;
 
     let operator_dir = layout.serve().join("operator");
