@@ -141,10 +141,13 @@ fn alive(pid: u32) -> bool {
     russet_agent::hardware::process_start(pid).is_some()
 }
 
+/// What stops an agent, and what it ends with.
+type Running = (oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>);
+
 /// An agent that can be restarted; its engines end with the test, however it ends.
 struct Agent {
     config: AgentConfig,
-    running: Option<(oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>)>,
+    running: Option<Running>,
 }
 
 impl Agent {
@@ -504,7 +507,6 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
 async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
     let folder = tempfile::tempdir().unwrap();
     let mut plane = Plane::start(&folder.path().join("plane")).await;
-    let token = plane.token().await;
     let mut agent = Agent::join(&plane, folder.path(), "one", None).await;
 
     let copy = |name: &str, uri: String| {
