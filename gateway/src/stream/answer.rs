@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use russet_rpc::engine::GenerateEvent;
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
@@ -40,7 +40,8 @@ pub struct Answer {
     heard: Instant,
     silence: Duration,
     closing: CancellationToken,
-    events: Streaming<GenerateEvent>,
+    /// Gone once the answer is over.
+    events: Option<Streaming<GenerateEvent>>,
     endpoint: Endpoint,
     tracker: Tracker,
     _lease: Lease,
@@ -55,6 +56,7 @@ impl Answer {
     ) -> Self {
         let Opened { first, events, lease, endpoint } = opened;
         let (first, heard) = (Some(first), Instant::now());
+        let events = Some(events);
         Self { first, over: false, heard, silence, closing, events, endpoint, tracker, _lease: lease }
     }
 
@@ -72,6 +74,9 @@ impl Answer {
             Ok(Piece::End { usage, .. }) => {
                 self.over = true;
                 self.tracker.finished(*usage);
+                if let Some(events) = self.events.take() {
+                    tokio::spawn(see_off(events));
+                }
             }
             Err(refusal) => {
                 self.over = true;
@@ -82,9 +87,10 @@ impl Answer {
     }
 
     async fn later(&mut self) -> Result<Piece, Refusal> {
+        let Some(events) = &mut self.events else { return Err(lost(ended(&self.endpoint))) };
         loop {
             let event = tokio::select! {
-                event = timeout_at(self.heard + self.silence, self.events.message()) => event,
+                event = timeout_at(self.heard + self.silence, events.message()) => event,
                 () = self.closing.cancelled() => return Err(closing()),
             };
             self.heard = Instant::now();
@@ -105,6 +111,15 @@ impl Answer {
             }
         }
     }
+}
+
+/// How long the end of a finished stream is waited for.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Reads the trailers of a finished answer. Dropped before them, its stream would be reset, and an engine
+/// that sees many resets takes the connection, with every other answer on it, for an attack.
+async fn see_off(mut events: Streaming<GenerateEvent>) {
+    let _ = timeout(FAREWELL, async { while let Ok(Some(_)) = events.message().await {} }).await;
 }
 
 /// What an event means to a client; `None` when there is nothing to say yet.

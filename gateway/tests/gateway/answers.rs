@@ -198,3 +198,18 @@ async fn requests_are_counted() {
         assert_eq!(lab.client.get(lab.url(path)).send().await.unwrap().status(), 200);
     }
 }
+
+#[tokio::test]
+async fn many_short_answers_share_a_connection_that_stays() {
+    let lab = Lab::start(limits()).await;
+    let _engine = lab.only_engine(hello());
+    // HTTP/2 servers close a connection on which too many streams were reset at a time.
+    for _ in 0..20 {
+        let asked = (0..100).map(|_| lab.chat(json!({})).send());
+        for response in futures::future::join_all(asked).await {
+            assert_eq!(response.unwrap().status(), 200);
+        }
+    }
+    let metrics = lab.metrics().await;
+    assert!(!metrics.contains("russet_gateway_request_retry_total{"), "{metrics}");
+}
