@@ -3,10 +3,12 @@
 use std::convert::Infallible;
 
 use bytes::{Bytes, BytesMut};
+use futures::stream;
 use http::header::{CONTENT_TYPE, HeaderValue, WARNING};
 use http::{Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
 use serde_json::{Map, Value, json};
 
 use crate::kinds::Resource;
@@ -16,6 +18,9 @@ use crate::table::{self, Include};
 
 /// Every response body of this server.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Bytes of a list that are handed to the connection at once.
+const PIECE: usize = 64 * 1024;
 
 /// How objects are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,25 +109,60 @@ pub fn shaped(
     }
 }
 
-/// A list of already encoded items.
-pub fn list(api_version: &str, kind: &str, metadata: &Map<String, Value>, items: &[Bytes]) -> Bytes {
-    let size = items.iter().map(|item| item.len() + 1).sum::<usize>() + 256;
-    let mut body = BytesMut::with_capacity(size);
+/// A list whose items are encoded one by one as the client takes them in: thousands of objects are never in memory as
+/// one text. A short list is a single piece.
+pub fn list(
+    api_version: &str,
+    kind: &str,
+    metadata: Map<String, Value>,
+    items: impl Iterator<Item = Bytes> + Send + 'static,
+) -> Response<Body> {
     let head = format!(
         "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{},\"items\":[",
         json!(kind),
         json!(api_version),
-        Value::Object(metadata.clone())
+        Value::Object(metadata)
     );
-    body.extend_from_slice(head.as_bytes());
-    for (index, item) in items.iter().enumerate() {
-        if index > 0 {
-            body.extend_from_slice(b",");
-        }
-        body.extend_from_slice(item);
+    let mut pieces = Pieces { text: BytesMut::from(head.as_bytes()), items, first: true, ended: false };
+    let begin = pieces.next().unwrap_or_default();
+    if pieces.ended {
+        return bytes(StatusCode::OK, begin);
     }
-    body.extend_from_slice(b"]}\n");
-    body.freeze()
+    let pieces = std::iter::once(begin).chain(pieces).map(|piece| Ok(Frame::data(piece)));
+    let mut response = Response::new(StreamBody::new(stream::iter(pieces)).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The text of a list, piece by piece.
+struct Pieces<I> {
+    /// What is not handed out yet.
+    text: BytesMut,
+    items: I,
+    first: bool,
+    ended: bool,
+}
+
+impl<I: Iterator<Item = Bytes>> Iterator for Pieces<I> {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        while self.text.len() < PIECE {
+            let Some(item) = self.items.next() else {
+                self.text.extend_from_slice(b"]}\n");
+                self.ended = true;
+                break;
+            };
+            if !std::mem::take(&mut self.first) {
+                self.text.extend_from_slice(b",");
+            }
+            self.text.extend_from_slice(&item);
+        }
+        Some(self.text.split().freeze())
+    }
 }
 
 /// A response of JSON bytes.
@@ -167,6 +207,20 @@ pub fn warn(response: &mut Response<Body>, warnings: &[String]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_list_of_any_length_is_one_whole_text() {
+        for count in [0_usize, 1, 2, 5000] {
+            let items = (0..count)
+                .map(|index| Bytes::from(json!({"index": index, "fill": "x".repeat(50)}).to_string()));
+            let response = list("v1", "ThingList", Map::new(), items);
+            let text = response.into_body().collect().await.unwrap().to_bytes();
+            let read: Value = serde_json::from_slice(&text).unwrap();
+            let indices: Vec<u64> =
+                read["items"].as_array().unwrap().iter().filter_map(|item| item["index"].as_u64()).collect();
+            assert_eq!(indices, (0..count as u64).collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn the_first_shape_we_can_send_wins() {

@@ -26,7 +26,7 @@ const REVISION: &str = "revision";
 const BATCH: usize = 512;
 
 /// Memory for pages of the file: every read is answered from the watch cache, so it only serves the commits.
-const PAGES: usize = 4 << 20;
+const PAGES: usize = 1 << 20;
 
 type Reply = oneshot::Sender<Result<Outcome, StoreError>>;
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Map, json};
 
@@ -31,6 +30,5 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     let mut metadata = Map::new();
     metadata.insert("resourceVersion".into(), json!(page.revision.to_string()));
     let resource = &call.resource;
-    let body: Bytes = output::list(&resource.api_version(), &resource.list_kind, &metadata, &items);
-    Ok(output::bytes(StatusCode::OK, body))
+    Ok(output::list(&resource.api_version(), &resource.list_kind, metadata, items.into_iter()))
 }

@@ -44,42 +44,36 @@ pub async fn handle(api: &Api, call: &Call) -> Result<Response<Body>> {
     if let Some(remaining) = page.remaining {
         metadata.insert("remainingItemCount".into(), json!(remaining));
     }
-    let resource = &call.resource;
-    let body = match shape {
+    let resource = call.resource.clone();
+    let records = page.records;
+    Ok(match shape {
         Shape::Object => {
-            let api_version = resource.api_version();
-            let items: Vec<Bytes> = page
-                .records
-                .iter()
-                .map(|record| {
-                    if resource.shows(record) {
-                        record.json().clone()
-                    } else {
-                        Bytes::from(resource.view(record).to_string())
-                    }
-                })
-                .collect();
-            output::list(&api_version, &resource.list_kind, &metadata, &items)
+            let (api_version, kind) = (resource.api_version(), resource.list_kind.clone());
+            let items = records.into_iter().map(move |record| {
+                if resource.shows(&record) {
+                    record.json().clone()
+                } else {
+                    Bytes::from(resource.view(&record).to_string())
+                }
+            });
+            output::list(&api_version, &kind, metadata, items)
         }
         Shape::Metadata => {
-            let items: Vec<Bytes> = page
-                .records
-                .iter()
-                .map(|record| Bytes::from(output::metadata_only(record.object()).to_string()))
-                .collect();
-            output::list("meta.k8s.io/v1", "PartialObjectMetadataList", &metadata, &items)
+            let items = records
+                .into_iter()
+                .map(|record| Bytes::from(output::metadata_only(record.object()).to_string()));
+            output::list("meta.k8s.io/v1", "PartialObjectMetadataList", metadata, items)
         }
         Shape::Table => {
-            let views: Vec<Arc<Value>> = page.records.iter().map(|record| resource.view(record)).collect();
+            let views: Vec<Arc<Value>> = records.iter().map(|record| resource.view(record)).collect();
             let objects: Vec<&Value> = views.iter().map(AsRef::as_ref).collect();
             let include = output::include(&call.query.include_object);
             let now = jiff::Timestamp::now();
             let table =
                 table::render(&resource.columns, &objects, Value::Object(metadata), include, true, now);
-            Bytes::from(table.to_string())
+            output::bytes(StatusCode::OK, Bytes::from(table.to_string()))
         }
-    };
-    Ok(output::bytes(StatusCode::OK, body))
+    })
 }
 
 /// The page a call asks for.
