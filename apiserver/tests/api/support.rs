@@ -42,7 +42,7 @@ pub struct Cluster {
 
 impl Place {
     /// A new place: a directory, and in the binary `etcd`, which runs the same tests, a part of an etcd.
-    pub fn new() -> Self {
+    pub fn anew() -> Self {
         let etcd = (env!("CARGO_CRATE_NAME") == "etcd").then(|| Arc::new(Shared::of_one_member()));
         Self { folder: tempfile::tempdir().unwrap(), etcd }
     }
@@ -125,7 +125,7 @@ impl Shared {
 impl Cluster {
     /// Starts a server on a free port.
     pub async fn start() -> Self {
-        Self::start_in(Place::new()).await
+        Self::start_in(Place::anew()).await
     }
 
     /// Starts a server on what an earlier one left.
