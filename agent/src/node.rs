@@ -127,10 +127,16 @@ pub(crate) async fn keep(mut node: Node) {
                 Duration::from_secs(1)
             }
             Err(error) => {
-                if last.is_none() {
+                if is_unknown(&error) {
+                    // Not taken for a removal: a server that lost its keys must not stop what serves.
+                    tracing::error!(
+                        node = node.name,
+                        "the API server no longer knows this machine's credentials; if the node was removed while its agent was away, run `russet leave --force` and join again with a new token"
+                    );
+                } else if last.is_none() {
                     tracing::warn!(node = node.name, %error, "the node could not be reported yet; tried again");
                 }
-                Duration::from_secs(1)
+                if is_unknown(&error) { PERIOD } else { Duration::from_secs(1) }
             }
         };
         last = Some(status);
@@ -160,6 +166,11 @@ fn is_missing(error: &kube::Error, node: &str, leaving: bool) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether the server answers that it does not know who asks.
+fn is_unknown(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(answer) if answer.code == 401)
 }
 
 /// The owner's bounds; one that does not parse is ignored rather than taken for none at all.

@@ -354,11 +354,11 @@ async fn a_node_that_leaves_is_emptied_forgotten_and_comes_back_only_with_a_new_
     for (name, access) in [("one", None), ("two", Some(Access::Token))] {
         let agent = Agent::join(&plane, folder.path(), name, access).await;
         let data_dir = agent.config.data_dir.clone();
-        until("the node is ready", || async {
+        let ready = || async {
             let status = nodes.get(name).await.ok()?.status?;
             is_true(&status.conditions, Type::Ready).then_some(())
-        })
-        .await;
+        };
+        until("the node is ready", ready).await;
         let models = data_dir.join("agent/models");
         std::fs::write(models.join("kept"), "a model").unwrap();
         let config = LeaveConfig { data_dir: data_dir.clone(), force: false, purge: false };
@@ -379,6 +379,7 @@ async fn a_node_that_leaves_is_emptied_forgotten_and_comes_back_only_with_a_new_
         assert!(matches!(leave(config).await, Err(LeaveError::NotJoined(_))));
 
         let again = Agent::join(&plane, folder.path(), name, access).await;
+        until("the node is ready again", ready).await;
         // Removed by an administrator: the agent ends and says so.
         nodes.delete(name, &DeleteParams::default()).await.unwrap();
         let error = again.removed().await;
