@@ -7,6 +7,7 @@ mod keys;
 mod mistakes;
 mod path;
 mod servers;
+mod skew;
 
 use std::sync::Arc;
 
@@ -20,6 +21,9 @@ type Scenario = for<'a> fn(&'a mut Cluster) -> futures::future::LocalBoxFuture<'
 
 /// Every scenario, in order: those that only look come first, those that kill last.
 fn scenarios() -> Vec<(&'static str, Scenario)> {
+    if std::env::var_os("RUSSET_FAR_BIN").is_some() {
+        return skew::scenarios();
+    }
     let mut scenarios = everywhere();
     scenarios.extend(faults::others());
     if matches!(Kind::chosen(), Ok(Kind::Etcd)) {

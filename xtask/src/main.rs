@@ -32,7 +32,7 @@ cargo xtask VERB
   codegen           CRD YAML and API reference from the Rust types
   oracle [SUITE]    suites that need programs built from Go modules: kubectl, charts, attempts,
                     kubernetes, etcd; `build` only builds the programs
-  skew [REVISION]   the end-to-end suite with the previous release's agent on the far machine
+  skew [REVISION]   scenarios with the previous release's agent and engine on the far machine
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N]    the same over N rounds, written to docs/evidence
   python ARGS       the prepared Python, as the smoke model's scripts use it

@@ -1,8 +1,5 @@
-//! `cargo xtask skew [REVISION]`: the end-to-end suite with the previous release's agent on the far
-//! machine. That release is built once, by its own commands, from its own sources.
-//!
-//! Its engine stays out: engines of unequal builds in one group are refused, which the engine's own
-//! tests show. So the far machine runs the older `russet` beside today's `russet-engine`.
+//! `cargo xtask skew [REVISION]`: end-to-end scenarios with the previous release's agent and engine on
+//! the far machine. That release is built once, by its own commands, from its own sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,22 +22,15 @@ pub fn run(arguments: &[String]) -> Result<()> {
             }
         },
     };
-    let (prepared, python) = setup::with_python()?;
+    let prepared = setup::all()?;
     suites::build()?;
-    let russet = built(&revision)?;
-
-    let far = cache_dir()?.join(format!("skew-{}-far", std::process::id()));
-    fs::create_dir_all(&far)?;
-    fs::copy(&russet, far.join("russet"))?;
-    fs::copy(cargo::programs().join("russet-engine"), far.join("russet-engine"))?;
-    println!("▸ the far machine runs `russet` of {revision}");
+    let far = built(&revision)?;
+    println!("▸ the far machine runs {revision}");
     let status = cargo::command(&prepared, &["test", "--workspace", "--test", "e2e"])
         .env("RUSSET_FAR_BIN", &far)
-        .env("RUSSET_PYTHON", python.interpreter())
         .status();
-    fs::remove_dir_all(&far)?;
     let status = status.context("cannot run the end-to-end suite")?;
-    ensure!(status.success(), "the end-to-end suite fails with the agent of {revision} on the far machine");
+    ensure!(status.success(), "the end-to-end suite fails with {revision} on the far machine");
     Ok(())
 }
 
@@ -62,7 +52,7 @@ fn release(tag: &str) -> Option<[u64; 3]> {
     numbers?.try_into().ok()
 }
 
-/// `russet` of that revision, kept in the cache folder.
+/// The folder with the programs of that revision, kept in the cache folder.
 fn built(revision: &str) -> Result<PathBuf> {
     let output = Command::new("git")
         .args(["rev-parse", "--verify", &format!("{revision}^{{commit}}")])
@@ -71,9 +61,9 @@ fn built(revision: &str) -> Result<PathBuf> {
     ensure!(output.status.success(), "{revision} is no revision of this repository");
     let commit = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let cache = cache_dir()?;
-    let program = cache.join(format!("skew-{commit}/russet"));
-    if program.exists() {
-        return Ok(program);
+    let programs = cache.join(format!("skew-{commit}"));
+    if programs.exists() {
+        return Ok(programs);
     }
     println!("▸ building {revision} (once; the first time takes minutes)");
     let work = cache.join(format!("skew-{commit}.{}", std::process::id()));
@@ -85,15 +75,16 @@ fn built(revision: &str) -> Result<PathBuf> {
         cargo::run(
             cargo::without_own_variables(&mut build).current_dir(&source).env("CARGO_TARGET_DIR", &target),
         )?;
-        let made = work.join("russet");
-        fs::copy(target.join("debug/russet"), &made)?;
-        let home = program.parent().context("a program has a folder")?;
-        fs::create_dir_all(home)?;
+        let made = work.join("programs");
+        fs::create_dir(&made)?;
+        for program in ["russet", "russet-engine"] {
+            fs::copy(target.join("debug").join(program), made.join(program))?;
+        }
         // Published by one rename, so that a killed run leaves nothing half.
-        Ok(fs::rename(made, &program)?)
+        Ok(fs::rename(made, &programs)?)
     });
     fs::remove_dir_all(&work)?;
-    built.map(|()| program)
+    built.map(|()| programs)
 }
 
 /// The sources of a commit, without touching this checkout.

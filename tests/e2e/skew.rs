@@ -1,0 +1,104 @@
+//! The far machine runs the agent and the engine of the previous release: `cargo xtask skew`. Engines of
+//! two releases are never put into one group, and everything else works across the border.
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::ask::{self, End};
+use russet_tests::cluster::{Cluster, condition, kill, repository};
+use serde_json::json;
+
+use crate::{mistakes, path};
+
+/// What is run instead of the usual scenarios.
+pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
+    vec![
+        ("engines_of_two_releases_are_not_put_into_one_group", |c| Box::pin(refused(c))),
+        ("an_older_node_answers_every_prompt_right", |c| Box::pin(answers(c))),
+        ("an_older_agent_adopts_its_engine_again", |c| Box::pin(adopts(c))),
+        ("an_older_engine_is_replaced_when_it_is_lost", |c| Box::pin(replaces(c))),
+        ("an_older_node_gives_back_what_it_held", |c| Box::pin(gives_back(c))),
+    ]
+}
+
+async fn refused(cluster: &mut Cluster) -> Result<()> {
+    let samples = repository().join("manifests/samples/quickstart");
+    cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
+    cluster
+        .until("the group is refused by its engines' builds", async |cluster| {
+            let deployment = cluster.get("modeldeployments smoke").await?;
+            let ready = condition(&deployment, "Ready").map(ToString::to_string).unwrap_or_default();
+            Ok(ready.contains("same engine build"))
+        })
+        .await?;
+    let shards = cluster.get("shards").await?;
+    ensure!(shards["items"].as_array().is_some_and(Vec::is_empty), "there are Shards all the same: {shards}");
+    path::delete_object(cluster, "modeldeployments/smoke").await
+}
+
+async fn answers(cluster: &mut Cluster) -> Result<()> {
+    cluster.russet(&["cordon", "node-a"]).await?;
+    let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: older}\n\
+                      spec:\n  modelRef: {name: smoke}\n  sharding:\n    mode: Single\n    \
+                      kv: {contextTokens: 1024, maxSequences: 4}\n";
+    mistakes::apply(cluster, deployment).await?;
+    ready(cluster).await?;
+    let shards = cluster.get("shards").await?;
+    ensure!(shards["items"][0]["spec"]["nodeName"] == "node-b", "it is not on the older node: {shards}");
+    for (question, expect) in path::prompts()? {
+        let answer = ask::answer(&cluster.base_url(), "older", &question).await?;
+        ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
+    }
+    Ok(())
+}
+
+async fn adopts(cluster: &mut Cluster) -> Result<()> {
+    let engines = cluster.engines().await?;
+    let mut answer = stream(cluster).await?;
+    kill(cluster.far_agent()?);
+    cluster.restart_far_agent().await?;
+    let end = answer.finish().await;
+    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    ready(cluster).await?;
+    ensure!(cluster.engines().await? == engines, "the engine was not adopted");
+    Ok(())
+}
+
+async fn replaces(cluster: &mut Cluster) -> Result<()> {
+    let (_, pid) = *cluster.engines().await?.first().context("no engine")?;
+    let mut answer = stream(cluster).await?;
+    kill(pid);
+    let end = answer.finish().await;
+    ensure!(matches!(&end, End::Failed(code) if !code.is_empty()), "the stream ended with {end:?}");
+    cluster
+        .until("a question is answered", async |cluster| {
+            Ok(ask::answer(&cluster.base_url(), "older", "What is 17 + 25?").await.is_ok())
+        })
+        .await?;
+    ready(cluster).await
+}
+
+async fn gives_back(cluster: &mut Cluster) -> Result<()> {
+    path::delete_object(cluster, "modeldeployments/older").await?;
+    cluster
+        .until("nothing is granted on node-b", async |cluster| {
+            Ok(cluster.get("inferencenodes node-b").await?["status"]["memory"]["grantedBytes"] == 0)
+        })
+        .await?;
+    cluster.russet(&["uncordon", "node-a"]).await.map(|_| ())
+}
+
+async fn stream(cluster: &Cluster) -> Result<ask::Answer> {
+    let body = ask::question("older", "What is Russet?", json!({"max_tokens": 700, "ignore_eos": true}));
+    let mut answer = ask::ask(&cluster.base_url(), &body).await?;
+    let piece = answer.piece().await;
+    ensure!(matches!(piece, Ok(Some(_))), "the stream began with {piece:?}");
+    Ok(answer)
+}
+
+async fn ready(cluster: &mut Cluster) -> Result<()> {
+    cluster
+        .until("older is Ready", async |cluster| {
+            let deployment = cluster.get("modeldeployments older").await?;
+            Ok(condition(&deployment, "Ready").is_some_and(|ready| ready["status"] == "True"))
+        })
+        .await
+}
