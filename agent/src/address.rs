@@ -56,7 +56,11 @@ fn choose(told: Option<IpAddr>, now: IpAddr, found: IpAddr, is_here: impl Fn(IpA
 /// Whether this machine has the address.
 pub(crate) fn is_here(address: IpAddr) -> bool {
     // Binding a UDP socket sends nothing and disturbs nobody.
-    UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
+    match UdpSocket::bind(SocketAddr::new(address, 0)) {
+        Ok(_) => true,
+        // Anything else, descriptors that ran out say, tells nothing about the address.
+        Err(error) => error.kind() != std::io::ErrorKind::AddrNotAvailable,
+    }
 }
 
 /// Addresses that ranks were published at and the machine has lost.

@@ -100,20 +100,23 @@ pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
         move |source| LeaveError::Identity(IdentityError::Io { path, source })
     };
     identity::write(&marker(&folder), "this machine leaves its cluster\n")?;
-    if !force {
-        ask(&identity).await?;
+    if !force && let Err(error) = ask(&identity).await {
+        // The machine stays for now, and its agent minds its model files again.
+        std::fs::remove_file(marker(&folder)).ok();
+        return Err(error);
     }
     identity::write(&folder.join(LEFT), "this machine has left its cluster\n")?;
     let held = agent_ended(&folder).await?;
     stop_engines(&data_dir).await;
     identity::forget(&folder)?;
+    // Before what may fail or be interrupted: a mark that stayed would end the agent of the next joining.
+    for name in ["joining.key", LEAVING, LEFT] {
+        gone(std::fs::remove_file(folder.join(name))).map_err(io(&folder.join(name)))?;
+    }
     if purge {
         gone(std::fs::remove_dir_all(folder.join("models"))).map_err(io(&folder.join("models")))?;
     }
     gone(std::fs::remove_dir_all(folder.join("engines"))).map_err(io(&folder.join("engines")))?;
-    for name in ["joining.key", LEAVING, LEFT] {
-        gone(std::fs::remove_file(folder.join(name))).map_err(io(&folder.join(name)))?;
-    }
     drop(held);
     Ok(identity.node)
 }

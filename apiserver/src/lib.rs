@@ -31,6 +31,7 @@ pub mod table;
 pub mod verbs;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -196,6 +197,10 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let data = |source| Error::DataDir { path: config.data_dir.clone(), source };
     let pki_dir = config.data_dir.join("pki");
     std::fs::create_dir_all(&pki_dir).map_err(data)?;
+    // Keys and every Secret lie here; a folder made by somebody else may have been open to all.
+    for folder in [&config.data_dir, &pki_dir] {
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700)).map_err(data)?;
+    }
     let listener = TcpListener::bind(config.listen)
         .await
         .map_err(|source| Error::Listen { address: config.listen, source })?;

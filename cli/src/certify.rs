@@ -17,7 +17,12 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 /// Makes sure that `dir` holds a certificate of the gateway that is not about to end.
 pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
-    if due(dir, 0.0).is_some_and(|due| !due.is_zero()) {
+    renew(client, dir, 0.0).await
+}
+
+/// Renews what is due; `jitter` (0 to 1) says how much earlier than it must be.
+async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
+    if due(dir, jitter).is_some_and(|due| !due.is_zero()) {
         return Ok(());
     }
     let key = rcgen::KeyPair::generate().context("cannot make a key for the gateway")?;
@@ -40,10 +45,11 @@ pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
 
 /// Renews for ever.
 pub async fn keep(client: Client, dir: PathBuf) {
+    // Renewed a little earlier than it must be, each gateway at a moment of its own, so that several do not
+    // ask together.
+    let jitter: f64 = rand::random();
     loop {
-        // Renewed a little after it is due, by chance, so that several gateways do not ask together.
-        let jitter: f64 = rand::random();
-        let pause = match ensure(&client, &dir).await {
+        let pause = match renew(&client, &dir, jitter).await {
             Ok(()) => due(&dir, jitter).unwrap_or(PAUSE).clamp(Duration::from_millis(100), LONGEST_SLEEP),
             Err(error) => {
                 tracing::warn!(

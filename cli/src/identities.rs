@@ -3,7 +3,7 @@
 //! anew at every start and long before they end; who uses them reads them again.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use russet_agent::join::identity::{Identity, Material};
@@ -17,6 +17,8 @@ use crate::layout;
 const DAYS: i64 = 30;
 /// Days the administrator's kubeconfig is good for: people copy it.
 const ADMIN_DAYS: i64 = 365;
+/// Between two looks at their age.
+const LOOK: Duration = Duration::from_secs(3600);
 /// Two thirds of the life of an identity.
 const RENEWED_AFTER: Duration = Duration::from_secs(20 * 24 * 3600);
 /// Between two tries when the disk is full, say.
@@ -48,12 +50,18 @@ impl Identities {
 
     /// Makes them anew for ever, in time.
     pub async fn keep(self) {
+        let mut made = SystemTime::now();
         loop {
-            tokio::time::sleep(RENEWED_AFTER).await;
+            // Looked at by the wall clock: the other one stands still while a machine sleeps.
+            tokio::time::sleep(LOOK).await;
+            if made.elapsed().is_ok_and(|age| age < RENEWED_AFTER) {
+                continue;
+            }
             while let Err(error) = self.issue() {
                 tracing::warn!(error = format!("{error:#}"), "identities could not be renewed; tried again");
                 tokio::time::sleep(RETRY).await;
             }
+            made = SystemTime::now();
             tracing::info!("the identities of operator and gateway were renewed");
         }
     }

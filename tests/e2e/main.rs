@@ -115,7 +115,8 @@ fn main() {
         }));
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
-    let stopped = cluster.lock().ok().and_then(|mut cluster| cluster.take());
+    // A scenario that panicked leaves the lock poisoned and the machines standing.
+    let stopped = cluster.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     if let Some(cluster) = stopped
         && let Err(error) = runtime.block_on(cluster.stop())
     {

@@ -28,6 +28,8 @@ struct Validation {
 /// One policy.
 #[derive(Debug)]
 pub struct Policy {
+    /// Why validations cannot be read, those of another release say; they count as failed.
+    unread: Vec<String>,
     /// Its name.
     pub name: String,
     /// Whether what cannot be evaluated is refused.
@@ -170,7 +172,11 @@ impl Policy {
             let field = format!("spec.auditAnnotations[{index}].valueExpression");
             read(&annotation["valueExpression"], field, &names, &["string", "null_type"], &mut problems);
         }
+        let is_validation =
+            |it: &&Problem| it.field.starts_with("spec.validations[") && it.field.ends_with("].expression");
+        let unread = problems.iter().filter(is_validation).map(|it| format!("{}: {}", it.field, it.why));
         let mut read = Self {
+            unread: unread.collect(),
             name: object::name(policy).to_string(),
             fails: spec["failurePolicy"] != "Ignore",
             param_kind: params.then(|| {
@@ -239,14 +245,14 @@ impl Policy {
             for (name, expression) in &self.variables {
                 session.define(name, expression);
             }
-            self.validations
-                .iter()
-                .filter_map(|validation| match session.run(&validation.expression) {
+            let unread = self.unread.iter().filter_map(|why| self.failure(why.clone()));
+            let judged =
+                self.validations.iter().filter_map(|validation| match session.run(&validation.expression) {
                     Ok(Cel::Bool(true)) => None,
                     Ok(_) => Some(validation.denial(session)),
                     Err(message) => self.failure(message),
-                })
-                .collect()
+                });
+            unread.chain(judged).collect()
         })
     }
 

@@ -241,6 +241,11 @@ impl Shared {
             (false, None) if answer.repeated && matches!(txn.change, Change::Delete) => {
                 Outcome::Done(self.written(&txn, before.as_deref(), revision))
             }
+            // Somebody else wrote, before the first question or after it: nobody can tell any more.
+            (false, _) if answer.repeated => {
+                let why = format!("{} was written by another while the answer was lost", txn.key.as_str());
+                return Err(StoreError::Undecided { endpoints: self.members.urls(), why });
+            }
             (false, current) => Outcome::Refused(current.map(Arc::new)),
         })
     }

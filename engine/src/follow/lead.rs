@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use futures::future::{join_all, select_all, try_join_all};
+use futures::future::{select_all, try_join_all};
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
@@ -44,8 +44,8 @@ pub async fn gather(
 ) -> Result<Followers, String> {
     let mut followers = Followers::default();
     let mut members = Vec::new();
-    for found in join_all(peers.iter().map(|peer| find(peer, tls, hello, life))).await {
-        let (sender, follower) = found?;
+    // One that refuses ends the waiting for all others: the reason is what a person has to see.
+    for (sender, follower) in try_join_all(peers.iter().map(|peer| find(peer, tls, hello, life))).await? {
         followers.senders.push(sender);
         members.push(follower);
     }

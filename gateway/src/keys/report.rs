@@ -34,6 +34,8 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
         for key in &keyring.keys {
             let Some(status) = decide(key, Timestamp::now()) else { continue };
             let written = tokio::time::timeout(PATIENCE, write(&client, key, &status)).await;
+            // One that is refused must not keep the others from being written; a silent server would.
+            let silent = written.is_err();
             let failed = match written {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(crate::causes(&error)),
@@ -48,7 +50,9 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
                             "the status of the AccessKey cannot be written: {error}"
                         );
                     }
-                    break;
+                    if silent {
+                        break;
+                    }
                 }
             }
         }

@@ -205,9 +205,18 @@ fn judge(error: &Error) -> Judgement {
         Code::PermissionDenied | Code::Unauthenticated => {
             Judgement::Final(Failure::Refused(status.message().to_string()))
         }
-        _ if ["no leader", "connect", "dns error", "certificate", "handshake"]
-            .iter()
-            .any(|sign| text.contains(sign)) =>
+        // What says that nobody was reached; a connection that broke is something else, the question may
+        // have arrived.
+        _ if [
+            "no leader",
+            "tcp connect error",
+            "connection refused",
+            "dns error",
+            "certificate",
+            "handshake",
+        ]
+        .iter()
+        .any(|sign| text.contains(sign)) =>
         {
             Judgement::NotSent
         }
