@@ -82,7 +82,9 @@ impl Kubernetes {
         let file = |name: &str| folder.path().join(name);
         let [port, client_port, peer_port] = free_ports()?;
         std::fs::write(file("tokens.csv"), "bench-token,admin,admin,system:masters\n")?;
-        std::fs::write(file("accounts.key"), rcgen::KeyPair::generate()?.serialize_pem())?;
+        let accounts = rcgen::KeyPair::generate()?;
+        std::fs::write(file("accounts.key"), accounts.serialize_pem())?;
+        std::fs::write(file("accounts.pub"), accounts.public_key_pem())?;
         std::fs::write(file("kubeconfig"), kubeconfig(port))?;
         let start = |name: &str, program: &Path, arguments: &[String]| -> Result<Child, Error> {
             let log = std::fs::File::create(file(&format!("{name}.log")))?;
@@ -119,7 +121,7 @@ impl Kubernetes {
                 "--bind-address=127.0.0.1".into(),
                 format!("--secure-port={port}"),
                 format!("--cert-dir={}", path("certificates")),
-                format!("--service-account-key-file={}", path("accounts.key")),
+                format!("--service-account-key-file={}", path("accounts.pub")),
                 format!("--service-account-signing-key-file={}", path("accounts.key")),
                 "--service-account-issuer=https://kubernetes.default.svc".into(),
                 "--service-cluster-ip-range=10.0.0.0/24".into(),
