@@ -249,15 +249,15 @@ mod tests {
     fn a_group_needs_every_rank_once() {
         for (flags, expected) in [
             (String::new(), Ok(0)),
-            (format!("--layers-per-rank 2,2 --peers 1=127.0.0.1:9@b,0=127.0.0.1:8@a"), Ok(1)),
-            (format!("--layers-per-rank 2,2 --rank 1"), Ok(0)),
+            ("--layers-per-rank 2,2 --peers 1=127.0.0.1:9@b,0=127.0.0.1:8@a".to_string(), Ok(1)),
+            ("--layers-per-rank 2,2 --rank 1".to_string(), Ok(0)),
             ("--rank 1".into(), Err(ArgsError::Rank { rank: 1, size: 1 })),
             (
-                format!("--layers-per-rank 2,2 --peers 0=127.0.0.1:8@a"),
+                "--layers-per-rank 2,2 --peers 0=127.0.0.1:8@a".to_string(),
                 Err(ArgsError::Count { flag: "--peers", given: 1, size: 2 }),
             ),
             (
-                format!("--layers-per-rank 2,2 --peers 1=127.0.0.1:8@a,1=127.0.0.1:9@a"),
+                "--layers-per-rank 2,2 --peers 1=127.0.0.1:8@a,1=127.0.0.1:9@a".to_string(),
                 Err(ArgsError::Count { flag: "--peers", given: 2, size: 2 }),
             ),
         ] {

@@ -96,7 +96,8 @@ async fn groups_say_what_one_rank_says() {
 async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
     let lab = Lab::new();
     let model = model::random_model_dir();
-    let (pipeline, hybrid): ((&[usize], usize), (&[usize], usize)) = ((&[1, 2, 1], 1), (&[2, 2], 2));
+    let pipeline: (&[usize], usize) = (&[1, 2, 1], 1);
+    let hybrid: (&[usize], usize) = (&[2, 2], 2);
     for (signal, victim, (layers, members)) in [
         (Signal::KILL, 1, pipeline),
         (Signal::KILL, 2, pipeline),

@@ -1,6 +1,12 @@
 //! Device matrices: a cluster whose nodes report the cables of a matrix gives that matrix again. Some are
 //! synthetic, some were recorded by people on their Macs.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test reads the recorded files and may fail"
+)]
+
 use std::collections::BTreeMap;
 
 use russet_crds::{Backend, Link, LinkKind};

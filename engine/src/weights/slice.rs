@@ -62,7 +62,10 @@ mod tests {
     use std::io::Write as _;
 
     /// What each of `of` members reads of a file that holds ten bytes of something else and then `0, 1, 2, …`.
-    fn read(shape: &[usize], item: u64, cut: Cut, of: usize) -> Result<Vec<(Vec<usize>, Vec<u8>)>, usize> {
+    /// Every member's shape and bytes.
+    type Members = Vec<(Vec<usize>, Vec<u8>)>;
+
+    fn read(shape: &[usize], item: u64, cut: Cut, of: usize) -> Result<Members, usize> {
         let size = shape.iter().product::<usize>() as u64 * item;
         let entry = Entry { dtype: "any".into(), shape: shape.to_vec(), begin: 4, end: 4 + size };
         let mut file = tempfile::tempfile().unwrap();
