@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_tests::ask::End;
-use russet_tests::cluster::Cluster;
+use russet_tests::cluster::{Cluster, repository};
 use russet_tests::control_plane::ControlPlane;
 use russet_tests::control_plane::etcd::OnEtcd;
 use serde_json::Value;
@@ -34,9 +34,21 @@ async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
         .collect())
 }
 
+/// The quickstart runs, and nothing of what earlier scenarios made of it.
+async fn settled(cluster: &mut Cluster) -> Result<()> {
+    let samples = repository().join("manifests/samples/quickstart");
+    cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
+    cluster
+        .until("two shards are left", async |cluster| {
+            Ok(cluster.get("shards").await?["items"].as_array().is_some_and(|shards| shards.len() == 2))
+        })
+        .await?;
+    path::quickstart(cluster).await
+}
+
 /// A member of etcd dies: writes go on at the others.
 pub async fn member(cluster: &mut Cluster) -> Result<()> {
-    path::quickstart(cluster).await?;
+    settled(cluster).await?;
     let engines = cluster.engines().await?;
     for at in 0..3 {
         plane(cluster)?.member(at, false)?;
@@ -57,7 +69,7 @@ pub async fn member(cluster: &mut Cluster) -> Result<()> {
 
 /// The server whose operator leads dies: the other's takes over, and no group restarts.
 pub async fn leader(cluster: &mut Cluster) -> Result<()> {
-    path::quickstart(cluster).await?;
+    settled(cluster).await?;
     let [first, second] = plane(cluster)?.candidates()?;
     let led = holder(cluster).await?;
     ensure!(led == second, "{led} leads and not {second}, which started first");
