@@ -1,6 +1,7 @@
 //! An identity that may be renewed at any moment: what is made of its files is made anew when they
 //! change. Connections that are open keep what they were opened with; new ones get the new.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -16,7 +17,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -24,6 +25,19 @@ use super::{Files, TlsError};
 
 /// A peer that has not finished its handshake by then is none of ours.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What keeps peers that say nothing from being everybody's trouble.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// For one handshake.
+    patience: Duration,
+    /// Handshakes under way at once. Peers of one cluster shake hands in milliseconds, so the oldest of so
+    /// many is one that says nothing: it makes room, and nobody waits for it.
+    most: usize,
+}
+
+const BOUNDS: Bounds = Bounds { patience: HANDSHAKE, most: 256 };
+
 /// HTTP/2, which is all that gRPC speaks.
 const ALPN: &[u8] = b"h2";
 /// A reader between two files of a version that is being replaced looks again.
@@ -70,19 +84,6 @@ impl<T> Live<T> {
     }
 }
 
-/// Takes connections of peers that show a certificate of the same CA.
-#[derive(Clone, Debug)]
-pub struct Acceptor(Arc<Live<ServerConfig>>);
-
-impl Acceptor {
-    /// The handshake, bounded in time.
-    pub async fn accept(&self, stream: TcpStream) -> std::io::Result<server::TlsStream<TcpStream>> {
-        let _ = stream.set_nodelay(true);
-        let handshake = TlsAcceptor::from(self.0.current()).accept(stream);
-        tokio::time::timeout(HANDSHAKE, handshake).await?
-    }
-}
-
 /// Opens connections as this identity.
 #[derive(Clone, Debug)]
 pub struct Connector(Arc<Live<ClientConfig>>);
@@ -102,11 +103,6 @@ impl Connector {
 }
 
 impl Files {
-    /// Takes connections, with the identity as it is when each one comes.
-    pub fn acceptor(&self) -> Result<Acceptor, TlsError> {
-        Ok(Acceptor(Arc::new(Live::new(self, server_config)?)))
-    }
-
     /// Opens connections, with the identity as it is when each one is opened.
     pub fn connector(&self) -> Result<Connector, TlsError> {
         Ok(Connector(Arc::new(Live::new(self, client_config)?)))
@@ -118,20 +114,22 @@ impl Files {
         &self,
         listener: TcpListener,
     ) -> Result<ReceiverStream<std::io::Result<server::TlsStream<TcpStream>>>, TlsError> {
-        let acceptor = self.acceptor()?;
+        let config = Arc::new(Live::new(self, server_config)?);
         let (sender, receiver) = mpsc::channel(16);
-        tokio::spawn(accept(listener, acceptor, sender));
+        tokio::spawn(accept(listener, config, sender, BOUNDS));
         Ok(ReceiverStream::new(receiver))
     }
 }
 
 async fn accept(
     listener: TcpListener,
-    acceptor: Acceptor,
+    config: Arc<Live<ServerConfig>>,
     sender: mpsc::Sender<std::io::Result<server::TlsStream<TcpStream>>>,
+    bounds: Bounds,
 ) {
     // Dropped with this task, so no handshake outlives the server.
     let mut handshakes = JoinSet::new();
+    let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -140,14 +138,23 @@ async fn accept(
         };
         match accepted {
             Ok((stream, peer)) => {
-                let (acceptor, sender) = (acceptor.clone(), sender.clone());
-                handshakes.spawn(async move {
-                    match acceptor.accept(stream).await {
+                oldest_first.retain(|handshake| !handshake.is_finished());
+                if oldest_first.len() >= bounds.most
+                    && let Some(oldest) = oldest_first.pop_front()
+                {
+                    oldest.abort();
+                }
+                let _ = stream.set_nodelay(true);
+                let handshake = TlsAcceptor::from(config.current()).accept(stream);
+                let sender = sender.clone();
+                oldest_first.push_back(handshakes.spawn(async move {
+                    match tokio::time::timeout(bounds.patience, handshake).await {
                         // A closed channel means that the server ends.
-                        Ok(stream) => drop(sender.send(Ok(stream)).await),
-                        Err(error) => tracing::debug!(%peer, %error, "a peer was refused"),
+                        Ok(Ok(stream)) => drop(sender.send(Ok(stream)).await),
+                        Ok(Err(error)) => tracing::debug!(%peer, %error, "a peer was refused"),
+                        Err(_) => tracing::debug!(%peer, "a peer was too slow with the TLS handshake"),
                     }
-                });
+                }));
             }
             Err(error) => {
                 // Out of descriptors, most likely: the next connection may find one free again.
@@ -229,4 +236,66 @@ fn certified(files: &Files) -> Result<CertifiedKey, TlsError> {
         last = pair();
     }
     last
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// Longer than anything takes on a busy machine.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn who_says_nothing_makes_room_and_nobody_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::in_dir(folder.path());
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(vec!["peer".into()]).unwrap().signed_by(&key, &ca).unwrap();
+        for (path, text) in
+            [(&files.ca, ca.pem()), (&files.cert, leaf.pem()), (&files.key, key.serialize_pem())]
+        {
+            fs::write(path, text).unwrap();
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let config = Arc::new(Live::new(&files, server_config).unwrap());
+        let (sender, mut receiver) = mpsc::channel(16);
+        // Longer than the test is waited for, so that only the number can close a connection.
+        let bounds = Bounds { patience: PATIENCE * 2, most: 2 };
+        let server = tokio::spawn(accept(listener, config.clone(), sender, bounds));
+        let mut silent = Vec::new();
+        for _ in 0..4 {
+            silent.push(TcpStream::connect(&address).await.unwrap());
+        }
+        closes(&mut silent[0]).await;
+        closes(&mut silent[1]).await;
+        let name = ServerName::try_from("peer").unwrap();
+        let connector = files.connector().unwrap();
+        let (connected, served) = tokio::join!(connector.connect(name, &address), receiver.recv());
+        connected.unwrap();
+        served.unwrap().unwrap();
+        closes(&mut silent[2]).await;
+        server.abort();
+
+        // Those that are few are given their time, and no more.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (sender, _receiver) = mpsc::channel(16);
+        let bounds = Bounds { patience: Duration::from_millis(50), most: 2 };
+        let server = tokio::spawn(accept(listener, config, sender, bounds));
+        closes(&mut silent).await;
+        server.abort();
+    }
+
+    /// Waits until the other side has closed a connection on which nothing was said.
+    async fn closes(client: &mut TcpStream) {
+        let closed = tokio::time::timeout(PATIENCE, client.read(&mut [0])).await;
+        assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
+    }
 }
