@@ -13,7 +13,7 @@ use russet_crds::{Backend, GroupPlan, Link, LinkKind, Peer, Transport};
 
 use crate::snapshot::Node;
 
-pub use team::teams;
+pub use team::{nearest, pairs, teams};
 
 /// Most ranks Jaccl joins when every rank is cabled to every other.
 pub const MESH_RANKS: u32 = 8;
@@ -188,7 +188,8 @@ impl<'a> Fabric<'a> {
         Ok((0..size).map(|a| (0..size).map(|b| cell(a, b)).collect()).collect())
     }
 
-    fn refusal(&self, a: &str, b: &str) -> String {
+    /// The same as a sentence about both.
+    pub fn refusal(&self, a: &str, b: &str) -> String {
         format!("{a} and {b} have no RDMA link: {}", self.lack(a, b))
     }
 }

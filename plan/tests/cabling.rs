@@ -70,7 +70,7 @@ fn check_mesh(what: &str, json: &Value) {
     assert_eq!(fabric(&nodes).mesh(&names).as_ref(), Ok(&wanted), "{what}");
     let indices: Vec<usize> = (0..names.len()).collect();
     if names.len() > 1 {
-        let found = teams(&fabric(&nodes), Backend::Jaccl, &names, 1, names.len(), |_| true);
+        let found = teams(&fabric(&nodes), Backend::Jaccl, &names, (1, names.len()), |_| true);
         assert_eq!(found, Some(vec![indices]), "{what}");
     }
 }
@@ -98,9 +98,9 @@ fn synthetic_cabling_gives_its_matrix_again() {
         }
     }
     assert!(fabric(&nodes).mesh(&names).is_err_and(|why| why.contains("n0 and n2 have no RDMA link")));
-    assert_eq!(teams(&fabric(&nodes), Backend::Jaccl, &names, 1, 3, |_| true), None);
+    assert_eq!(teams(&fabric(&nodes), Backend::Jaccl, &names, (1, 3), |_| true), None);
     assert_eq!(
-        teams(&fabric(&nodes), Backend::JacclRing, &["n2", "n0", "n3", "n1"], 1, 4, |_| true),
+        teams(&fabric(&nodes), Backend::JacclRing, &["n2", "n0", "n3", "n1"], (1, 4), |_| true),
         Some(vec![vec![0, 2, 1, 3]])
     );
 }

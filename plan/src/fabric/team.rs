@@ -1,4 +1,4 @@
-//! Teams: disjoint sets of nodes that cables join as one backend needs it.
+//! Teams: disjoint sets of nodes that cables join as one backend needs it, and those that come nearest to it.
 
 use russet_crds::Backend;
 
@@ -7,6 +7,9 @@ use super::{Fabric, MESH_RANKS};
 /// Steps of the search. Nodes have few ports, so a search is short; this bounds one that a strange
 /// report of thousands of links would make long.
 const STEPS: u32 = 20_000;
+/// Steps of the search for what comes nearest, which cables do not shorten. The first teams it meets
+/// are an answer already.
+const NEAR_STEPS: u32 = 2_000;
 
 /// `count` teams of `size` nodes each out of `nodes`, joined as `backend` needs it; nodes that stand
 /// first are preferred, and every team must be `good`. The order within a team is the order of its ring.
@@ -14,8 +17,7 @@ pub fn teams(
     fabric: &Fabric<'_>,
     backend: Backend,
     nodes: &[&str],
-    count: usize,
-    size: usize,
+    (count, size): (usize, usize),
     good: impl Fn(&[usize]) -> bool,
 ) -> Option<Vec<Vec<usize>>> {
     let possible = match backend {
@@ -26,9 +28,26 @@ pub fn teams(
     if !possible {
         return None;
     }
-    let mut search =
-        Search { fabric, mesh: backend == Backend::Jaccl, nodes, size, good: &good, steps: STEPS };
-    search.split((0..nodes.len()).collect(), count)
+    Search::new(fabric, backend, nodes, size, &good).run(count, 0, STEPS)
+}
+
+/// The same with as few cables lacking as can be.
+pub fn nearest(
+    fabric: &Fabric<'_>,
+    backend: Backend,
+    nodes: &[&str],
+    (count, size): (usize, usize),
+    good: impl Fn(&[usize]) -> bool,
+) -> Option<Vec<Vec<usize>>> {
+    Search::new(fabric, backend, nodes, size, &good).run(count, usize::MAX, NEAR_STEPS)
+}
+
+/// The members of a team of `size` that `backend` wants joined.
+pub fn pairs(backend: Backend, size: usize) -> Vec<(usize, usize)> {
+    if backend == Backend::Jaccl || size < 3 {
+        return (0..size).flat_map(|a| (a + 1..size).map(move |b| (a, b))).collect();
+    }
+    (0..size).map(|a| (a, (a + 1) % size)).collect()
 }
 
 struct Search<'s, 'a> {
@@ -38,62 +57,87 @@ struct Search<'s, 'a> {
     size: usize,
     good: &'s dyn Fn(&[usize]) -> bool,
     steps: u32,
+    /// Cables that may lack; nothing once nothing better can be found.
+    limit: Option<usize>,
+    /// The teams on the way to the next answer.
+    teams: Vec<Vec<usize>>,
+    best: Option<Vec<Vec<usize>>>,
 }
 
-impl Search<'_, '_> {
-    /// The first of what is left leads a team or is left out.
-    fn split(&mut self, left: Vec<usize>, count: usize) -> Option<Vec<Vec<usize>>> {
-        if count == 0 {
-            return Some(Vec::new());
-        }
-        if left.len() < count * self.size {
-            return None;
-        }
-        let (first, rest) = left.split_first()?;
-        let mut found = Vec::new();
-        self.grow(&mut vec![*first], rest, &mut found);
-        for team in found {
-            let others = rest.iter().copied().filter(|node| !team.contains(node)).collect();
-            if let Some(mut teams) = self.split(others, count - 1) {
-                teams.insert(0, team);
-                return Some(teams);
-            }
-        }
-        self.split(rest.to_vec(), count)
+impl<'s, 'a> Search<'s, 'a> {
+    fn new(
+        fabric: &'s Fabric<'a>,
+        backend: Backend,
+        nodes: &'s [&'s str],
+        size: usize,
+        good: &'s dyn Fn(&[usize]) -> bool,
+    ) -> Self {
+        // A ring of two is a mesh.
+        let mesh = backend == Backend::Jaccl || size < 3;
+        Self { fabric, mesh, nodes, size, good, steps: 0, limit: None, teams: Vec::new(), best: None }
     }
 
-    fn grow(&mut self, team: &mut Vec<usize>, rest: &[usize], found: &mut Vec<Vec<usize>>) {
+    fn run(mut self, count: usize, limit: usize, steps: u32) -> Option<Vec<Vec<usize>>> {
+        (self.limit, self.steps) = (Some(limit), steps);
+        let all: Vec<usize> = (0..self.nodes.len()).collect();
+        self.split(&all, count, 0);
+        self.best
+    }
+
+    /// Each of what is left leads a team while those before it are left out.
+    fn split(&mut self, left: &[usize], count: usize, lacking: usize) {
+        if count == 0 {
+            self.best = Some(self.teams.clone());
+            self.limit = lacking.checked_sub(1);
+            return;
+        }
+        for (index, &first) in left.iter().enumerate() {
+            if left.len() - index < count * self.size {
+                return;
+            }
+            let rest = &left[index + 1..];
+            self.grow(&mut vec![first], rest, rest, count, lacking);
+        }
+    }
+
+    fn grow(&mut self, team: &mut Vec<usize>, next: &[usize], rest: &[usize], count: usize, lacking: usize) {
         if team.len() == self.size {
-            let closed = self.mesh || self.joined(team[self.size - 1], team[0]);
-            if closed && (self.good)(team) {
-                found.push(team.clone());
+            let lacking = lacking + if self.mesh { 0 } else { self.lacks(team[self.size - 1], team[0]) };
+            if self.allows(lacking) && (self.good)(team) {
+                let others: Vec<usize> = rest.iter().copied().filter(|node| !team.contains(node)).collect();
+                self.teams.push(team.clone());
+                self.split(&others, count - 1, lacking);
+                self.teams.pop();
             }
             return;
         }
-        for (index, &next) in rest.iter().enumerate() {
+        for (index, &node) in next.iter().enumerate() {
             if self.steps == 0 {
                 return;
             }
             self.steps -= 1;
-            let fits = match self.mesh {
-                true => team.iter().all(|&member| self.joined(member, next)),
-                false => team.last().is_some_and(|&last| self.joined(last, next)),
-            };
-            if !fits {
+            // A mesh joins everybody, a ring those that follow each other.
+            let joins = if self.mesh { &team[..] } else { &team[team.len() - 1..] };
+            let lacking = lacking + joins.iter().map(|&member| self.lacks(member, node)).sum::<usize>();
+            if !self.allows(lacking) {
                 continue;
             }
-            team.push(next);
+            team.push(node);
             // A mesh is a set, so only later nodes join it; a ring has an order.
             let others: Vec<usize> = match self.mesh {
-                true => rest[index + 1..].to_vec(),
-                false => rest.iter().copied().filter(|&node| node != next).collect(),
+                true => next[index + 1..].to_vec(),
+                false => next.iter().copied().filter(|&other| other != node).collect(),
             };
-            self.grow(team, &others, found);
+            self.grow(team, &others, rest, count, lacking);
             team.pop();
         }
     }
 
-    fn joined(&self, a: usize, b: usize) -> bool {
-        self.fabric.joined(self.nodes[a], self.nodes[b])
+    fn allows(&self, lacking: usize) -> bool {
+        self.limit.is_some_and(|limit| lacking <= limit)
+    }
+
+    fn lacks(&self, a: usize, b: usize) -> usize {
+        usize::from(!self.fabric.joined(self.nodes[a], self.nodes[b]))
     }
 }

@@ -3,8 +3,8 @@
 
 use russet_crds::Backend;
 
-use super::stages::{self, Team, preferred};
-use super::tensor::{Meeting, over_cables, over_tcp};
+use super::stages::{self, Team};
+use super::tensor::{Meeting, lack, over_cables, over_tcp};
 use super::{Candidate, Rank, Seat, backend_words};
 use crate::fabric::Fabric;
 use crate::fit::Fit;
@@ -22,6 +22,14 @@ pub struct Cut<'s> {
 }
 
 impl Cut<'_> {
+    fn counts(&self) -> (usize, usize) {
+        (self.stages as usize, self.size as usize)
+    }
+
+    fn too_few(&self, seats: &[Seat<'_>]) -> Note {
+        Note::TooFewNodes { ranks: self.stages * self.size, nodes: seats.len() }
+    }
+
     fn ranks(&self, fit: &Fit<'_>, teams: &[Team<'_>]) -> Result<Vec<Rank>, Note> {
         match (self.layers, self.stages) {
             (Some(layers), _) => stages::explicit(fit, teams, layers),
@@ -39,7 +47,7 @@ pub fn candidate(
     meeting: &Meeting<'_>,
 ) -> Result<Candidate, Note> {
     let ranks = cut.stages * cut.size;
-    let mut refusal = Note::TooFewNodes { ranks, nodes: seats.len() };
+    let mut refusal = cut.too_few(seats);
     if seats.len() < ranks as usize || ranks == 0 || cut.stages > fit.layers() {
         return Err(refusal);
     }
@@ -54,19 +62,20 @@ pub fn candidate(
                 Err(note) => note,
             },
             _ => {
-                if let Some(candidate) = cabled(fit, seats, cut, backend, &meeting.free) {
-                    return Ok(candidate);
-                }
-                if let Some(candidate) = cabled(fit, seats, cut, backend, &meeting.soon) {
+                let note = match cabled(fit, seats, cut, backend, &meeting.free) {
+                    Ok(candidate) => return Ok(candidate),
+                    Err(note) => note,
+                };
+                if let Ok(candidate) = cabled(fit, seats, cut, backend, &meeting.soon) {
                     // Over TCP it would run at once, and stay slow for as long as it lives.
                     return Err(busy(&candidate, &meeting.free));
                 }
-                let why = lack(seats, cut, backend, &meeting.free);
-                passed_over = passed_over.or(why.clone());
-                match why {
-                    Some(why) => Note::Links { backend, why },
-                    None => tcp(fit, seats, cut).err().unwrap_or(refusal),
-                }
+                let note = note.unwrap_or_else(|| lacking(fit, seats, cut, backend, &meeting.free));
+                passed_over.get_or_insert_with(|| match &note {
+                    Note::Links { why, .. } => why.clone(),
+                    other => other.to_string(),
+                });
+                note
             }
         };
     }
@@ -85,21 +94,33 @@ fn tcp(fit: &Fit<'_>, seats: &[Seat<'_>], cut: &Cut<'_>) -> Result<(Vec<Rank>, u
     }
 }
 
+/// What a team of several holds is not known before the layers are cut.
+fn good(fit: &Fit<'_>, cut: &Cut<'_>, team: &Team<'_>) -> bool {
+    cut.stages > 1 || team.holds(fit, 0..fit.layers(), true, true)
+}
+
+/// The split over cabled teams, or what forbids it to those that are cabled; nothing where none are.
 fn cabled(
     fit: &Fit<'_>,
     seats: &[Seat<'_>],
     cut: &Cut<'_>,
     backend: Backend,
     fabric: &Fabric<'_>,
-) -> Option<Candidate> {
-    let good = |team: &Team<'_>| {
-        // What a team of several holds is not known before the layers are cut.
-        cut.stages > 1 || team.holds(fit, 0..fit.layers(), true, true)
-    };
+) -> Result<Candidate, Option<Note>> {
+    let mut refusal = None;
     for spread in [true, false] {
-        let counts = (cut.stages as usize, cut.size as usize);
-        let Some(teams) = over_cables(fabric, backend, seats, counts, spread, good) else { continue };
-        let Ok(mut ranks) = cut.ranks(fit, &teams) else { continue };
+        let Some(teams) =
+            over_cables(fabric, backend, seats, cut.counts(), spread, |team| good(fit, cut, team))
+        else {
+            continue;
+        };
+        let mut ranks = match cut.ranks(fit, &teams) {
+            Ok(ranks) => ranks,
+            Err(note) => {
+                refusal = Some(note);
+                continue;
+            }
+        };
         let mut wires = 0;
         for members in ranks.chunks_mut(cut.size as usize) {
             let names: Vec<&str> = members.iter().map(|rank| rank.node.as_str()).collect();
@@ -107,7 +128,7 @@ fn cabled(
                 Backend::Jaccl => fabric.mesh(&names),
                 _ => fabric.ring(&names),
             };
-            let matrix = matrix.ok()?;
+            let matrix = matrix.map_err(|why| Note::Links { backend, why })?;
             wires = matrix.iter().flatten().map(Vec::len).max().unwrap_or(0);
             for (rank, row) in members.iter_mut().zip(matrix) {
                 rank.rdma_devices = row;
@@ -117,20 +138,16 @@ fn cabled(
             Backend::Jaccl => "an RDMA cable joins every two members".to_owned(),
             _ => format!("RDMA joins neighbours, {wires} to each"),
         };
-        return Some(made(ranks, siblings(&teams), cut.size, backend, why));
+        return Ok(made(ranks, siblings(&teams), cut.size, backend, why));
     }
-    None
+    Err(refusal)
 }
 
-/// The first pair that lacks a cable among the nodes one would take; `None` when cables are not what
-/// is lacking.
-fn lack(seats: &[Seat<'_>], cut: &Cut<'_>, backend: Backend, fabric: &Fabric<'_>) -> Option<String> {
-    let mut names: Vec<&str> = preferred(seats, true).iter().map(|seat| seat.node).collect();
-    names.truncate(cut.size as usize);
-    names.sort_unstable();
-    match backend {
-        Backend::Jaccl => fabric.mesh(&names).err(),
-        _ => fabric.ring(&names).err(),
+/// Why no teams are cabled: cables lack, or no team would hold it however cabled.
+fn lacking(fit: &Fit<'_>, seats: &[Seat<'_>], cut: &Cut<'_>, backend: Backend, fabric: &Fabric<'_>) -> Note {
+    match lack(fabric, backend, seats, cut.counts(), |team| good(fit, cut, team)) {
+        Some(why) => Note::Links { backend, why },
+        None => tcp(fit, seats, cut).err().unwrap_or(cut.too_few(seats)),
     }
 }
 

@@ -7,9 +7,12 @@ use russet_crds::{Backend, BackendChoice};
 
 use super::stages::{Team, largest, preferred};
 use super::{Candidate, Seat, hybrid};
-use crate::fabric::{self, Fabric};
+use crate::fabric::{self, Fabric, MESH_RANKS};
 use crate::fit::Fit;
 use crate::note::Note;
+
+/// Pairs without a cable that a refusal names.
+const SHOWN: usize = 3;
 
 /// What carries the sums of teams.
 #[derive(Clone, Debug)]
@@ -67,27 +70,70 @@ pub fn over_cables<'a>(
     fabric: &Fabric<'_>,
     backend: Backend,
     seats: &[Seat<'a>],
-    (count, size): (usize, usize),
+    counts: (usize, usize),
     spread: bool,
     good: impl Fn(&Team<'a>) -> bool,
 ) -> Option<Vec<Team<'a>>> {
     let seats = preferred(seats, spread);
     let names: Vec<&str> = seats.iter().map(|seat| seat.node).collect();
-    let team = |members: &[usize]| {
-        let mut members: Vec<Seat<'a>> = members.iter().map(|&index| seats[index].clone()).collect();
-        // A mesh has no order of its own; a ring may only be turned.
-        match backend {
-            Backend::JacclRing => {
-                let first = members.iter().enumerate().min_by_key(|(_, seat)| seat.node);
-                let first = first.map_or(0, |(index, _)| index);
-                members.rotate_left(first);
-            }
-            _ => members.sort_by_key(|seat| seat.node),
-        }
-        Team { seats: members }
-    };
-    let teams = fabric::teams(fabric, backend, &names, count, size, |members| good(&team(members)))?;
-    let mut teams: Vec<Team<'a>> = teams.iter().map(|members| team(members)).collect();
+    let good = |members: &[usize]| good(&team(backend, &seats, members));
+    let teams = fabric::teams(fabric, backend, &names, counts, good)?;
+    let mut teams: Vec<Team<'a>> = teams.iter().map(|members| team(backend, &seats, members)).collect();
     teams.sort_by_key(Team::name);
     Some(teams)
+}
+
+/// What cables lack so that `backend` could carry teams, of those that come nearest to it; `None` when
+/// no teams are `good`.
+pub fn lack<'a>(
+    fabric: &Fabric<'_>,
+    backend: Backend,
+    seats: &[Seat<'a>],
+    counts: (usize, usize),
+    good: impl Fn(&Team<'a>) -> bool,
+) -> Option<String> {
+    let (count, size) = counts;
+    if backend == Backend::Jaccl && size > MESH_RANKS as usize {
+        return Some(format!("Jaccl joins at most {MESH_RANKS} ranks, not {size}"));
+    }
+    let seats = preferred(seats, true);
+    let names: Vec<&str> = seats.iter().map(|seat| seat.node).collect();
+    let good = |members: &[usize]| good(&team(backend, &seats, members));
+    let nearest = fabric::nearest(fabric, backend, &names, counts, good)?;
+    let mut teams: Vec<Team<'a>> = nearest.iter().map(|members| team(backend, &seats, members)).collect();
+    teams.sort_by_key(Team::name);
+    let pairs = fabric::pairs(backend, size);
+    let pairs = teams.iter().flat_map(|team| {
+        pairs.iter().map(|&(a, b)| (team.seats[a].node, team.seats[b].node)).collect::<Vec<_>>()
+    });
+    let mut lacking: Vec<String> =
+        pairs.filter(|(a, b)| !fabric.joined(a, b)).map(|(a, b)| fabric.refusal(a, b)).collect();
+    let more = lacking.len().saturating_sub(SHOWN);
+    lacking.truncate(SHOWN);
+    let mut why = lacking.join("; ");
+    if more > 0 {
+        why.push_str(&format!("; and {more} more"));
+    }
+    if (count, size) == (1, 2) {
+        return Some(why);
+    }
+    let members = |team: &Team<'_>| team.seats.iter().map(|seat| seat.node).collect::<Vec<_>>().join(", ");
+    let joined = if backend == Backend::Jaccl { "a mesh" } else { "a ring" };
+    let teams = teams.iter().map(members).collect::<Vec<_>>().join(" | ");
+    Some(format!("{teams} come nearest to {joined}, where {why}"))
+}
+
+/// Nodes as a team in the order of its ranks.
+fn team<'a>(backend: Backend, seats: &[Seat<'a>], members: &[usize]) -> Team<'a> {
+    let mut members: Vec<Seat<'a>> = members.iter().map(|&index| seats[index].clone()).collect();
+    // A mesh has no order of its own; a ring may only be turned.
+    match backend {
+        Backend::JacclRing => {
+            let first = members.iter().enumerate().min_by_key(|(_, seat)| seat.node);
+            let first = first.map_or(0, |(index, _)| index);
+            members.rotate_left(first);
+        }
+        _ => members.sort_by_key(|seat| seat.node),
+    }
+    Team { seats: members }
 }

@@ -143,13 +143,41 @@ fn what_cables_engines_and_memory_do_not_allow_is_refused_by_name() {
             even[..].to_vec(),
             MESH_3[..2].to_vec(),
             tensor(4, Jaccl),
-            "RDMA mesh (Jaccl) cannot be: a and b have no RDMA link: node a reports no Thunderbolt link to node b; cable the nodes",
+            "RDMA mesh (Jaccl) cannot be: a, b, c, d come nearest to a mesh, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; a and c have no RDMA link: node a reports no Thunderbolt link to node c; a and d have no RDMA link: node a reports no Thunderbolt link to node d; and 1 more; cable the nodes",
         ),
         (
             even.to_vec(),
             MESH_3.to_vec(),
             tensor(4, JacclRing),
-            "RDMA ring (JacclRing) cannot be: a and b have no RDMA link",
+            "RDMA ring (JacclRing) cannot be: a, b, c, d come nearest to a ring, where a and b have no RDMA link: node a reports no Thunderbolt link to node b; d and a have no RDMA link: node d reports no Thunderbolt link to node a; cable the nodes",
+        ),
+        // Three cables of a ring of four: what closes it, and not what the names would suggest.
+        (
+            even.to_vec(),
+            RING_4[..3].to_vec(),
+            tensor(4, JacclRing),
+            "a, c, b, d come nearest to a ring, where d and a have no RDMA link: node d reports no Thunderbolt link to node a; cable the nodes",
+        ),
+        // The cabled nodes are not the largest.
+        (
+            vec![("a", 32), ("b", 32), ("c", 16), ("d", 16), ("e", 16)],
+            vec![("c", "d"), ("d", "e"), ("e", "a"), ("c", "a"), ("c", "e")],
+            tensor(4, Jaccl),
+            "a, c, d, e come nearest to a mesh, where a and d have no RDMA link: node a reports no Thunderbolt link to node d; cable the nodes",
+        ),
+        // One stage is cabled, the other is not.
+        (
+            even.to_vec(),
+            vec![("b", "c")],
+            sharded(ShardingMode::Hybrid, Some(4), Some(2), Jaccl),
+            "a, d | b, c come nearest to a mesh, where a and d have no RDMA link: node a reports no Thunderbolt link to node d; cable the nodes",
+        ),
+        // Cables are there, and memory on them is not.
+        (
+            vec![("a", 16), ("b", 16), ("c", 2), ("d", 2)],
+            vec![("a", "c"), ("b", "d")],
+            sharded(ShardingMode::Hybrid, Some(4), Some(2), Jaccl),
+            "4 ranks on a, c, b, d",
         ),
         (even[..1].to_vec(), vec![], tensor(2, Auto), "2 ranks need 2 nodes"),
         (
