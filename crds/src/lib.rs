@@ -17,7 +17,9 @@ mod references;
 mod shard;
 mod shard_group;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
 use kube::CustomResourceExt as _;
 
 pub use access_key::*;
@@ -38,7 +40,7 @@ pub const VERSION: &str = "v1alpha1";
 /// Every kind Russet installs, in the order of the documentation. A new kind is one file and one
 /// line here.
 pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![
+    let mut all = vec![
         InferenceNode::crd(),
         Model::crd(),
         ModelCopy::crd(),
@@ -47,5 +49,24 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         Shard::crd(),
         ModelRoute::crd(),
         AccessKey::crd(),
-    ]
+    ];
+    let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
+    versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()).for_each(signed);
+    all
+}
+
+/// Kubernetes knows signed numbers alone and warns of every other format. The types' minimum of 0 stays.
+fn signed(schema: &mut JSONSchemaProps) {
+    if let Some(format @ ("uint32" | "uint64")) = schema.format.as_deref() {
+        schema.format = Some(format[1..].to_owned());
+    }
+    schema.properties.iter_mut().flatten().for_each(|(_, field)| signed(field));
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(items)) => signed(items),
+        Some(JSONSchemaPropsOrArray::Schemas(each)) => each.iter_mut().for_each(signed),
+        None => {}
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        signed(values);
+    }
 }

@@ -36,6 +36,28 @@ fn committed_yaml_is_what_the_types_say() {
 }
 
 #[test]
+fn numbers_have_formats_that_kubernetes_knows_and_are_not_negative_where_they_cannot_be() {
+    fn walk(name: &str, schema: &serde_json::Value, seen: &mut usize) {
+        if let Some(format) = schema["format"].as_str().filter(|_| schema["type"] == "integer") {
+            assert!(matches!(format, "int32" | "int64"), "{name} has the format {format}");
+            *seen += usize::from(schema["minimum"].as_f64().is_some_and(|least| least >= 0.0));
+        }
+        match schema {
+            serde_json::Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| walk(name, value, seen))
+            }
+            serde_json::Value::Array(items) => items.iter().for_each(|value| walk(name, value, seen)),
+            _ => {}
+        }
+    }
+    let mut bounded = 0;
+    for crd in russet_crds::all() {
+        walk(&crd.spec.names.kind, &serde_json::to_value(&crd).unwrap(), &mut bounded);
+    }
+    assert!(bounded > 60, "only {bounded} numbers have a least value");
+}
+
+#[test]
 fn names_of_kinds_never_collide() {
     let mut seen = std::collections::BTreeSet::new();
     for crd in russet_crds::all() {
