@@ -5,7 +5,8 @@
 //! agent/tls.crt ─▶ current/tls.crt      agent/current ─▶ identity-18c1…/     agent/tls.key ─▶ current/tls.key
 //! ```
 //!
-//! One process writes a folder at a time: the agent holds its lock, `serve` owns its own.
+//! Writers take turns: each holds a lock on the folder while it works, so that what one carries over is
+//! never older than what another wrote, and nobody removes a version that is not finished.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -36,6 +37,7 @@ const VERSION: &str = "identity-";
 /// Replaces the named files of the identity in `dir` in one step; the others stay as they are.
 pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
     private(dir)?;
+    let folder = turn(dir)?;
     let stamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let version = format!("{VERSION}{stamp:x}-{}", std::process::id());
     let fresh = dir.join(&version);
@@ -60,7 +62,7 @@ pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
             link(dir, &target, name)?;
         }
     }
-    fs::File::open(dir)?.sync_all()?;
+    folder.sync_all()?;
     for old in versions(dir)?.into_iter().filter(|old| *old != fresh) {
         // A reader that is just opening a file there reads the new one at its next try.
         fs::remove_dir_all(old)?;
@@ -70,6 +72,10 @@ pub fn publish(dir: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
 
 /// Removes the identity in `dir`; everything else there stays.
 pub fn remove(dir: &Path) -> io::Result<()> {
+    let _turn = match turn(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
     // Without a kubeconfig there is no identity, so it goes first.
     for name in NAMES.into_iter().rev().chain([CURRENT]) {
         gone_or(fs::remove_file(dir.join(name)))?;
@@ -85,6 +91,13 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&draft, path)
+}
+
+/// Waits for the turn to write in `dir`; it lasts as long as the answer is kept.
+fn turn(dir: &Path) -> io::Result<fs::File> {
+    let folder = fs::File::open(dir)?;
+    folder.lock()?;
+    Ok(folder)
 }
 
 fn gone_or(result: io::Result<()>) -> io::Result<()> {
@@ -142,6 +155,28 @@ mod tests {
         remove(&dir).unwrap();
         let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["models"]);
+    }
+
+    #[test]
+    fn writers_take_turns_and_lose_nothing_of_each_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        publish(dir, &[(CERTIFICATE, b"0"), (KEY, b"0"), (TOKEN, b"0")]).unwrap();
+        std::thread::scope(|scope| {
+            for names in [[CERTIFICATE, KEY].as_slice(), &[TOKEN]] {
+                scope.spawn(move || {
+                    for round in 1..=50 {
+                        let text = round.to_string();
+                        let files: Vec<_> = names.iter().map(|name| (*name, text.as_bytes())).collect();
+                        publish(dir, &files).unwrap();
+                    }
+                });
+            }
+        });
+        for name in [CERTIFICATE, KEY, TOKEN] {
+            assert_eq!(fs::read_to_string(dir.join(name)).unwrap(), "50", "{name}");
+        }
+        assert_eq!(versions(dir).unwrap().len(), 1);
     }
 
     #[test]
