@@ -1,5 +1,5 @@
-//! The certificate authority of one control plane: its files, the certificates it issues, the requests it signs, the
-//! kubeconfig that carries them. Who may ask for a certificate is decided by the callers.
+//! The certificate authority of one control plane: its files, the certificates it issues, the kubeconfig that carries
+//! them. Who may ask for a certificate is decided by the callers.
 
 pub mod shared;
 
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, SanType,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -21,6 +21,9 @@ use sha2::{Digest, Sha256};
 const CA_DAYS: i64 = 3650;
 /// Certificates of servers are made anew at every start.
 pub const SERVER_DAYS: i64 = 365;
+
+/// The attribute of a subject in which Kubernetes, too, looks for a user's unique id.
+const UID: x509_parser::der_parser::Oid<'static> = x509_parser::der_parser::oid!(1.3.6.1.4.1.57683.2);
 
 /// Why a certificate could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +46,6 @@ pub enum PkiError {
         /// Why.
         why: String,
     },
-    /// A certificate signing request was refused.
-    #[error("the certificate signing request is refused: {0}")]
-    Request(String),
 }
 
 fn unusable(what: &str, why: impl ToString) -> PkiError {
@@ -171,28 +171,6 @@ impl Authority {
             params.signed_by(&key, &self.issuer).map_err(|error| unusable("new certificate", error))?;
         Ok((cert.pem(), key.serialize_pem()))
     }
-
-    /// Signs a request for both ends of a connection, keeping its subject and its names.
-    pub fn sign_csr(&self, csr_pem: &str, days: i64) -> Result<String, PkiError> {
-        let mut request = CertificateSigningRequestParams::from_pem(csr_pem)
-            .map_err(|error| PkiError::Request(error.to_string()))?;
-        let params = &mut request.params;
-        if params.is_ca != IsCa::NoCa && params.is_ca != IsCa::ExplicitNoCa {
-            return Err(PkiError::Request("it asks to become an authority itself".into()));
-        }
-        set_validity(params, days);
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
-        params.use_authority_key_identifier_extension = true;
-        let cert = request.signed_by(&self.issuer).map_err(|error| PkiError::Request(error.to_string()))?;
-        Ok(cert.pem())
-    }
-}
-
-/// Signs a request with an authority given as PEM; see [`Authority::sign_csr`].
-pub fn sign_csr(ca_cert_pem: &str, ca_key_pem: &str, csr_pem: &str, days: i64) -> Result<String, PkiError> {
-    Authority::from_pem(ca_cert_pem, ca_key_pem)?.sign_csr(csr_pem, days)
 }
 
 /// `sha256:` and the hex digest of a certificate's public key.
@@ -202,21 +180,41 @@ pub fn pin(cert: &CertificateDer<'_>) -> Result<String, PkiError> {
     Ok(format!("sha256:{}", hex::encode(Sha256::digest(parsed.public_key().raw))))
 }
 
-/// The subject of a certificate: common name and organizations.
-pub fn subject(cert: &CertificateDer<'_>) -> Result<(String, Vec<String>), PkiError> {
+/// Whom a certificate is about, as Kubernetes reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// The common name: the user.
+    pub name: String,
+    /// The organizations: the groups.
+    pub orgs: Vec<String>,
+    /// The unique id, which tells users of one name apart; empty in most certificates.
+    pub uid: String,
+}
+
+/// The subject of a certificate.
+pub fn subject(cert: &CertificateDer<'_>) -> Result<Subject, PkiError> {
     let (_, parsed) =
         x509_parser::parse_x509_certificate(cert).map_err(|error| unusable("certificate", error))?;
     let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
         attribute.as_str().ok().map(str::to_string)
     };
-    let name = parsed.subject().iter_common_name().find_map(text).unwrap_or_default();
-    let orgs = parsed.subject().iter_organization().filter_map(text).collect();
-    Ok((name, orgs))
+    let subject = parsed.subject();
+    Ok(Subject {
+        name: subject.iter_common_name().find_map(text).unwrap_or_default(),
+        orgs: subject.iter_organization().filter_map(text).collect(),
+        uid: subject.iter_by_oid(&UID).find_map(text).unwrap_or_default(),
+    })
 }
 
 /// The first certificate of a PEM text.
 pub fn certificate(pem: &str) -> Result<CertificateDer<'static>, PkiError> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| unusable("certificate", error))
+}
+
+/// All certificates of a PEM text.
+pub fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, PkiError> {
+    let found: Result<_, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    found.map_err(|error| unusable("certificate", error))
 }
 
 /// The private key of a PEM text.
@@ -314,8 +312,17 @@ mod tests {
     fn a_client_certificate_carries_user_and_groups() {
         let authority = Authority::generate("test-ca").unwrap();
         let (cert, _) = authority.issue_client("alice", &["system:masters", "other"], 1).unwrap();
-        let (name, orgs) = subject(&certificate(&cert).unwrap()).unwrap();
-        assert_eq!((name.as_str(), orgs), ("alice", vec!["system:masters".to_string(), "other".to_string()]));
+        let Subject { name, orgs, uid } = subject(&certificate(&cert).unwrap()).unwrap();
+        assert_eq!((name.as_str(), uid.as_str()), ("alice", ""));
+        assert_eq!(orgs, ["system:masters", "other"]);
+    }
+
+    #[test]
+    fn a_certificate_tells_users_of_one_name_apart() {
+        let mut params = params("alice", &[], 1);
+        params.distinguished_name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "second");
+        let cert = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(subject(cert.der()).unwrap().uid, "second");
     }
 
     #[test]
@@ -325,23 +332,5 @@ mod tests {
         let second = Authority::ensure(folder.path()).unwrap();
         assert_eq!(first.pin().unwrap(), second.pin().unwrap());
         assert!(first.pin().unwrap().starts_with("sha256:"));
-    }
-
-    #[test]
-    fn a_request_keeps_its_subject_and_names_but_cannot_become_an_authority() {
-        let authority = Authority::generate("test-ca").unwrap();
-        let key = KeyPair::generate().unwrap();
-        let mut params = params("node-1", &["russet:nodes"], 1);
-        params.subject_alt_names.push(SanType::IpAddress("10.0.0.7".parse().unwrap()));
-        let csr = params.serialize_request(&key).unwrap().pem().unwrap();
-        let signed = sign_csr(authority.cert_pem(), authority.key_pem(), &csr, 30).unwrap();
-        let der = certificate(&signed).unwrap();
-        assert_eq!(subject(&der).unwrap(), ("node-1".to_string(), vec!["russet:nodes".to_string()]));
-        let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();
-        assert!(parsed.subject_alternative_name().unwrap().is_some());
-        assert!(!parsed.is_ca());
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let csr = params.serialize_request(&key).unwrap().pem().unwrap();
-        assert!(sign_csr(authority.cert_pem(), authority.key_pem(), &csr, 30).is_err());
     }
 }

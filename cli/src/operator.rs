@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use kube::{Client, Config};
+use kube::Client;
 
 use crate::candidate::Candidate;
-use crate::client::client_from;
+use crate::client::{client_from, client_in_pod};
 use crate::signals;
 
 /// Arguments of `russet operator`.
@@ -48,7 +48,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     tracing::info!(metrics = %listen, "the operator starts");
     let identity = arguments.identity.filter(|name| !name.is_empty());
     let identity = identity.unwrap_or_else(|| Candidate::passing().identity);
-    let result = russet_operator::run(client, &identity, registry, ready, async {
+    let credential = russet_operator::accounts::Credential::Account;
+    let result = russet_operator::run(client, &identity, credential, registry, ready, async {
         signals::ending(arguments.exit_with_parent).await;
     })
     .await;
@@ -56,16 +57,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     result.context("the operator ended")
 }
 
-/// A client of the file named, or of the pod's own ServiceAccount, whose token is read again when the
-/// kubelet has renewed it.
+/// A client of the file named, or of the pod's own ServiceAccount.
 async fn connect(kubeconfig: Option<PathBuf>) -> Result<Client> {
     match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
         Some(path) => client_from(&path).await,
-        None => {
-            let config = Config::incluster().context(
-                "no API server is known: this is no pod with a ServiceAccount; name a kubeconfig with --kubeconfig",
-            )?;
-            Client::try_from(config).context("cannot set up the API client")
-        }
+        None => client_in_pod(),
     }
 }

@@ -73,7 +73,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     if let Some(node) = &arguments.local_node {
         identities.local_node(&layout.agent(), node)?;
-        russet_operator::accounts::ensure_node(&admin, node)
+        russet_operator::accounts::begin(&admin, node, None)
             .await
             .with_context(|| format!("cannot make the InferenceNode of {node}"))?;
     }
@@ -91,7 +91,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let candidate = Candidate::kept_in(&operator_dir)?;
     let mut operator = tokio::spawn(async move {
-        russet_operator::run(operator, &candidate.identity, registry, ready, async {
+        let credential = russet_operator::accounts::Credential::Certificate;
+        russet_operator::run(operator, &candidate.identity, credential, registry, ready, async {
             let _ = stopped.await;
         })
         .await

@@ -1,11 +1,12 @@
-//! What a machine that joins finds in the cluster: its InferenceNode and, for API servers to which a
-//! node's certificate is no credential, a ServiceAccount whose tokens it alone may ask for. Nodes may
-//! make none of these themselves, so a node that was removed stays removed.
+//! What a machine that joins finds in the cluster: its InferenceNode, which says what life of the name
+//! this is, and, for API servers to which a node's certificate is no credential, a ServiceAccount whose
+//! tokens it alone may ask for. Nodes may make none of these themselves, so a node that was removed
+//! stays removed.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
 use russet_crds::{InferenceNode, InferenceNodeSpec};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -15,20 +16,44 @@ use crate::ssa;
 /// Namespace of the nodes' ServiceAccounts.
 pub const NODES_NAMESPACE: &str = "russet-nodes";
 
-/// Makes the InferenceNode of a node; one that is there stays as it is.
-pub async fn ensure_node(client: &Client, node: &str) -> Result<(), kube::Error> {
-    let nodes: Api<InferenceNode> = Api::all(client.clone());
-    match nodes.create(&PostParams::default(), &InferenceNode::new(node, InferenceNodeSpec::default())).await
-    {
-        Ok(_) => Ok(()),
-        Err(error) if ssa::is_code(&error, 409) => Ok(()),
-        Err(error) => Err(error),
-    }
+/// Annotation on InferenceNodes: the life of the node, in its certificates too. Agents may write no
+/// metadata, so a node cannot prolong a life that another machine has ended.
+const LIFE: &str = "russet.dev/life";
+
+/// What an API server knows nodes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// Their certificates, as the embedded server does.
+    Certificate,
+    /// Tokens of their ServiceAccounts, as any other does.
+    Account,
 }
 
-/// Makes everything a node needs; `bootstrap` may ask for its first token.
+/// The life of a node; none is that of a control plane's own, or of one that an older release admitted.
+pub fn life(node: &InferenceNode) -> Option<&str> {
+    node.annotations().get(LIFE).map(String::as_str)
+}
+
+/// Makes the InferenceNode of a node in that life. What an earlier life of the name has left ends: the
+/// ServiceAccount goes with its tokens, and certificates of that life are not renewed.
+pub async fn begin(client: &Client, node: &str, life: Option<&str>) -> Result<(), kube::Error> {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
+    let there = nodes.get_opt(node).await?;
+    if there.as_ref().is_some_and(|there| self::life(there) == life) {
+        return Ok(());
+    }
+    dismiss(client, node).await?;
+    if there.is_some() {
+        let patch = json!({"metadata": {"annotations": {LIFE: life}}});
+        return nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
+    }
+    let mut fresh = InferenceNode::new(node, InferenceNodeSpec::default());
+    fresh.metadata.annotations = life.map(|life| [(LIFE.to_owned(), life.to_owned())].into());
+    nodes.create(&PostParams::default(), &fresh).await.map(drop)
+}
+
+/// Makes the ServiceAccount of a node; `bootstrap` may ask for its first token.
 pub async fn admit(client: &Client, node: &str, bootstrap: Option<&str>) -> Result<(), kube::Error> {
-    ensure_node(client, node).await?;
     apply::<ServiceAccount>(client, node, json!({})).await?;
     let rule = json!({
         "apiGroups": [""], "resources": ["serviceaccounts/token"], "resourceNames": [node], "verbs": ["create"],

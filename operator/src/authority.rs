@@ -1,6 +1,7 @@
 //! The CA of the data plane: its Secret, made once where there is none, and its certificate in a
 //! ConfigMap for everyone who verifies with it. The embedded server brings its own CA, so there the
-//! Secret is found.
+//! Secret is found. While one CA takes another's place the Secret holds the certificates of both: the
+//! first one signs, with the key beside it, and all are published.
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use crate::ssa;
 const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Machines' clocks differ a little.
 const SKEW: Duration = Duration::from_secs(300);
-/// A ConfigMap that somebody removed is back within this time.
-const LOOK: Duration = Duration::from_secs(300);
+/// A ConfigMap that somebody removed is back within this time, and another CA is published.
+const LOOK: Duration = Duration::from_secs(30);
 /// Between two tries while the server refuses.
 const RETRY: Duration = Duration::from_secs(5);
 

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
 use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
 
+use crate::accounts::Credential;
 use crate::group::Told;
 use crate::metrics::Metrics;
 
@@ -27,6 +28,8 @@ pub struct Context {
     pub stores: Stores,
     /// Counters.
     pub metrics: Metrics,
+    /// What the API server knows nodes by.
+    pub credential: Credential,
     /// Held from the last look at all groups until a new one is written: placements take turns, so
     /// that two of them never promise the same memory.
     pub placing: tokio::sync::Mutex<()>,
@@ -86,13 +89,14 @@ pub struct EpochHistory {
 
 impl Context {
     /// A context over full or filling caches.
-    pub fn new(client: Client, stores: Stores, metrics: Metrics) -> Arc<Self> {
+    pub fn new(client: Client, stores: Stores, metrics: Metrics, credential: Credential) -> Arc<Self> {
         let reporter = Reporter { controller: names::OPERATOR_MANAGER.to_owned(), instance: None };
         Arc::new(Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             stores,
             metrics,
+            credential,
             placing: tokio::sync::Mutex::default(),
             leases: Mutex::default(),
             epochs: Mutex::default(),

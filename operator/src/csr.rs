@@ -17,11 +17,12 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, is_true};
 use russet_crds::names;
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use self::decide::{Asked, Requester, Standing, Subject, Verdict};
 use self::token::Token;
+use crate::accounts::Credential;
 use crate::context::Context;
 use crate::reconcile::after;
 use crate::{accounts, ssa};
@@ -94,18 +95,26 @@ pub async fn reconcile(
             deny(&context, &name, &why).await?;
             return Ok(after([]));
         }
+        Err(Verdict::Fail(why)) => {
+            fail(&context, &name, &request, &why).await?;
+            return Ok(after([]));
+        }
         Err(_) => return Ok(after([])),
     };
     let token = match &asked.requester {
         Requester::Bootstrap(id) => token::observe(&context.client, id)
             .await
             .map_err(|source| Error::Token { name: name.clone(), source })?,
-        Requester::Node(_) | Requester::Gateway | Requester::Other(_) => Token::Gone,
+        Requester::Node { .. } | Requester::Account(_) | Requester::Gateway | Requester::Other(_) => {
+            Token::Gone
+        }
     };
-    match decide::judge(&asked, standing(&context, &asked.subject), &token, Timestamp::now()) {
+    let (standing, life) = known(&context, &asked.subject);
+    match decide::judge(&asked, standing, life.as_deref(), &token, Timestamp::now()) {
         Verdict::Nothing => {}
         Verdict::Wait(pause) => return Ok(after([Some(pause)])),
         Verdict::Deny(why) => deny(&context, &name, &why).await?,
+        Verdict::Fail(why) => fail(&context, &name, &request, &why).await?,
         Verdict::Approve { claim } => {
             if let (Some(seen), Requester::Bootstrap(id), Subject::Node(node)) =
                 (&claim, &asked.requester, &asked.subject)
@@ -122,7 +131,8 @@ pub async fn reconcile(
         Verdict::RemoveToken(seen) => {
             if let (Requester::Bootstrap(id), Subject::Node(node)) = (&asked.requester, &asked.subject) {
                 let failed = |source| Error::Token { name: name.clone(), source };
-                if context.stores.nodes.get(&ObjectRef::new(node)).is_some() {
+                let there = context.stores.nodes.get(&ObjectRef::new(node)).is_some();
+                if there && context.credential == Credential::Account {
                     accounts::bind(&context.client, node, None).await.map_err(failed)?;
                 }
                 token::remove(&context.client, id, &seen).await.map_err(failed)?;
@@ -133,17 +143,20 @@ pub async fn reconcile(
     Ok(after([]))
 }
 
-/// How the node that a request names stands with the cluster.
-fn standing(context: &Context, subject: &Subject) -> Standing {
-    let Subject::Node(node) = subject else { return Standing::Unknown };
-    let Some(node) = context.stores.nodes.get(&ObjectRef::new(node)) else { return Standing::Unknown };
-    if node.metadata.deletion_timestamp.is_some() {
+/// How the node that a request names stands with the cluster, and which life of it this is.
+fn known(context: &Context, subject: &Subject) -> (Standing, Option<String>) {
+    let Subject::Node(node) = subject else { return (Standing::Unknown, None) };
+    let Some(node) = context.stores.nodes.get(&ObjectRef::new(node)) else {
+        return (Standing::Unknown, None);
+    };
+    let standing = if node.metadata.deletion_timestamp.is_some() {
         Standing::Leaving
     } else if node.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Reachable)) {
         Standing::Alive
     } else {
         Standing::Silent
-    }
+    };
+    (standing, accounts::life(&node).map(str::to_owned))
 }
 
 /// Admits a node that joins, then signs.
@@ -154,17 +167,17 @@ async fn sign(
     asked: &Asked,
 ) -> Result<(), Error> {
     if let Subject::Node(node) = &asked.subject
-        && !matches!(asked.requester, Requester::Node(_))
+        && !matches!(asked.requester, Requester::Node { .. } | Requester::Account(_))
     {
+        let failed = |source| Error::Admit { name: name.to_owned(), node: node.clone(), source };
         let bootstrap = match &asked.requester {
             Requester::Bootstrap(id) => Some(id.as_str()),
-            Requester::Node(_) | Requester::Gateway | Requester::Other(_) => None,
+            _ => None,
         };
-        accounts::admit(&context.client, node, bootstrap).await.map_err(|source| Error::Admit {
-            name: name.to_owned(),
-            node: node.clone(),
-            source,
-        })?;
+        accounts::begin(&context.client, node, asked.life()).await.map_err(failed)?;
+        if context.credential == Credential::Account {
+            accounts::admit(&context.client, node, bootstrap).await.map_err(failed)?;
+        }
     }
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), names::SYSTEM_NAMESPACE);
     let secret = secrets
@@ -175,6 +188,7 @@ async fn sign(
         &secret,
         &request.spec.request.0,
         &asked.subject,
+        asked.life(),
         request.spec.expiration_seconds,
         sign::longest(),
         Timestamp::now(),
@@ -193,6 +207,22 @@ async fn deny(context: &Context, name: &str, why: &str) -> Result<(), Error> {
     verdict(context, name, "Denied", "Refused", why).await
 }
 
+/// Says that an approved request will not be signed; the approval stays beside it.
+async fn fail(
+    context: &Context,
+    name: &str,
+    request: &CertificateSigningRequest,
+    why: &str,
+) -> Result<(), Error> {
+    tracing::warn!(request = name, why, "an approved certificate is not signed");
+    let there = request.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let conditions: Vec<Value> =
+        there.iter().map(|it| json!(it)).chain([condition("Failed", "Refused", why)]).collect();
+    let patch = json!({"status": {"conditions": conditions}});
+    let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
+    written(name, api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await)
+}
+
 async fn verdict(
     context: &Context,
     name: &str,
@@ -201,13 +231,20 @@ async fn verdict(
     message: &str,
 ) -> Result<(), Error> {
     let api: Api<CertificateSigningRequest> = Api::all(context.client.clone());
+    let patch = json!({"status": {"conditions": [condition(kind, reason, message)]}});
+    written(name, api.patch_approval(name, &PatchParams::default(), &Patch::Merge(patch)).await)
+}
+
+fn condition(kind: &str, reason: &str, message: &str) -> Value {
     let now = format!("{:.0}", Timestamp::now());
-    let condition = json!({
+    json!({
         "type": kind, "status": "True", "reason": reason, "message": message,
         "lastUpdateTime": now, "lastTransitionTime": now,
-    });
-    let patch = json!({"status": {"conditions": [condition]}});
-    match api.patch_approval(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+    })
+}
+
+fn written(name: &str, answer: Result<CertificateSigningRequest, kube::Error>) -> Result<(), Error> {
+    match answer {
         Ok(_) => Ok(()),
         Err(error) if ssa::is_code(&error, 404) => Ok(()),
         Err(source) => Err(Error::Verdict { name: name.to_owned(), source }),

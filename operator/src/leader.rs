@@ -12,7 +12,7 @@
 //! A holder stops at [`Timing::deadline`] after the beginning of its last successful renewal. Another
 //! takes the Lease only after it saw no renewal for [`Timing::duration`], which began to count when that
 //! last renewal was already stored, that is later. What lies between is for requests the old holder
-//! had sent and the server had not yet answered; the embedded API server gives up on a write sooner than that
+//! had sent and the server had not yet answered; the embedded API server sends no write of a request later than that
 //! (any other is trusted as far as every Kubernetes controller trusts it).
 //! Nobody's clock is compared with anybody else's: each measures on its own. The old holder looks at
 //! its clock before every step of its work, not only when a timer fires, so a process that was frozen
@@ -53,7 +53,7 @@ pub struct Timing {
 }
 
 /// The periods every Kubernetes controller uses, but for a deadline two seconds earlier: the embedded API server
-/// spends at most three seconds on finding out what is current and three on a write.
+/// may go on for six seconds with a request, what is current found out and every repetition of its write included.
 pub const TIMING: Timing = Timing {
     duration: Duration::from_secs(15),
     deadline: Duration::from_secs(8),

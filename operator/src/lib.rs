@@ -43,18 +43,19 @@ pub enum Error {
 }
 
 /// Runs every controller until `shutdown` completes, whenever this process leads ([`leader`]); `identity`
-/// names it among its peers and stays the same over restarts. `ready` is true once all caches are full,
-/// and while standing by. The kinds must be installed ([`install::apply`]); until they are, the watches
-/// retry.
+/// names it among its peers and stays the same over restarts, `credential` is what the API server knows
+/// nodes by. `ready` is true once all caches are full, and while standing by. The kinds must be installed
+/// ([`install::apply`]); until they are, the watches retry.
 pub async fn run(
     client: kube::Client,
     identity: &str,
+    credential: accounts::Credential,
     registry: prometheus::Registry,
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let metrics = metrics::Metrics::register(&registry)?;
-    let act = || watch::run(client.clone(), metrics.clone(), &ready);
+    let act = || watch::run(client.clone(), metrics.clone(), credential, &ready);
     match leader::run_as_leader(client.clone(), identity, leader::TIMING, &ready, shutdown, act).await {
         None => Ok(()),
         Some(ended) => Err(Error::Ended(ended)),

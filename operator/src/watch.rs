@@ -24,6 +24,7 @@ use russet_crds::{
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{self, UnboundedSender};
 
+use crate::accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
@@ -52,7 +53,12 @@ enum Change {
 }
 
 /// Watches everything and runs every controller; returns the name of the first that ends.
-pub async fn run(client: Client, metrics: Metrics, ready: &AtomicBool) -> &'static str {
+pub async fn run(
+    client: Client,
+    metrics: Metrics,
+    credential: Credential,
+    ready: &AtomicBool,
+) -> &'static str {
     let (nodes, nodes_writer) = store();
     let (models, models_writer) = store();
     let (copies, copies_writer) = store();
@@ -80,7 +86,7 @@ pub async fn run(client: Client, metrics: Metrics, ready: &AtomicBool) -> &'stat
         requests: request_sender,
         seen_nodes: Mutex::default(),
     });
-    let context = Context::new(client.clone(), stores.clone(), metrics);
+    let context = Context::new(client.clone(), stores.clone(), metrics, credential);
 
     let watches = futures::future::join_all([
         reflect(Api::all(client.clone()), nodes_writer, wake.clone(), Wake::node).boxed(),
@@ -158,7 +164,8 @@ async fn reflect<K>(
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     ObjectRef<K>: Eq + Hash,
 {
-    let events = watch(api, watcher::Config::default()).default_backoff();
+    // A server that vanished without closing is noticed when a watch outlives its time: keep it short.
+    let events = watch(api, watcher::Config::default().timeout(60)).default_backoff();
     futures::pin_mut!(events);
     while let Some(event) = events.next().await {
         let event = match event {

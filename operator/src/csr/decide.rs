@@ -3,8 +3,12 @@
 //!
 //! ```text
 //! asked ─▶ exactly a node's or the gateway's, and theirs to ask? ─yes─▶ Approved ─▶ signed ─▶ token removed
-//!                └─ no ─▶ Denied
+//!                └─ no ─▶ Denied                                          └─ not what it should be ─▶ Failed
 //! ```
+//!
+//! A name may have several lives: a machine joins, leaves, and another one joins under the same name. The
+//! key that a machine joins with begins a life; its certificates and its InferenceNode say which one, and
+//! a certificate of an earlier life is not renewed. A ServiceAccount is made anew for every life instead.
 
 use std::time::Duration;
 
@@ -89,8 +93,16 @@ impl std::fmt::Display for Subject {
 pub enum Requester {
     /// A machine with the join token of that id.
     Bootstrap(String),
-    /// A node.
-    Node(String),
+    /// A node with its certificate.
+    Node {
+        /// Its name.
+        node: String,
+        /// Its life, as the certificate has it; none in those of a control plane's own node and of older
+        /// releases.
+        life: Option<String>,
+    },
+    /// A node as its ServiceAccount.
+    Account(String),
     /// The gateway.
     Gateway,
     /// Anybody else.
@@ -108,6 +120,17 @@ pub struct Asked {
     pub key: String,
     usages: Vec<String>,
     stage: Stage,
+}
+
+impl Asked {
+    /// The life of the node that the certificate is for: the one it is renewed in, or one that begins.
+    pub fn life(&self) -> Option<&str> {
+        match (&self.subject, &self.requester) {
+            (Subject::Gateway, _) | (_, Requester::Account(_)) => None,
+            (Subject::Node(_), Requester::Node { life, .. }) => life.as_deref(),
+            (Subject::Node(_), _) => Some(&self.key),
+        }
+    }
 }
 
 /// How far a request has come.
@@ -145,6 +168,8 @@ pub enum Verdict {
     Sign,
     /// It is not what it should be.
     Deny(String),
+    /// It is not what it should be, and is approved already, so that it cannot be denied any more.
+    Fail(String),
     /// Its node has shown itself, or had its time: the token has done its work.
     RemoveToken(Seen),
     /// Its node has yet to show itself.
@@ -173,23 +198,37 @@ pub fn read(request: &CertificateSigningRequest) -> Result<Asked, Verdict> {
     } else {
         Stage::New
     };
-    let requester =
-        requester(spec.username.as_deref().unwrap_or_default(), spec.groups.as_deref().unwrap_or_default());
+    let requester = requester(
+        spec.username.as_deref().unwrap_or_default(),
+        spec.uid.as_deref().unwrap_or_default(),
+        spec.groups.as_deref().unwrap_or_default(),
+    );
     if matches!(stage, Stage::Signed { .. }) && !matches!(requester, Requester::Bootstrap(_)) {
         return Err(Verdict::Nothing);
     }
-    let identity = sign::read(&spec.request.0).map_err(|error| Verdict::Deny(error.to_string()))?;
-    let subject = subject_of(&identity).map_err(Verdict::Deny)?;
+    let wrong = |why| match stage {
+        Stage::New => Verdict::Deny(why),
+        Stage::Approved => Verdict::Fail(why),
+        Stage::Signed { .. } => Verdict::Nothing,
+    };
+    let identity = sign::read(&spec.request.0).map_err(|error| wrong(error.to_string()))?;
+    let subject = subject_of(&identity).map_err(wrong)?;
     let mut usages = spec.usages.clone().unwrap_or_default();
     usages.sort_unstable();
     usages.dedup();
     Ok(Asked { subject, requester, key: identity.key, usages, stage })
 }
 
-/// Judges a request; `standing` is of the node it names, `token` the one it was asked with.
-pub fn judge(asked: &Asked, standing: Standing, token: &Token, now: Timestamp) -> Verdict {
+/// Judges a request; `standing` and `life` are of the node it names, `token` is the one it was asked with.
+pub fn judge(
+    asked: &Asked,
+    standing: Standing,
+    life: Option<&str>,
+    token: &Token,
+    now: Timestamp,
+) -> Verdict {
     match asked.stage {
-        Stage::New => match refusal(asked, standing, token) {
+        Stage::New => match refusal(asked, standing, life, token) {
             Some(why) => Verdict::Deny(why),
             None => Verdict::Approve {
                 claim: match token {
@@ -215,13 +254,17 @@ pub fn judge(asked: &Asked, standing: Standing, token: &Token, now: Timestamp) -
     }
 }
 
-fn requester(user: &str, groups: &[String]) -> Requester {
+fn requester(user: &str, uid: &str, groups: &[String]) -> Requester {
     let in_group = |wanted: &str| groups.iter().any(|group| group == wanted);
     if let Some(id) = user.strip_prefix(BOOTSTRAP_USER).filter(|_| in_group(BOOTSTRAPPERS)) {
         return Requester::Bootstrap(id.to_owned());
     }
-    if let Some(node) = user.strip_prefix(NODE_USER).or_else(|| user.strip_prefix(NODE_ACCOUNT)) {
-        return Requester::Node(node.to_owned());
+    if let Some(node) = user.strip_prefix(NODE_USER) {
+        let life = (!uid.is_empty()).then(|| uid.to_owned());
+        return Requester::Node { node: node.to_owned(), life };
+    }
+    if let Some(node) = user.strip_prefix(NODE_ACCOUNT) {
+        return Requester::Account(node.to_owned());
     }
     if user == GATEWAY_USER || user == GATEWAY_ACCOUNT {
         return Requester::Gateway;
@@ -258,18 +301,23 @@ fn subject_of(identity: &Identity) -> Result<Subject, String> {
     Ok(subject)
 }
 
-fn refusal(asked: &Asked, standing: Standing, token: &Token) -> Option<String> {
+fn refusal(asked: &Asked, standing: Standing, known: Option<&str>, token: &Token) -> Option<String> {
     let Asked { subject, requester, key, usages, stage: _ } = asked;
     if *usages != USAGES {
         return Some(format!("the usages are {usages:?}; those of {subject} are {USAGES:?}"));
     }
     match (subject, requester) {
-        (Subject::Node(node), Requester::Node(own)) if node == own => match standing {
-            Standing::Silent | Standing::Alive => None,
-            Standing::Unknown | Standing::Leaving => Some(format!(
-                "node {node} has left the cluster; join it again with a new token of `russet token create`"
-            )),
-        },
+        (Subject::Node(node), Requester::Node { node: own, .. } | Requester::Account(own)) if node == own => {
+            match (standing, requester) {
+                (Standing::Unknown | Standing::Leaving, _) => Some(format!(
+                    "node {node} has left the cluster; join it again with a new token of `russet token create`"
+                )),
+                (_, Requester::Node { life, .. }) if life.as_deref() != known => Some(format!(
+                    "another machine has joined as node {node} since; join this one under another --node-name, with a new token of `russet token create`"
+                )),
+                _ => None,
+            }
+        }
         (Subject::Node(node), Requester::Bootstrap(id)) => join_refusal(node, id, key, standing, token),
         (Subject::Gateway, Requester::Gateway) => None,
         (Subject::Node(node), _) => Some(format!(
@@ -311,7 +359,7 @@ fn join_refusal(node: &str, id: &str, key: &str, standing: Standing, token: &Tok
 fn who(requester: &Requester) -> String {
     match requester {
         Requester::Bootstrap(id) => format!("a machine with the join token {id}.…"),
-        Requester::Node(node) => format!("node {node}"),
+        Requester::Node { node, .. } | Requester::Account(node) => format!("node {node}"),
         Requester::Gateway => "the gateway".to_owned(),
         Requester::Other(user) => format!("{user:?}"),
     }

@@ -22,6 +22,8 @@ const LIFETIME_SECONDS: i64 = 30 * 24 * 3600;
 const SHORTEST_SECONDS: i64 = 600;
 /// Machines' clocks differ a little; a certificate from the future would be refused.
 const SKEW_SECONDS: i64 = 300;
+/// The attribute of a subject from which API servers take a user's UID.
+const USER_UID: [u64; 8] = [1, 3, 6, 1, 4, 1, 57683, 2];
 /// Another longest life, in seconds, for tests of renewal; also shorter than anybody may ask for.
 const LIFETIME_VARIABLE: &str = "RUSSET_CERTIFICATE_SECONDS";
 
@@ -91,12 +93,13 @@ pub fn longest() -> i64 {
     set.unwrap_or(LIFETIME_SECONDS).max(1)
 }
 
-/// Signs the key of a request as that subject's for at most `longest` seconds; answers with the
-/// certificate in PEM.
+/// Signs the key of a request as that subject's, in that life of it, for at most `longest` seconds;
+/// answers with the certificate in PEM.
 pub fn sign(
     secret: &Secret,
     pem: &[u8],
     subject: &Subject,
+    life: Option<&str>,
     seconds: Option<i32>,
     longest: i64,
     now: Timestamp,
@@ -115,6 +118,9 @@ pub fn sign(
         params.distinguished_name.push(DnType::OrganizationName, group);
     }
     params.distinguished_name.push(DnType::CommonName, subject.user());
+    if let Some(life) = life {
+        params.distinguished_name.push(DnType::CustomDnType(USER_UID.to_vec()), life);
+    }
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages =
@@ -167,13 +173,21 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let pem = asked.serialize_request(&key).unwrap().pem().unwrap();
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let certificate =
-            sign(&authority(), pem.as_bytes(), &Subject::Node("a".into()), Some(3600), LIFETIME_SECONDS, now)
-                .unwrap();
+        let certificate = sign(
+            &authority(),
+            pem.as_bytes(),
+            &Subject::Node("a".into()),
+            Some("first"),
+            Some(3600),
+            LIFETIME_SECONDS,
+            now,
+        )
+        .unwrap();
 
         let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
         let parsed = der.parse_x509().unwrap();
-        assert_eq!(parsed.subject().to_string(), "O=russet:nodes, CN=russet:node:a");
+        let name = "O=russet:nodes, CN=russet:node:a, OID(1.3.6.1.4.1.57683.2)=first";
+        assert_eq!(parsed.subject().to_string(), name);
         let names = parsed.subject_alternative_name().unwrap().unwrap();
         assert_eq!(format!("{:?}", names.value.general_names), "[DNSName(\"a.node.russet.dev\")]");
         assert!(!parsed.is_ca());
@@ -197,7 +211,7 @@ mod tests {
             (Some(3600), 6, 6, 6),
         ] {
             let certificate =
-                sign(&authority(), pem.as_bytes(), &Subject::Gateway, asked, longest, now).unwrap();
+                sign(&authority(), pem.as_bytes(), &Subject::Gateway, None, asked, longest, now).unwrap();
             let (_, der) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
             let parsed = der.parse_x509().unwrap();
             let validity = parsed.validity();
@@ -209,8 +223,8 @@ mod tests {
 
     #[test]
     fn an_incomplete_authority_is_named() {
-        let error =
-            sign(&Secret::default(), b"", &Subject::Gateway, None, 600, Timestamp::UNIX_EPOCH).unwrap_err();
+        let error = sign(&Secret::default(), b"", &Subject::Gateway, None, None, 600, Timestamp::UNIX_EPOCH)
+            .unwrap_err();
         assert!(error.to_string().contains("lacks tls.key"), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use russet_crds::{
     InferenceNode, LocalReference, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec,
     Sharding,
 };
+use russet_operator::accounts::Credential;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -29,23 +30,24 @@ pub struct Cluster {
 }
 
 struct Operator {
+    credential: Credential,
     registry: prometheus::Registry,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), russet_operator::Error>>,
 }
 
 impl Operator {
-    async fn start(server: &Running) -> Self {
+    async fn start(server: &Running, credential: Credential) -> Self {
         let user = client(server, russet_rpc::tls::OPERATOR_USER, "russet:components").await;
         let registry = prometheus::Registry::new();
         let ready = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = oneshot::channel::<()>();
-        let run = russet_operator::run(user, "test", registry.clone(), ready.clone(), async {
+        let run = russet_operator::run(user, "test", credential, registry.clone(), ready.clone(), async {
             let _ = stopped.await;
         });
         let task = tokio::spawn(run);
         until("the operator is ready", || async { ready.load(Ordering::Acquire).then_some(()) }).await;
-        Self { registry, stop, task }
+        Self { credential, registry, stop, task }
     }
 
     async fn stop(self) {
@@ -56,6 +58,11 @@ impl Operator {
 
 impl Cluster {
     pub async fn start(nodes: &[(&str, u64)]) -> Self {
+        Self::start_with(Credential::Account, nodes).await
+    }
+
+    /// A cluster whose operator is told what the server knows nodes by.
+    pub async fn start_with(credential: Credential, nodes: &[(&str, u64)]) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -70,7 +77,7 @@ impl Cluster {
             Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap()).unwrap();
         russet_operator::install::apply(&admin).await.unwrap();
 
-        let operator = Operator::start(&server).await;
+        let operator = Operator::start(&server, credential).await;
         let mut cluster = Self { admin, server, agents: Vec::new(), operator, _dir: dir };
         for (name, bytes) in nodes {
             // Machines that join are admitted by the operator; these are there from the beginning.
@@ -90,6 +97,11 @@ impl Cluster {
 
     pub async fn client(&self, user: &str, group: &str) -> Client {
         client(&self.server, user, group).await
+    }
+
+    /// A client with a certificate that the cluster signed.
+    pub async fn certified(&self, certificate: &str, key: &str) -> Client {
+        certified(&self.server, certificate, key).await
     }
 
     pub fn agent(&self, name: &str) -> &Agent {
@@ -112,8 +124,18 @@ impl Cluster {
 
     /// Another operator takes the place of this one.
     pub async fn restart_operator(&mut self) {
-        let next = Operator::start(&self.server).await;
+        let next = Operator::start(&self.server, self.operator.credential).await;
         std::mem::replace(&mut self.operator, next).stop().await;
+    }
+
+    /// Does something behind the operator's back: it ends first, and another one comes afterwards.
+    pub async fn unobserved<T>(self, work: impl Future<Output = T>) -> (Self, T) {
+        let Self { admin, server, agents, operator, _dir } = self;
+        let credential = operator.credential;
+        operator.stop().await;
+        let done = work.await;
+        let operator = Operator::start(&server, credential).await;
+        (Self { admin, server, agents, operator, _dir }, done)
     }
 
     /// The agent ends without a word, as with a pulled plug.
@@ -139,9 +161,13 @@ impl Cluster {
 
 async fn client(server: &Running, user: &str, group: &str) -> Client {
     let (cert, key) = server.authority().issue_client(user, &[group], 1).unwrap();
+    certified(server, &cert, &key).await
+}
+
+async fn certified(server: &Running, cert: &str, key: &str) -> Client {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
-    russet_apiserver::pki::write_kubeconfig(&path, &server.url(), server.ca_pem(), &cert, &key).unwrap();
+    russet_apiserver::pki::write_kubeconfig(&path, &server.url(), server.ca_pem(), cert, key).unwrap();
     let kubeconfig = Kubeconfig::read_from(&path).unwrap();
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     Client::try_from(config).unwrap()

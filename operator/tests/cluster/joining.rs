@@ -4,10 +4,12 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::{Api, Client};
+use kube::api::Patch;
+use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DnType, KeyPair};
 use russet_crds::InferenceNode;
 use russet_crds::conditions::{Type, is_true};
+use russet_operator::accounts::Credential;
 use russet_rpc::tls;
 use serde_json::json;
 
@@ -86,10 +88,14 @@ async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
     assert!(wrong.unwrap_err().contains("the organisation is"));
 
     // The right request, twice: the answer to the first was lost.
-    for _ in 0..2 {
-        let certificate = ask_node(&joiner, "new", &key).await.unwrap();
-        assert_eq!(subject(&certificate), "O=russet:nodes, CN=russet:node:new");
-    }
+    let mut certificate = ask_node(&joiner, "new", &key).await.unwrap();
+    let life = subject(&certificate);
+    assert!(
+        life.starts_with("O=russet:nodes, CN=russet:node:new, OID(1.3.6.1.4.1.57683.2)=sha256:"),
+        "{life}"
+    );
+    certificate = ask_node(&joiner, "new", &key).await.unwrap();
+    assert_eq!(subject(&certificate), life);
     // The same token for another key or another name.
     for (node, key) in [("new", &other), ("third", &other), ("third", &key)] {
         let why = ask_node(&joiner, node, key).await.unwrap_err();
@@ -114,9 +120,13 @@ async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
         .await;
     assert_eq!(subjects(bindings.get("new").await.unwrap()), ["new"]);
 
-    // It renews itself, as long as it is there.
-    let node = cluster.client(&tls::node_user("new"), tls::NODES_GROUP).await;
-    ask_node(&node, "new", &other).await.unwrap();
+    // It renews itself, as long as it is there; one that only has its name does not.
+    let namesake = cluster.client(&tls::node_user("new"), tls::NODES_GROUP).await;
+    let why = ask_node(&namesake, "new", &other).await.unwrap_err();
+    assert!(why.contains("another machine has joined as node new"), "{why}");
+    let node = cluster.certified(&certificate, &key.serialize_pem()).await;
+    let renewed = ask_node(&node, "new", &other).await.unwrap();
+    assert_eq!(subject(&renewed), life, "it goes on with the same life");
     let own: Api<InferenceNode> = Api::all(node.clone());
     assert!(own.create(&Default::default(), &InferenceNode::new("more", Default::default())).await.is_err());
     own.delete("new", &Default::default()).await.unwrap();
@@ -126,6 +136,64 @@ async fn a_machine_joins_with_a_token_of_its_own_and_leaves_nothing_behind() {
     gone("its right to tokens is gone", bindings, "new").await;
     let why = ask_node(&node, "new", &other).await.unwrap_err();
     assert!(why.contains("node new has left the cluster"), "{why}");
+
+    // Another machine takes the name: the certificate of the first one is still valid, and not renewed.
+    let token = russet_operator::tokens::create(&admin, lifetime).await.unwrap();
+    let joiner = cluster.client(&format!("system:bootstrap:{}", token.id), "system:bootstrappers").await;
+    let second = KeyPair::generate().unwrap();
+    let certificate = ask_node(&joiner, "new", &second).await.unwrap();
+    assert_ne!(subject(&certificate), life);
+    let why = ask_node(&node, "new", &other).await.unwrap_err();
+    assert!(why.contains("another machine has joined as node new"), "{why}");
+    let node = cluster.certified(&certificate, &second.serialize_pem()).await;
+    ask_node(&node, "new", &other).await.unwrap();
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_certificates_are_believed_a_join_token_is_good_for_one_and_nothing_else() {
+    let cluster = Cluster::start_with(Credential::Certificate, &[]).await;
+    let admin = cluster.admin.clone();
+    let token = russet_operator::tokens::create(&admin, jiff::SignedDuration::from_hours(1)).await.unwrap();
+    let joiner = cluster.client(&format!("system:bootstrap:{}", token.id), "system:bootstrappers").await;
+    ask_node(&joiner, "new", &KeyPair::generate().unwrap()).await.unwrap();
+    Api::<InferenceNode>::all(admin.clone()).get("new").await.unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "russet-nodes");
+    assert!(accounts.get_opt("new").await.unwrap().is_none());
+    let bindings: Api<RoleBinding> = Api::namespaced(admin, "russet-nodes");
+    assert!(bindings.list(&Default::default()).await.unwrap().items.iter().all(|it| it.name_any() != "new"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_approved_and_is_wrong_fails_and_keeps_its_approval() {
+    let cluster = Cluster::start(&[]).await;
+    let requests: Api<CertificateSigningRequest> = Api::all(cluster.admin.clone());
+    let request = json!({
+        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+        "metadata": {"name": "wrong"},
+        "spec": {"request": ByteString(b"noise".to_vec()), "signerName": "russet.dev/node",
+                 "usages": ["digital signature", "client auth", "server auth"]},
+    });
+    let approval = json!({"status": {"conditions": [
+        {"type": "Approved", "status": "True", "reason": "Person", "message": "looks good"},
+    ]}});
+    let (cluster, ()) = cluster
+        .unobserved(async {
+            requests.create(&Default::default(), &serde_json::from_value(request).unwrap()).await.unwrap();
+            let approval = Patch::Merge(approval);
+            requests.patch_approval("wrong", &Default::default(), &approval).await.unwrap();
+        })
+        .await;
+    let told = until("it fails", || async {
+        let conditions = requests.get("wrong").await.ok()?.status?.conditions?;
+        conditions.iter().any(|it| it.type_ == "Failed").then_some(conditions)
+    })
+    .await;
+    let kinds: Vec<&str> = told.iter().map(|it| it.type_.as_str()).collect();
+    assert_eq!(kinds, ["Approved", "Failed"]);
+    let why = told[1].message.as_deref().unwrap_or_default();
+    assert!(why.contains("not a certificate request"), "{why}");
     cluster.stop().await;
 }
 

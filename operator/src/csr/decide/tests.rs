@@ -45,7 +45,7 @@ fn at(second: i64) -> Timestamp {
 
 fn decide(request: &CertificateSigningRequest, standing: Standing, token: &Token) -> Verdict {
     match read(request) {
-        Ok(asked) => judge(&asked, standing, token, at(0)),
+        Ok(asked) => judge(&asked, standing, None, token, at(0)),
         Err(verdict) => verdict,
     }
 }
@@ -246,6 +246,54 @@ fn only_a_request_that_is_exactly_right_and_its_own_is_approved() {
 }
 
 #[test]
+fn a_certificate_is_renewed_in_its_own_life_of_a_name_only() {
+    let (node, account) = ("russet:node:a", "system:serviceaccount:russet-nodes:a");
+    for (story, user, uid, known, standing, want) in [
+        ("the machine that joined", node, "one", Some("one"), Standing::Alive, Ok(Some("one"))),
+        ("the same, silent for long", node, "one", Some("one"), Standing::Silent, Ok(Some("one"))),
+        ("an earlier machine of the name", node, "one", Some("two"), Standing::Alive, Err("another machine")),
+        (
+            "the same, the new one being off",
+            node,
+            "one",
+            Some("two"),
+            Standing::Silent,
+            Err("another machine"),
+        ),
+        (
+            "an older release's, the name joined anew",
+            node,
+            "",
+            Some("two"),
+            Standing::Alive,
+            Err("another machine"),
+        ),
+        (
+            "a joined machine, the name now a control plane's",
+            node,
+            "one",
+            None,
+            Standing::Alive,
+            Err("another machine"),
+        ),
+        ("a control plane's own, or an older release's", node, "", None, Standing::Alive, Ok(None)),
+        ("an earlier machine, the name being free", node, "one", None, Standing::Unknown, Err("has left")),
+        ("an account, whose UID is its own", account, "uid", Some("two"), Standing::Alive, Ok(None)),
+    ] {
+        let mut request = request(node_pem("a"), user, "x", &RIGHT);
+        request.spec.uid = Some(uid.to_owned());
+        let asked = read(&request).unwrap();
+        match (want, judge(&asked, standing, known, &Token::Gone, at(0))) {
+            (Ok(life), Verdict::Approve { claim: None }) => assert_eq!(asked.life(), life, "{story}"),
+            (Err(text), Verdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
+            (_, verdict) => panic!("{story}: {verdict:?}"),
+        }
+    }
+    let joining = read(&request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT)).unwrap();
+    assert_eq!(joining.life(), Some(joining.key.as_str()), "the key of a join begins a life");
+}
+
+#[test]
 fn a_token_is_one_machines() {
     let request = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
     let key = read(&request).unwrap().key;
@@ -344,9 +392,12 @@ fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
     let mut wrong = with("Approved", None, 0);
     wrong.spec.request = ByteString(pem("admin", "system:masters", &[]));
     assert!(
-        matches!(decide(&wrong, Standing::Alive, &used), Verdict::Deny(_)),
-        "a person may approve who, not what"
+        matches!(decide(&wrong, Standing::Alive, &used), Verdict::Fail(_)),
+        "a person may approve who, not what; and what is approved can only fail"
     );
+    let mut wrong = with("Approved", Some("x"), 0);
+    wrong.spec.request = ByteString(pem("admin", "system:masters", &[]));
+    assert_eq!(decide(&wrong, Standing::Alive, &used), Verdict::Nothing, "another signer was faster");
 }
 
 #[test]
