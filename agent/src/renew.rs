@@ -1,9 +1,12 @@
 //! Renewal of what proves who this node is: its certificate and, where the API server asks for one,
-//! its ServiceAccount's token, both at two thirds of their life. Whoever uses them reads them again.
+//! its ServiceAccount's token, both at two thirds of their life, and the certificate at once when another
+//! CA signs from now on. Whoever uses them reads them again.
 
 use std::time::Duration;
 
+use kube::Client;
 use rcgen::KeyPair;
+use russet_crds::names::{CA_SECRET, SYSTEM_NAMESPACE};
 use thiserror::Error;
 
 use crate::join::access;
@@ -28,6 +31,10 @@ enum RenewError {
     Key(#[source] rcgen::Error),
     #[error("the API server gives no new token")]
     Token(#[source] kube::Error),
+    #[error(
+        "the first certificate in ConfigMap {SYSTEM_NAMESPACE}/{CA_SECRET} is not of the CA that signs; look whether Secret {SYSTEM_NAMESPACE}/{CA_SECRET} holds that one first, and its key"
+    )]
+    Authority,
 }
 
 /// Renews for ever.
@@ -56,18 +63,23 @@ pub(crate) async fn keep(identity: Identity) {
 
 /// Renews what is due; else says when something will be.
 async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, RenewError> {
-    let certificate = identity.validity()?.due(jitter);
-    let token = identity.token_validity()?.map(|validity| validity.due(jitter));
-    let due = token.into_iter().fold(certificate, Duration::min);
-    if !due.is_zero() {
-        return Ok(Some(due));
-    }
     let client = identity
         .client(|config| {
             config.connect_timeout = Some(Duration::from_secs(5));
             config.read_timeout = Some(Duration::from_secs(20));
         })
         .await?;
+    follow(identity, &client).await?;
+    let certificate = if request::is_current(&identity.ca_pem()?, &identity.certificate_pem()?) {
+        identity.validity()?.due(jitter)
+    } else {
+        Duration::ZERO
+    };
+    let token = identity.token_validity()?.map(|validity| validity.due(jitter));
+    let due = token.into_iter().fold(certificate, Duration::min);
+    if !due.is_zero() {
+        return Ok(Some(due));
+    }
     if token.is_some_and(|due| due.is_zero()) {
         let token = access::token(&client, &identity.node).await.map_err(RenewError::Token)?;
         identity.renew_token(&token)?;
@@ -80,6 +92,22 @@ async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, Ren
         let ca = request::authority(&client, &wanted, &fresh, Some(&identity.ca_pem()?)).await?;
         identity.renew(&fresh, &key.serialize_pem(), &ca)?;
         tracing::info!("the node's certificate was renewed");
+        if !request::is_current(&ca, &fresh) {
+            return Err(RenewError::Authority);
+        }
     }
     Ok(None)
+}
+
+/// Trusts the CAs that the cluster publishes now. Nothing depends on the answer coming at once.
+async fn follow(identity: &Identity, client: &Client) -> Result<(), IdentityError> {
+    match request::published(client).await {
+        Ok(Some(published)) if published != identity.ca_pem()? => {
+            identity.trust(&published)?;
+            tracing::info!("the cluster's CA has changed and is trusted as it is published now");
+        }
+        Ok(_) => {}
+        Err(error) => tracing::debug!(%error, "the CA could not be read; it is looked at again"),
+    }
+    Ok(())
 }

@@ -13,6 +13,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use russet_agent::join::identity::{Identity, Material};
+use russet_agent::join::request::is_current;
 use russet_agent::leave::{LeaveConfig, LeaveError, leave};
 use russet_agent::process::adopt;
 use russet_agent::token::JoinToken;
@@ -78,7 +79,10 @@ impl Plane {
         let client = self.client.clone();
         self.operator = Some(tokio::spawn(async move {
             let (registry, ready) = (prometheus::Registry::new(), Arc::new(AtomicBool::new(false)));
-            russet_operator::run(client, "test", registry, ready, std::future::pending()).await.unwrap();
+            // Nodes of these tests come both ways.
+            let credential = russet_operator::accounts::Credential::Account;
+            let forever = std::future::pending();
+            russet_operator::run(client, "test", credential, registry, ready, forever).await.unwrap();
         }));
     }
 
@@ -342,6 +346,56 @@ async fn a_running_client_takes_renewed_credentials_of_any_kind() {
     let token = russet_agent::join::access::token(&plane.client, "c").await.unwrap();
     store("c", Some(&token));
     assert_eq!(who().await, "system:serviceaccount:russet-nodes:c");
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_ca_takes_the_place_of_the_first_and_no_node_joins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut agents = [
+        Agent::join(&plane, folder.path(), "one", None).await,
+        Agent::join(&plane, folder.path(), "two", Some(Access::Token)).await,
+    ];
+    let pki = plane.folder.join("pki");
+    let (old, old_key) = {
+        let authority = plane.running.as_ref().unwrap().authority();
+        (authority.cert_pem().to_owned(), authority.key_pem().to_owned())
+    };
+    let next = russet_apiserver::pki::Authority::generate("russet-ca").unwrap();
+    let (new, new_key) = (next.cert_pem().to_owned(), next.key_pem().to_owned());
+    // The new one is trusted before it signs, and the old one until nothing of it is left.
+    for (story, authorities, key) in [
+        ("the new one is trusted", old.clone() + &new, &old_key),
+        ("the new one signs", new.clone() + &old, &new_key),
+        ("the old one is gone", new.clone(), &new_key),
+    ] {
+        for agent in &mut agents {
+            agent.stop().await;
+        }
+        plane.stop().await;
+        std::fs::write(pki.join("ca.crt"), &authorities).unwrap();
+        std::fs::write(pki.join("ca.key"), key).unwrap();
+        plane.come_back().await;
+        for agent in &mut agents {
+            agent.start();
+            let kept = Identity::load(&agent.config.data_dir.join("agent")).unwrap().unwrap();
+            until(story, || async {
+                let certificate = kept.certificate_pem().ok()?;
+                let follows = kept.ca_pem().ok()? == authorities
+                    && kept.server_ca_pem().ok()? == authorities
+                    && is_current(&authorities, &certificate);
+                follows.then_some(())
+            })
+            .await;
+            // It is heard with what it has now.
+            let client = kept.client(|_| {}).await.unwrap();
+            Api::<InferenceNode>::all(client).get(&kept.node).await.unwrap();
+        }
+    }
+    for agent in &mut agents {
+        agent.stop().await;
+    }
     plane.stop().await;
 }
 

@@ -1,5 +1,6 @@
 //! The gateway's own certificate, where no `serve` makes it: asked of the cluster by CSR, kept in the
-//! gateway's folder, and renewed at two thirds of its life. Whoever uses it reads it again.
+//! gateway's folder, and renewed at two thirds of its life, or at once when another CA signs from now on.
+//! Whoever uses it reads it again.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
 
 /// Renews what is due; `jitter` (0 to 1) says how much earlier than it must be.
 async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
+    follow(client, dir).await?;
     if due(dir, jitter).is_some_and(|due| !due.is_zero()) {
         return Ok(());
     }
@@ -40,6 +42,9 @@ async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
     folder::publish(dir, &files)
         .with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))?;
     tracing::info!("the gateway has a new certificate");
+    if !request::is_current(&ca, &certificate) {
+        tracing::warn!("the CA published first is not the one that signs; another certificate is asked for");
+    }
     Ok(())
 }
 
@@ -63,8 +68,26 @@ pub async fn keep(client: Client, dir: PathBuf) {
     }
 }
 
-/// How long until the certificate in `dir` is to be renewed; `None` without one.
+/// Trusts the CAs that the cluster publishes now. Nothing depends on the answer coming at once.
+async fn follow(client: &Client, dir: &Path) -> Result<()> {
+    let Ok(kept) = std::fs::read_to_string(dir.join(folder::CA)) else { return Ok(()) };
+    match request::published(client).await {
+        Ok(Some(published)) if published != kept => {
+            folder::publish(dir, &[(folder::CA, published.as_bytes())])
+                .with_context(|| format!("cannot keep the cluster's CA in {}", dir.display()))?;
+            tracing::info!("the cluster's CA has changed and is trusted as it is published now");
+        }
+        Ok(_) => {}
+        Err(error) => tracing::debug!(%error, "the CA could not be read; it is looked at again"),
+    }
+    Ok(())
+}
+
+/// How long until the certificate in `dir` is to be renewed; `None` without one, or with one that the CA
+/// which signs now did not sign.
 fn due(dir: &Path, jitter: f64) -> Option<Duration> {
-    let certificate = std::fs::read_to_string(dir.join(folder::CERTIFICATE)).ok()?;
+    let read = |name| std::fs::read_to_string(dir.join(name)).ok();
+    let certificate = read(folder::CERTIFICATE)?;
+    request::is_current(&read(folder::CA)?, &certificate).then_some(())?;
     Some(Validity::of(&certificate)?.due(jitter))
 }

@@ -180,6 +180,15 @@ impl Identity {
         publish(&self.folder, &files.map(|(name, text)| (name, text.as_bytes())))
     }
 
+    /// Takes other certificates of the CA in place of those it has. The embedded server has one CA for the
+    /// data plane and for itself; elsewhere the API server's is not touched.
+    pub(crate) fn trust(&self, ca: &str) -> Result<(), IdentityError> {
+        let one_for_both = self.server_ca_pem()? == self.ca_pem()?;
+        let names = [folder::CA, folder::SERVER_CA].into_iter().take(if one_for_both { 2 } else { 1 });
+        let files: Vec<(&str, &[u8])> = names.map(|name| (name, ca.as_bytes())).collect();
+        publish(&self.folder, &files)
+    }
+
     /// Takes a renewed token in place of the one it has.
     pub(crate) fn renew_token(&self, token: &str) -> Result<(), IdentityError> {
         publish(&self.folder, &[(folder::TOKEN, token.as_bytes())])
@@ -204,6 +213,11 @@ impl Identity {
     pub fn server_ca_pem(&self) -> Result<String, IdentityError> {
         let separate = self.folder.join(folder::SERVER_CA).is_file();
         self.read(if separate { folder::SERVER_CA } else { folder::CA })
+    }
+
+    /// The node's certificate.
+    pub fn certificate_pem(&self) -> Result<String, IdentityError> {
+        self.read(folder::CERTIFICATE)
     }
 
     /// How long the certificate is good.

@@ -58,9 +58,9 @@ pub fn of_der(certificate: &[u8]) -> Option<String> {
     Some(format!("sha256:{}", hex::encode(sha2::Sha256::digest(key))))
 }
 
-/// The pin of the first certificate of a PEM text.
-pub fn of_pem(pem: &str) -> Option<String> {
-    of_der(&CertificateDer::from_pem_slice(pem.as_bytes()).ok()?)
+/// Whether one of the certificates of a PEM text has that pin.
+pub fn is_in(pem: &str, pin: &str) -> bool {
+    CertificateDer::pem_slice_iter(pem.as_bytes()).flatten().any(|ca| of_der(&ca).as_deref() == Some(pin))
 }
 
 /// A certificate as PEM.
@@ -221,12 +221,14 @@ mod tests {
         let (url, ca) = server("127.0.0.1", true).await;
         let pin = of_der(&ca).unwrap();
         assert_eq!(fetch(&url, &pin, None).await.unwrap(), ca);
-        assert_eq!(of_pem(&to_pem(&ca)), Some(pin.clone()));
+        assert!(is_in(&to_pem(&ca), &pin));
 
         let other = format!("sha256:{}", "00".repeat(32));
+        assert!(!is_in(&to_pem(&ca), &other));
         assert!(matches!(fetch(&url, &other, None).await, Err(PinError::Mismatch { .. })));
         let (elsewhere, foreign) = server("10.9.9.9", true).await;
         let foreign_pin = of_der(&foreign).unwrap();
+        assert!(is_in(&(to_pem(&foreign) + &to_pem(&ca)), &pin), "any of them");
         assert!(matches!(fetch(&elsewhere, &foreign_pin, None).await, Err(PinError::Certificate { .. })));
         assert!(matches!(fetch("http://127.0.0.1:1", &pin, None).await, Err(PinError::Url(_))));
         assert!(matches!(fetch("https://127.0.0.1:1", &pin, None).await, Err(PinError::Unreachable { .. })));

@@ -14,6 +14,8 @@ use kube::{Api, Client};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use russet_crds::names::{CA_SECRET, NODE_SIGNER, SYSTEM_NAMESPACE};
 use russet_rpc::tls;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
 
 /// How long an answer is waited for. The operator answers within a second; a cluster whose operator
@@ -160,6 +162,14 @@ pub async fn certificate(client: &Client, wanted: &Wanted, key: &KeyPair) -> Res
     Err(RequestError::Unsigned { user: user(), request: name })
 }
 
+/// The certificates of the data-plane CA that the cluster publishes, PEM: the first signs, and while it
+/// takes another's place that one is trusted too.
+pub async fn published(client: &Client) -> Result<Option<String>, kube::Error> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let published = maps.get_opt(CA_SECRET).await?.and_then(|map| map.data?.remove("ca.crt"));
+    Ok(published.filter(|pem| !certificates(pem).is_empty()))
+}
+
 /// The CA that vouches for `certificate`: the published one, which a new cluster may take a moment to
 /// publish; else `known`, for a control plane of an older release that publishes none.
 pub async fn authority(
@@ -171,16 +181,11 @@ pub async fn authority(
     if let Some(known) = known.filter(|known| vouches(known, certificate)) {
         return Ok(known.to_owned());
     }
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
-        match maps.get_opt(CA_SECRET).await {
-            Ok(map) => {
-                let published = map.and_then(|map| map.data?.remove("ca.crt"));
-                if let Some(published) = published.filter(|published| vouches(published, certificate)) {
-                    return Ok(published);
-                }
-            }
+        match published(client).await {
+            Ok(Some(published)) if vouches(&published, certificate) => return Ok(published),
+            Ok(_) => {}
             // The roles of a new cluster may still be on their way.
             Err(error) => tracing::debug!(%error, "the CA could not be read; tried again"),
         }
@@ -191,13 +196,27 @@ pub async fn authority(
     }
 }
 
+/// Whether one of these CAs signed that certificate.
+fn vouches(authorities: &str, certificate: &str) -> bool {
+    certificates(authorities).iter().any(|ca| signed(ca, certificate))
+}
+
+/// Whether the CA that signs now signed that certificate too; if not, it is time for another one.
+pub fn is_current(authorities: &str, certificate: &str) -> bool {
+    certificates(authorities).first().is_some_and(|ca| signed(ca, certificate))
+}
+
+fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().unwrap_or_default()
+}
+
 /// Whether the key identifiers say that this CA signed that certificate. Not a proof: both came over
 /// a connection that is trusted, and a wrong pair only fails later.
-fn vouches(ca: &str, certificate: &str) -> bool {
+fn signed(ca: &CertificateDer<'_>, certificate: &str) -> bool {
     use x509_parser::extensions::ParsedExtension;
-    let parse = |pem: &str| x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok().map(|(_, pem)| pem);
-    let (Some(ca), Some(certificate)) = (parse(ca), parse(certificate)) else { return false };
-    let (Ok(ca), Ok(certificate)) = (ca.parse_x509(), certificate.parse_x509()) else { return false };
+    use x509_parser::parse_x509_certificate as parse;
+    let Some(certificate) = certificates(certificate).into_iter().next() else { return false };
+    let (Ok((_, ca)), Ok((_, certificate))) = (parse(ca), parse(&certificate)) else { return false };
     let own = ca.iter_extensions().find_map(|it| match it.parsed_extension() {
         ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
         _ => None,
@@ -246,5 +265,13 @@ mod tests {
         assert!(vouches(&ca.pem(), &leaf.pem()));
         assert!(!vouches(&namesake.pem(), &leaf.pem()));
         assert!(!vouches("", &leaf.pem()));
+        // While one takes the other's place, both are there, and the first signs.
+        let both = |first: &str, second: &str| format!("{first}{second}");
+        for (authorities, current) in
+            [(both(&ca.pem(), &namesake.pem()), true), (both(&namesake.pem(), &ca.pem()), false)]
+        {
+            assert!(vouches(&authorities, &leaf.pem()));
+            assert_eq!(is_current(&authorities, &leaf.pem()), current);
+        }
     }
 }

@@ -70,7 +70,10 @@ pub fn config(authority: &Authority, resolver: Arc<Resolver>) -> Result<ServerCo
     let unusable = |why: String| PkiError::Unusable { what: "TLS configuration".into(), why };
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
-    roots.add(pki::certificate(authority.cert_pem())?).map_err(|error| unusable(error.to_string()))?;
+    // All of them: while one authority takes another's place, certificates of either are shown.
+    for authority in pki::certificates(authority.cert_pem())? {
+        roots.add(authority).map_err(|error| unusable(error.to_string()))?;
+    }
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .allow_unauthenticated()
         .build()
@@ -86,6 +89,6 @@ pub fn config(authority: &Authority, resolver: Arc<Resolver>) -> Result<ServerCo
 
 /// The user a verified client certificate names.
 pub fn user(certificates: Option<&[CertificateDer<'_>]>) -> Option<User> {
-    let (name, orgs) = pki::subject(certificates?.first()?).ok()?;
-    (!name.is_empty()).then(|| User::known(&name, orgs))
+    let pki::Subject { name, orgs, uid } = pki::subject(certificates?.first()?).ok()?;
+    (!name.is_empty()).then(|| User { uid, ..User::known(&name, orgs) })
 }
