@@ -2,6 +2,7 @@
 //! and carries out the answer. It makes no choices of its own, and an API server that is away only
 //! means that nothing new is wanted.
 
+mod claim;
 mod slot;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{ModelCopy, Rendezvous, Shard, names};
+use russet_crds::{ModelCopy, Shard, names};
 use russet_telemetry::logfile;
 use tokio::sync::mpsc;
 
@@ -20,7 +21,6 @@ use crate::address::{self, Address, Lost};
 use crate::copies::Copies;
 use crate::decide::{Action, Held, Wanted, decide};
 use crate::grants::Grants;
-use crate::hardware;
 use crate::metrics::Metrics;
 use crate::node::Memory;
 use crate::process::adopt::{self, Process, Record};
@@ -32,7 +32,7 @@ use crate::report::Outbox;
 use crate::status;
 use crate::watcher::Listed;
 
-use self::slot::{Running, Slot, due, wording};
+use self::slot::{Running, Slot, due};
 
 /// A refused claim is tried again this often: memory comes free without telling anybody.
 const TICK: Duration = Duration::from_secs(1);
@@ -262,85 +262,6 @@ impl Supervisor {
 
     fn shard(&self, uid: &str) -> Option<Arc<Shard>> {
         self.shards.as_ref()?.get(uid).cloned()
-    }
-
-    /// Grants memory and addresses for one incarnation, or notes why not.
-    fn claim(&mut self, uid: &str, epoch: i64) {
-        let Some(shard) = self.shard(uid) else { return };
-        let reserved = shard.spec.reserved_bytes();
-        let record = Record {
-            shard: uid.to_owned(),
-            namespace: shard.namespace().unwrap_or_default(),
-            name: shard.name_any(),
-            epoch,
-            reserved,
-            rendezvous: Rendezvous::default(),
-            model_key: None,
-            process: None,
-            failed: None,
-        };
-        let before = self.slots.remove(uid);
-        let known = before.as_ref().and_then(|slot| slot.refusal.clone());
-        let mut slot = Slot::new(record);
-        (slot.conditions, slot.sent) = match before {
-            Some(before) => (before.conditions, before.sent),
-            None => (shard.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default(), None),
-        };
-        // Unknown is none: a machine that cannot be measured is given nothing to carry.
-        let available = hardware::available_memory().unwrap_or(0);
-        let limits = self.setup.limits.limits();
-        let memory = |refusal: String| (Reason::MemoryRefused, refusal);
-        let usable = match spawn::unusable(&shard.spec) {
-            Some(why) => Err((Reason::NewerRelease, why)),
-            None => Ok(()),
-        };
-        let granted = usable.and_then(|()| {
-            let granted = self.grants.grant(uid, reserved, &limits, available);
-            granted.map_err(|refusal| memory(refusal.to_string()))
-        });
-        let allocated = granted.and_then(|()| {
-            self.addresses(&shard).map_err(|error| memory(format!("no address could be allocated: {error}")))
-        });
-        match allocated {
-            Ok(addresses) => {
-                slot.record.rendezvous = addresses.rendezvous().clone();
-                slot.addresses = Some(addresses);
-                slot.claimed = true;
-                tracing::info!(shard = slot.record.name, epoch, rpc = slot.record.rendezvous.rpc, "claimed");
-            }
-            Err(refusal) => {
-                self.grants.release(uid);
-                // Numbers move all the time; the first ones stay, so that nothing is written anew.
-                let same = known.filter(|(_, known)| wording(known) == wording(&refusal.1));
-                if same.is_none() {
-                    tracing::warn!(shard = slot.record.name, refusal = refusal.1, "claim refused");
-                    self.setup.metrics.refused(&slot.record.name);
-                }
-                slot.refusal = same.or(Some(refusal));
-            }
-        }
-        let claimed = slot.claimed;
-        self.slots.insert(uid.to_owned(), slot);
-        if claimed {
-            self.save(uid);
-        }
-    }
-
-    /// Fresh addresses, or those the peers know already when an agent lost its records.
-    fn addresses(&self, shard: &Shard) -> std::io::Result<Addresses> {
-        let own = shard.spec.peers.iter().find(|peer| peer.rank == shard.spec.rank);
-        let known = own.and_then(|peer| {
-            Addresses::again(&Rendezvous {
-                rpc: peer.rpc.clone(),
-                ring: peer.ring.clone(),
-                tensor: peer.tensor.clone(),
-            })
-            .ok()
-        });
-        match known {
-            Some(addresses) => Ok(addresses),
-            None => Addresses::allocate(*self.setup.address.borrow()),
-        }
     }
 
     fn start(&mut self, uid: &str) {

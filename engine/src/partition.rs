@@ -32,29 +32,6 @@ impl Slice {
     }
 }
 
-/// How a tensor is shared by the members of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// Every member holds all of it.
-    Whole,
-    /// Each holds some rows: outputs of a projection, and their biases.
-    Rows,
-    /// Each holds some columns: inputs of a projection whose outputs are then summed.
-    Columns,
-}
-
-/// How the tensor of this Hugging Face name is cut, as mlx-lm cuts it: weights, scales and biases of a
-/// projection alike, and the bias of a summed projection not at all, since it is added after the sum.
-pub fn cut_of(tensor: &str) -> Cut {
-    let mut parts = tensor.rsplit('.');
-    let (field, projection) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    match (projection, field) {
-        ("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj", _) => Cut::Rows,
-        ("o_proj" | "down_proj", "weight" | "scales" | "biases") => Cut::Columns,
-        _ => Cut::Whole,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,24 +63,5 @@ mod tests {
         assert_eq!(holders(Role::Layer(1)), [2, 3]);
         assert_eq!(holders(Role::Layer(4)), [0, 1]);
         assert_eq!(Slice::of_part(&partition.part(3).unwrap()), Slice { index: 1, of: 2 });
-    }
-
-    #[test]
-    fn projections_are_cut_and_everything_else_is_whole() {
-        for (tensor, cut) in [
-            ("model.layers.0.self_attn.q_proj.weight", Cut::Rows),
-            ("model.layers.0.self_attn.k_proj.bias", Cut::Rows),
-            ("model.layers.0.mlp.up_proj.scales", Cut::Rows),
-            ("model.layers.0.self_attn.o_proj.weight", Cut::Columns),
-            ("model.layers.0.mlp.down_proj.biases", Cut::Columns),
-            ("model.layers.0.self_attn.o_proj.bias", Cut::Whole),
-            ("model.layers.0.self_attn.q_norm.weight", Cut::Whole),
-            ("model.layers.0.input_layernorm.weight", Cut::Whole),
-            ("model.embed_tokens.weight", Cut::Whole),
-            ("lm_head.weight", Cut::Whole),
-            ("weight", Cut::Whole),
-        ] {
-            assert_eq!(cut_of(tensor), cut, "{tensor}");
-        }
     }
 }

@@ -13,15 +13,13 @@ use std::{
 };
 
 use mlx_rs::{Array, Dtype, error::Exception, ops::dequantize};
+use russet_wire::shape::{Cut, cut_of};
 use serde::Deserialize;
 use thiserror::Error;
 
 pub use safetensors::{Entry, Header, HeaderError};
 
-use crate::{
-    layers::linear::Matrix,
-    partition::{Cut, Slice, cut_of},
-};
+use crate::{layers::linear::Matrix, partition::Slice};
 use slice::Piece;
 
 /// The index of a model in several files.

@@ -103,15 +103,26 @@ pub enum Role {
     Layer(u32),
 }
 
-/// Whether members of a tensor group hold parts of this tensor of a layer: the projections of
-/// attention and MLP are cut, norms and the biases that are added after the sum are not.
-pub fn is_cut(tensor: &str) -> bool {
-    let mut words = tensor.rsplit('.');
-    let (field, module) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    match module {
-        "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj" => true,
-        "o_proj" | "down_proj" => field != "bias",
-        _ => false,
+/// How a tensor of a layer is shared by the members of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Every member holds all of it.
+    Whole,
+    /// Each holds some rows: outputs of a projection, and their biases.
+    Rows,
+    /// Each holds some columns: inputs of a projection whose outputs are then summed.
+    Columns,
+}
+
+/// How the tensor of this Hugging Face name is cut, as mlx-lm cuts it: weights, scales and biases of a
+/// projection alike, and the bias of a summed projection not at all, since it is added after the sum.
+pub fn cut_of(tensor: &str) -> Cut {
+    let mut parts = tensor.rsplit('.');
+    let (field, projection) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    match (projection, field) {
+        ("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj", _) => Cut::Rows,
+        ("o_proj" | "down_proj", "weight" | "scales" | "biases") => Cut::Columns,
+        _ => Cut::Whole,
     }
 }
 
@@ -166,17 +177,21 @@ mod tests {
     }
 
     #[test]
-    fn projections_are_cut_and_what_is_added_to_sums_is_not() {
-        for (name, cut) in [
-            ("model.layers.0.self_attn.q_proj.weight", true),
-            ("model.layers.0.self_attn.q_proj.bias", true),
-            ("model.layers.0.self_attn.o_proj.scales", true),
-            ("model.layers.0.self_attn.o_proj.bias", false),
-            ("model.layers.0.mlp.down_proj.biases", true),
-            ("model.layers.0.self_attn.q_norm.weight", false),
-            ("model.layers.0.input_layernorm.weight", false),
+    fn projections_are_cut_and_everything_else_is_whole() {
+        for (tensor, cut) in [
+            ("model.layers.0.self_attn.q_proj.weight", Cut::Rows),
+            ("model.layers.0.self_attn.k_proj.bias", Cut::Rows),
+            ("model.layers.0.mlp.up_proj.scales", Cut::Rows),
+            ("model.layers.0.self_attn.o_proj.weight", Cut::Columns),
+            ("model.layers.0.mlp.down_proj.biases", Cut::Columns),
+            ("model.layers.0.self_attn.o_proj.bias", Cut::Whole),
+            ("model.layers.0.self_attn.q_norm.weight", Cut::Whole),
+            ("model.layers.0.input_layernorm.weight", Cut::Whole),
+            ("model.embed_tokens.weight", Cut::Whole),
+            ("lm_head.weight", Cut::Whole),
+            ("weight", Cut::Whole),
         ] {
-            assert_eq!(is_cut(name), cut, "{name}");
+            assert_eq!(cut_of(tensor), cut, "{tensor}");
         }
     }
 

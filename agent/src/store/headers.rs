@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_wire::shape::{ModelShape, Role, is_cut, role_of};
+use russet_wire::shape::{Cut, ModelShape, Role, cut_of, role_of};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -17,6 +17,8 @@ const SINGLE: &str = "model.safetensors";
 pub const MAX_HEADER: u64 = 100_000_000;
 /// Most layers believed: the deepest models have a few hundred.
 const MAX_LAYERS: u64 = 10_000;
+/// Largest of most other numbers. The API server's are signed, and so are products of a few of them.
+const MOST: u64 = 1 << 29;
 
 /// Why headers are not believed.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -139,7 +141,7 @@ impl Config {
         };
         let optional = |field: &'static str| match json.get(field) {
             None | Some(Value::Null) => Ok(None),
-            Some(_) => number(field, 1 << 31).map(Some),
+            Some(_) => number(field, MOST).map(Some),
         };
         let architecture = json
             .get("model_type")
@@ -171,7 +173,7 @@ impl Config {
     /// Values that share one scale in a quantised module.
     fn group_size(&self, module: &str) -> u64 {
         let own = self.quantization.get(module).and_then(|own| own.get("group_size"));
-        own.or_else(|| self.quantization.get("group_size")).and_then(Value::as_u64).unwrap_or(64)
+        own.or_else(|| self.quantization.get("group_size")).and_then(Value::as_u64).unwrap_or(64).min(MOST)
     }
 }
 
@@ -302,7 +304,7 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
                 Some(bytes) => {
                     *bytes = bytes.saturating_add(tensor.bytes);
                     let whole = &mut whole_bytes[index as usize];
-                    if !is_cut(&tensor.name) {
+                    if cut_of(&tensor.name) == Cut::Whole {
                         *whole = whole.saturating_add(tensor.bytes);
                     } else if let Some(module) = tensor.name.strip_suffix(".scales") {
                         largest_group = config.group_size(module).max(largest_group);
@@ -348,7 +350,7 @@ pub fn shape(config: &Config, tensors: &[Tensor]) -> Result<ModelShape, HeaderEr
         layer_bytes,
         kv_bytes_per_token_per_layer: heads.saturating_mul(2 * element),
         intermediate_size: config.intermediate_size,
-        quantization_group_size: u32::try_from(largest_group).unwrap_or(u32::MAX),
+        quantization_group_size: largest_group as u32,
         whole_layer_bytes: whole_bytes.into_iter().max().unwrap_or(0),
     })
 }
@@ -481,11 +483,11 @@ mod tests {
     fn sizes_that_no_machine_has_are_added_up_without_overflow() {
         let huge = |name: &str| Tensor { bytes: u64::MAX, ..tensor(name, "F32", &[1]) };
         let mut json = llama(1);
-        json["num_key_value_heads"] = json!(1_u64 << 31);
-        json["head_dim"] = json!(1_u64 << 31);
+        json["num_key_value_heads"] = json!(MOST);
+        json["head_dim"] = json!(MOST);
         let tensors = ["embed_tokens.w", "embed_tokens.v", "layers.0.w", "layers.0.v", "norm.w", "norm.v"];
         let shape = shape(&config(json), &tensors.map(huge)).unwrap();
-        assert_eq!((shape.total_bytes(), shape.kv_bytes_per_token()), (u64::MAX, u64::MAX));
+        assert_eq!((shape.total_bytes(), shape.kv_bytes_per_token()), (u64::MAX, 1 << 61));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tunnels between members on one machine, with sockets in MLX's place.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 use rustls::pki_types::ServerName;
@@ -20,8 +20,7 @@ struct Member {
 }
 
 fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    let held: Vec<_> = (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    held.iter().map(|listener| listener.local_addr().unwrap()).collect()
+    russet_rpc::ports::free(Ipv4Addr::LOCALHOST.into(), count).unwrap()
 }
 
 fn names(size: usize) -> Vec<String> {

@@ -3,8 +3,10 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
+use russet_wire::shape::Cut;
+
 use super::Entry;
-use crate::partition::{Cut, Slice};
+use crate::partition::Slice;
 
 /// A slice of a tensor: `runs` runs of `run` bytes, the first at `first`, one every `stride` bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,13 +2,14 @@
 //! what it means is theirs.
 
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{
         atomic::{AtomicU16, Ordering},
         mpsc,
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -35,8 +36,11 @@ pub struct Orders {
 /// The processes of a group. Only rank 0 speaks; the others listen.
 pub struct Group {
     pub children: Vec<Child>,
-    followers: Vec<ChildStdin>,
+    /// Orders on their way to each follower: one that reads none must not hold up the others.
+    followers: Vec<mpsc::Sender<String>>,
     lines: mpsc::Receiver<String>,
+    /// What each rank writes to standard error, read all the time: a full pipe would hold it up.
+    errors: Vec<JoinHandle<String>>,
     pub started: Instant,
     _work: tempfile::TempDir,
 }
@@ -48,8 +52,14 @@ impl Group {
         let members = case.members as usize;
         let (tensor, pipeline) = (free_addresses(size)?, free_addresses(size)?);
         let (say, lines) = mpsc::channel();
-        let mut group =
-            Self { children: Vec::new(), followers: Vec::new(), lines, started: Instant::now(), _work: work };
+        let mut group = Self {
+            children: Vec::new(),
+            followers: Vec::new(),
+            lines,
+            errors: Vec::new(),
+            started: Instant::now(),
+            _work: work,
+        };
         for rank in 0..size {
             let stage = rank / members * members;
             let addresses = Addresses {
@@ -59,13 +69,20 @@ impl Group {
             let orders = Orders { case: case.clone(), rank: rank as u32, addresses };
             let files = group._work.path().join(format!("{rank}.rank"));
             let place = Place { rank: rank as u32, files, jaccl: None };
-            let child = Command::new(std::env::current_exe()?)
+            let mut child = Command::new(std::env::current_exe()?)
                 .args(["rank", purpose, &serde_json::to_string(&orders)?])
                 .envs(environment::variables(Some(&place)))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .spawn()?;
+            let mut stderr = child.stderr.take().context("a rank has no standard error")?;
+            group.errors.push(std::thread::spawn(move || {
+                let mut bytes = Vec::new();
+                // What was read until then is still worth showing.
+                let _ = stderr.read_to_end(&mut bytes);
+                String::from_utf8_lossy(&bytes).trim_end().to_owned()
+            }));
             group.children.push(child);
         }
         let output = group.children[0].stdout.take().context("rank 0 has no output")?;
@@ -76,27 +93,41 @@ impl Group {
                 }
             }
         });
-        group.followers = group.children.iter_mut().skip(1).filter_map(|child| child.stdin.take()).collect();
+        for mut input in group.children.iter_mut().skip(1).filter_map(|child| child.stdin.take()) {
+            let (pass, orders) = mpsc::channel::<String>();
+            group.followers.push(pass);
+            std::thread::spawn(move || {
+                for order in orders {
+                    // A follower that is gone shows in rank 0's error.
+                    let _ = writeln!(input, "{order}").and_then(|()| input.flush());
+                }
+            });
+        }
         Ok(group)
     }
 
     /// Passes rank 0's orders on until it says `word`; what follows the word.
     pub fn relay(&mut self, word: &str) -> Result<String> {
         loop {
-            let left =
-                PATIENCE.checked_sub(self.started.elapsed()).context("the group did not finish in time")?;
-            let Ok(line) = self.lines.recv_timeout(left) else {
-                bail!("rank 0 said no more\n{}", self.errors());
+            let left = PATIENCE.saturating_sub(self.started.elapsed());
+            let line = match self.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    bail!("rank 0 ended before it said {word:?}:{}", self.end_all())
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    bail!("rank 0 did not say {word:?} within {} s:{}", PATIENCE.as_secs(), self.end_all())
+                }
             };
             match line.split_once(' ') {
                 Some((said, rest)) if said == word => return Ok(rest.to_owned()),
                 Some(("order", order)) => {
-                    for follower in &mut self.followers {
-                        // A follower that is gone shows in rank 0's error.
-                        let _ = writeln!(follower, "{order}").and_then(|()| follower.flush());
+                    for follower in &self.followers {
+                        // Its thread ends only with this sender.
+                        let _ = follower.send(order.to_owned());
                     }
                 }
-                _ => bail!("rank 0 said {line:?}\n{}", self.errors()),
+                _ => bail!("rank 0 said {line:?}:{}", self.end_all()),
             }
         }
     }
@@ -105,23 +136,40 @@ impl Group {
     pub fn end(&mut self) -> Result<()> {
         self.followers.clear();
         for rank in 0..self.children.len() {
-            let status = self.children[rank].wait()?;
-            ensure!(status.success(), "rank {rank} ended with {status}\n{}", self.errors());
+            self.ended_well(rank)?;
         }
         Ok(())
     }
 
-    /// What the ranks wrote to standard error; ends them.
-    pub fn errors(&mut self) -> String {
-        let mut text = String::new();
-        for (rank, child) in self.children.iter_mut().enumerate() {
-            let _ = child.kill();
-            if let Some(stderr) = child.stderr.take() {
-                let lines: Vec<String> = BufReader::new(stderr).lines().map_while(Result::ok).collect();
-                text.push_str(&format!("rank {rank}: {}\n", lines.join("\n")));
+    /// Waits until a rank has ended by itself.
+    pub fn ended_well(&mut self, rank: usize) -> Result<()> {
+        let status = loop {
+            if let Some(status) = self.children[rank].try_wait()? {
+                break status;
             }
+            if self.started.elapsed() > PATIENCE {
+                bail!("rank {rank} did not end within {} s:{}", PATIENCE.as_secs(), self.end_all());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        ensure!(status.success(), "rank {rank} ended with {status}:{}", self.end_all());
+        Ok(())
+    }
+
+    /// Ends the ranks; who had to be killed, and what each wrote to standard error.
+    fn end_all(&mut self) -> String {
+        let state = |child: &mut Child| match child.try_wait() {
+            Ok(Some(status)) => status.to_string(),
+            _ => "still running".to_owned(),
+        };
+        let states: Vec<String> = self.children.iter_mut().map(state).collect();
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
         }
-        text
+        let said = self.errors.drain(..).map(|reader| reader.join().unwrap_or_default());
+        let ranks = states.iter().zip(said).enumerate();
+        ranks.map(|(rank, (state, said))| format!("\nrank {rank}, {state}: {said}")).collect()
     }
 }
 
