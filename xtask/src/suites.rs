@@ -1,6 +1,8 @@
 //! What runs when: building, the demo, the tests, lints. Each suite is told what it needs by
 //! environment variables, so that `cargo test` alone finds the same tests.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -48,11 +50,11 @@ pub fn test() -> Result<()> {
     if std::env::var_os("RUSSET_SLICE").is_none() {
         tests.env("RUSSET_SLICE", slice()?.to_string());
     }
-    let (passed, failed, clean) = counted(&mut tests)?;
+    let (tally, clean) = counted(&mut tests)?;
     println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
-    println!("{passed} passed, {failed} failed");
-    ensure!(clean && failed == 0, "tests failed");
-    ensure!(passed > 0, "no test ran");
+    println!("{tally}");
+    ensure!(clean && tally.failed == 0, "tests failed");
+    ensure!(tally.passed > 0, "no test ran");
     Ok(())
 }
 
@@ -94,6 +96,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         environment: &[("RUSSET_CONTROL_PLANE", "kubernetes")],
         arguments: &[],
     },
+    OracleSuite { name: "clocks", test: "e2e", environment: &[("RUSSET_CLOCKS", "1")], arguments: &[] },
     OracleSuite {
         name: "etcd",
         test: "e2e",
@@ -121,7 +124,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
     let (prepared, python) = setup::with_python()?;
     let programs = oracles::environment()?;
     build_with(&prepared)?;
-    let (mut passed, mut failed, mut clean) = (0, 0, true);
+    let (mut all, mut clean) = (Tally::default(), true);
     for suite in ORACLE_SUITES
         .iter()
         .filter(|suite| arguments.is_empty() || arguments.iter().any(|argument| argument == suite.name))
@@ -135,15 +138,21 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
         tests.envs(programs.iter().map(|(name, path)| (*name, path)));
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
-        let (good, bad, well) = counted(&mut tests)?;
-        println!("▸ {}: {good} passed, {bad} failed, {:.0} s", suite.name, started.elapsed().as_secs_f64());
-        ensure!(good + bad > 0, "no test of {} ran", suite.name);
-        passed += good;
-        failed += bad;
+        let (tally, well) = counted(&mut tests)?;
+        println!(
+            "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
+            suite.name,
+            tally.passed,
+            tally.failed,
+            tally.skipped.len(),
+            started.elapsed().as_secs_f64()
+        );
+        ensure!(tally.passed + tally.failed > 0, "no test of {} ran", suite.name);
+        all.add(tally, suite.name);
         clean &= well;
     }
-    println!("{passed} passed, {failed} failed");
-    ensure!(clean && failed == 0, "an oracle suite failed");
+    println!("{all}");
+    ensure!(clean && all.failed == 0, "an oracle suite failed");
     Ok(())
 }
 
@@ -169,29 +178,74 @@ pub fn codegen() -> Result<()> {
     charts::write()
 }
 
-/// Runs tests, shows their output, adds up what each test binary says of itself.
-fn counted(command: &mut Command) -> Result<(u64, u64, bool)> {
+/// Runs tests, shows their output, adds up what each test binary says of itself; whether they ended well.
+fn counted(command: &mut Command) -> Result<(Tally, bool)> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {command:?}"))?;
     let output = child.stdout.take().context("the output of the tests is not to be had")?;
-    let (mut passed, mut failed) = (0, 0);
+    let mut tally = Tally::default();
     for line in BufReader::new(output).lines() {
         let line = line?;
         println!("{line}");
-        if let Some((good, bad)) = tally(&line) {
-            passed += good;
-            failed += bad;
-        }
+        tally.read(&line);
     }
     let status = child.wait()?;
-    Ok((passed, failed, status.success()))
+    Ok((tally, status.success()))
+}
+
+/// Tests by how they ended. Those that say `skipped: WHY` while they run call themselves passed afterwards;
+/// they are counted apart.
+#[derive(Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: BTreeSet<String>,
+    /// The test that runs.
+    current: String,
+    /// Those of its binary that were skipped.
+    unjudged: BTreeSet<String>,
+}
+
+impl Tally {
+    fn read(&mut self, line: &str) {
+        let mut said = line;
+        if let Some((name, rest)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ...")) {
+            (self.current, said) = (name.to_owned(), rest);
+        }
+        if said.trim_start().starts_with("skipped: ") {
+            self.unjudged.insert(self.current.clone());
+        }
+        if let Some((passed, failed)) = result(line) {
+            self.passed += passed.saturating_sub(self.unjudged.len() as u64);
+            self.failed += failed;
+            self.skipped.append(&mut self.unjudged);
+        }
+    }
+
+    fn add(&mut self, other: Self, suite: &str) {
+        let Self { passed, failed, skipped, current: _, unjudged: _ } = other;
+        self.passed += passed;
+        self.failed += failed;
+        self.skipped.extend(skipped.into_iter().map(|name| format!("{suite}: {name}")));
+    }
+}
+
+/// The last line is what scripts look for.
+impl fmt::Display for Tally {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.skipped.is_empty() {
+            let names: Vec<&str> = self.skipped.iter().map(String::as_str).collect();
+            writeln!(out, "{} skipped: {}", names.len(), names.join(", "))?;
+        }
+        write!(out, "{} passed, {} failed", self.passed, self.failed)
+    }
 }
 
 /// `test result: ok. 3 passed; 0 failed; …` → (3, 0).
-fn tally(line: &str) -> Option<(u64, u64)> {
+fn result(line: &str) -> Option<(u64, u64)> {
     let rest = line.strip_prefix("test result: ")?;
     let number = |word: &str| -> Option<u64> {
         rest.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
@@ -204,17 +258,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_test_binaries_are_added_up() {
-        assert_eq!(
-            tally(
-                "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"
+    fn results_of_test_binaries_are_added_up_and_what_was_skipped_is_told_apart() {
+        let sum = |lines: &[&str]| {
+            let mut tally = Tally::default();
+            lines.iter().for_each(|line| tally.read(line));
+            tally.to_string()
+        };
+        let ok =
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        let bad = "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out";
+        let skipped = ["test b ...   skipped: no cable", "  b passed after 1 of 2: 0.0 s"];
+        for (lines, wanted) in [
+            (vec!["test some::name ... ok"], "0 passed, 0 failed"),
+            (vec![ok], "3 passed, 0 failed"),
+            (vec![ok, bad], "6 passed, 2 failed"),
+            (vec!["test a ... ok", skipped[0], skipped[1], "ok", ok], "1 skipped: b\n2 passed, 0 failed"),
+            // Twice by the same test, once in its middle, and one more of another binary.
+            (
+                vec![
+                    "test b ... one",
+                    "  skipped: x",
+                    "  skipped: x",
+                    "ok",
+                    ok,
+                    "test c ...   skipped: y",
+                    "ok",
+                    ok,
+                ],
+                "2 skipped: b, c\n4 passed, 0 failed",
             ),
-            Some((12, 0))
-        );
-        assert_eq!(
-            tally("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out"),
-            Some((3, 2))
-        );
-        assert_eq!(tally("test some::name ... ok"), None);
+        ] {
+            assert_eq!(sum(&lines), wanted);
+        }
+        let mut all = Tally::default();
+        for suite in ["etcd", "kubernetes"] {
+            let mut tally = Tally::default();
+            [skipped[0], ok].iter().for_each(|line| tally.read(line));
+            all.add(tally, suite);
+        }
+        assert_eq!(all.to_string(), "2 skipped: etcd: b, kubernetes: b\n4 passed, 0 failed");
     }
 }
