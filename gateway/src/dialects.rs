@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::BodyExt as _;
 
-use crate::refusal::{Kind, Refusal};
+use crate::refusal::Refusal;
 use crate::stream::Core;
 
 /// One dialect.
@@ -43,11 +42,6 @@ pub fn refuse(path: &str, refusal: &Refusal) -> Response {
     (dialect.refuse)(refusal)
 }
 
-/// Largest body taken: a long context several times over.
-pub const BODY_LIMIT: usize = 16 * 1024 * 1024;
-/// A body that takes longer than this holds memory for nothing.
-const BODY_PATIENCE: Duration = Duration::from_secs(60);
-
 /// Reads what is left of a refused request, if that is little. Clients that still send when the answer
 /// comes may see a broken connection instead of it.
 pub(crate) async fn discard(mut body: Body) {
@@ -63,30 +57,4 @@ pub(crate) async fn discard(mut body: Body) {
     };
     // Whoever sends more, or more slowly, has been refused all the same.
     let _ = tokio::time::timeout(PATIENCE, read).await;
-}
-
-/// The whole body, if it is small and quick enough.
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
-    let too_large = || {
-        Refusal::new(
-            Kind::TooLarge,
-            format!("the body is larger than {} MiB, the most this gateway takes", BODY_LIMIT / 1024 / 1024),
-        )
-    };
-    let announced = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > BODY_LIMIT as u64) {
-        return Err(too_large());
-    }
-    match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, BODY_LIMIT).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
-        Ok(Err(_)) => Err(Refusal::new(Kind::InvalidRequest, "the body broke off before its end")),
-        Err(_) => Err(Refusal::new(
-            Kind::BodyTimeout,
-            format!("the body did not arrive within {} s", BODY_PATIENCE.as_secs()),
-        )),
-    }
 }

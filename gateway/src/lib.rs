@@ -9,6 +9,7 @@
 //! ```
 
 pub mod backends;
+pub mod bodies;
 pub mod dialects;
 mod guard;
 pub mod keys;

@@ -2,25 +2,28 @@
 //! greedy client from being everybody's. What requests mean is not its business.
 
 mod certificate;
+mod room;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use certificate::{Certificate, CertificateError, ServerFiles};
+use room::Room;
 
 /// Who can reach a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +46,8 @@ impl Side {
 pub struct Patience {
     /// For the TLS handshake.
     pub handshake: Duration,
-    /// For the head of a request, counted from the connection or from the last answer. Longer than
-    /// clients keep idle connections, so that they rarely use one that is just being closed.
+    /// For the first request of a connection, and in HTTP/1 for the head of each one after the last answer.
+    /// Longer than clients keep idle connections, so that they rarely use one that is just being closed.
     pub head: Duration,
     /// Between pings of an idle HTTP/2 connection, and for their answers.
     pub ping: Duration,
@@ -63,6 +66,8 @@ impl Default for Patience {
 /// Connections at once on one listener; more wait unaccepted. Far more than engines have slots, few
 /// enough for the file descriptors of a default shell.
 const MOST_CONNECTIONS: usize = 512;
+/// Of these, connections of one other machine; more are closed. Enough for a proxy that many are behind.
+const MOST_OF_ONE: usize = 128;
 /// Requests at once on one HTTP/2 connection.
 const MOST_STREAMS: u32 = 128;
 /// Largest head of a request, all headers together; HTTP/1 may read one buffer more before it notices.
@@ -95,11 +100,11 @@ impl Door {
     pub(crate) async fn serve(self, router: Router, patience: Patience, stopping: CancellationToken) {
         let Self { listener, tls } = self;
         let graceful = GracefulShutdown::new();
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let room = Room::new(MOST_CONNECTIONS, if tls.is_some() { MOST_OF_ONE } else { MOST_CONNECTIONS });
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
-                accepted = accept(&listener, &room) => accepted,
+                accepted = room.accept(&listener) => accepted,
                 Some(_) = connections.join_next() => continue,
                 () = stopping.cancelled() => break,
             };
@@ -113,25 +118,6 @@ impl Door {
         drop(listener);
         graceful.shutdown().await;
         while connections.join_next().await.is_some() {}
-    }
-}
-
-/// The next connection, once there is room for it.
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> (TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
-    loop {
-        // The semaphore is never closed.
-        let place = room.clone().acquire_owned().await.ok();
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, place),
-            Err(error) => {
-                // Mostly a client that left again, or no file descriptor to be had: the next may work.
-                tracing::debug!("a connection could not be accepted: {error}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
     }
 }
 
@@ -154,13 +140,13 @@ async fn connection(
         .max_concurrent_streams(MOST_STREAMS)
         .max_header_list_size(LARGEST_HEAD as u32);
     match tls {
-        None => speak(builder, stream, router, watcher).await,
+        None => speak(builder, stream, router, patience, watcher).await,
         Some(tls) => match timeout(patience.handshake, tls.accept(stream)).await {
             // The handshake has settled the version: nothing is read to guess it, for however long.
             Ok(Ok(stream)) => {
                 let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
-                speak(builder, stream, router, watcher).await;
+                speak(builder, stream, router, patience, watcher).await;
             }
             Ok(Err(error)) => tracing::debug!("a client did not complete the TLS handshake: {error}"),
             Err(_) => tracing::debug!("a client was too slow with the TLS handshake"),
@@ -168,14 +154,37 @@ async fn connection(
     }
 }
 
-async fn speak<S>(builder: Builder<TokioExecutor>, stream: S, router: Router, watcher: Watcher)
-where
+async fn speak<S>(
+    builder: Builder<TokioExecutor>,
+    stream: S,
+    router: Router,
+    patience: Patience,
+    watcher: Watcher,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = TowerToHyperService::new(router);
+    let asked = Arc::new(Notify::new());
+    let service = service_fn({
+        let (asked, service) = (asked.clone(), TowerToHyperService::new(router));
+        move |request| {
+            asked.notify_one();
+            service.call(request)
+        }
+    });
     let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-    if let Err(error) = watcher.watch(connection).await {
-        tracing::debug!("a connection ended: {error}");
+    tokio::select! {
+        ended = watcher.watch(connection) => if let Err(error) = ended {
+            tracing::debug!("a connection ended: {error}");
+        },
+        () = silent(&asked, patience.head) => tracing::debug!("closed: nothing was asked"),
+    }
+}
+
+/// Completes if nothing is asked in time. Before the version of HTTP is known, and until HTTP/2 has begun,
+/// nothing else bounds how long a client says nothing.
+async fn silent(asked: &Notify, patience: Duration) {
+    if timeout(patience, asked.notified()).await.is_ok() {
+        std::future::pending().await
     }
 }
 

@@ -33,6 +33,8 @@ pub enum Kind {
     ModelNotReady,
     /// Every group of the model is full.
     Overloaded,
+    /// The gateway holds as many bytes of requests as it may.
+    Full,
     /// The engine or its machine was lost.
     EngineLost,
     /// The engine is connected and has said nothing for too long.
@@ -59,6 +61,7 @@ impl Kind {
             Self::ModelNotFound => "model_not_found",
             Self::ModelNotReady => "model_not_ready",
             Self::Overloaded => "rate_limit_exceeded",
+            Self::Full => "gateway_full",
             Self::EngineLost => "engine_lost",
             Self::EngineSilent => "engine_silent",
             Self::Internal => "internal_error",

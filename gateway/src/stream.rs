@@ -27,6 +27,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
+use crate::bodies::{Bodies, Held};
 use crate::keys::{Caller, Quota};
 use crate::metrics::{Metrics, Tracker};
 use crate::refusal::{Kind, Refusal};
@@ -53,6 +54,9 @@ pub struct Limits {
     pub losses: u32,
     /// For answers to end by themselves once the gateway shuts down.
     pub grace: Duration,
+    /// Bytes of requests that are being read or wait for an engine, all together: many times the largest one,
+    /// and little beside the memory of a machine that serves models.
+    pub bodies: usize,
 }
 
 impl Default for Limits {
@@ -65,6 +69,7 @@ impl Default for Limits {
             rest: Duration::from_secs(1),
             losses: 3,
             grace: Duration::from_secs(10),
+            bodies: 256 * 1024 * 1024,
         }
     }
 }
@@ -74,6 +79,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(5);
 
 /// What every dialect works with.
 pub struct Core {
+    /// The bodies it holds.
+    pub bodies: Bodies,
     table: watch::Receiver<Arc<Table>>,
     backends: Backends,
     metrics: Arc<Metrics>,
@@ -119,7 +126,8 @@ impl Core {
         limits: Limits,
         closing: CancellationToken,
     ) -> Self {
-        Self { table, backends, metrics, limits, closing, started: Instant::now() }
+        let bodies = Bodies::new(limits.bodies);
+        Self { bodies, table, backends, metrics, limits, closing, started: Instant::now() }
     }
 
     /// What is known of the cluster now.
@@ -149,11 +157,13 @@ impl Core {
         })
     }
 
-    /// The answer to `request` from whoever answers to `model`, from its first token on.
+    /// The answer to `request` from whoever answers to `model`, from its first token on. Until then the request
+    /// is `held` in memory.
     pub async fn answer(
         &self,
         model: &str,
         request: GenerationRequest,
+        held: Held,
         caller: &Caller,
     ) -> Result<Answer, Refusal> {
         let deadline = Instant::now() + self.limits.wait;
@@ -163,7 +173,9 @@ impl Core {
             return Err(refusal);
         }
         let mut tracker = self.metrics.request(model);
-        match self.first_token(model, request, caller, deadline, &mut tracker).await {
+        let opened = self.first_token(model, request, caller, deadline, &mut tracker).await;
+        drop(held);
+        match opened {
             Ok(opened) => Ok(Answer::new(opened, tracker, self.limits.silence, self.closing.clone())),
             Err(refusal) => {
                 tracker.refused(&refusal);
@@ -177,10 +189,11 @@ impl Core {
         self: Arc<Self>,
         model: String,
         request: GenerationRequest,
+        held: Held,
         caller: Caller,
     ) -> Result<impl Stream<Item = Item> + Send + 'static, Refusal> {
         let Limits { hold_headers, heartbeat, .. } = self.limits;
-        let mut opening = Box::pin(async move { self.answer(&model, request, &caller).await });
+        let mut opening = Box::pin(async move { self.answer(&model, request, held, &caller).await });
         let begun = match timeout(hold_headers, &mut opening).await {
             Ok(answer) => Some(answer?),
             Err(_) => None,

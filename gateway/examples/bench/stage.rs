@@ -129,16 +129,12 @@ pub async fn run(nginx_program: &str) {
     let peer_through = http(nginx_address);
     let peer_direct = http(upstream.address());
 
-    let mut saturation = (vec![], vec![]);
-    for _ in 0..3 {
-        saturation.0.push(load(&through, false, None, TIME).await.rate);
-        saturation.1.push(load(&peer_through, false, None, TIME).await.rate);
-    }
-    let (ours, peers) = (median(saturation.0), median(saturation.1));
-    say("answers a second when saturated", ours, peers, "1/s", false);
     for (streamed, what) in [(false, "to the end of an answer"), (true, "to the first token of a stream")] {
-        let most = if streamed { load(&through, true, None, TIME).await.rate } else { ours };
-        let rate = Some(most / 2.0);
+        let (ours, its) = saturated([&through, &peer_through], streamed).await;
+        if !streamed {
+            say("answers a second when saturated", ours, its, "1/s", false);
+        }
+        let rate = Some(ours / 2.0);
         let mut added: [(Vec<f64>, Vec<f64>); 2] = Default::default();
         for _ in 0..ROUNDS {
             let mut turn: Vec<Measured> = Vec::new();
@@ -155,6 +151,18 @@ pub async fn run(nginx_program: &str) {
         say(&format!("added {what}, p99 at half load"), median(p99), median(its_p99), "ms", true);
     }
     let _ = nginx.kill().await;
+}
+
+/// What two targets answer a second when they are asked all they can: the medians of three turns.
+async fn saturated(targets: [&Target; 2], streamed: bool) -> (f64, f64) {
+    let mut rates = [vec![], vec![]];
+    for _ in 0..3 {
+        for (target, rates) in targets.into_iter().zip(&mut rates) {
+            rates.push(load(target, streamed, None, TIME).await.rate);
+        }
+    }
+    let [ours, its] = rates.map(median);
+    (ours, its)
 }
 
 fn say(what: &str, ours: f64, peer: f64, unit: &str, judged: bool) {

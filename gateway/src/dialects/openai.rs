@@ -18,7 +18,7 @@ use axum::{Extension, Json, Router};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 
-use super::{Dialect, discard, read_body};
+use super::{Dialect, discard};
 use crate::guard::RequestId;
 use crate::keys::{Caller, Quota};
 use crate::refusal::{Kind, Refusal};
@@ -108,14 +108,14 @@ async fn answer_chat(
     request: Request,
 ) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    let body = read_body(&parts.headers, body).await?;
+    let (body, held) = core.bodies.read(&parts.headers, body).await?;
     let Chat { model, request, streamed, include_usage, ignored } = Chat::parse(&body, id.unique.clone())?;
     drop(body);
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, streamed, "chat");
     let voice =
         Voice { id: format!("chatcmpl-{}", id.unique), created: now(), model: model.clone(), include_usage };
     let mut response = if streamed {
-        let items = core.stream(model, request, caller).await?;
+        let items = core.stream(model, request, held, caller).await?;
         let bytes = items.map(move |item| Ok::<_, Infallible>(voice.say(item)));
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
@@ -125,7 +125,7 @@ async fn answer_chat(
         ];
         (headers, Body::from_stream(bytes)).into_response()
     } else {
-        let mut answer = core.answer(&model, request, &caller).await?;
+        let mut answer = core.answer(&model, request, held, &caller).await?;
         let mut text = String::new();
         loop {
             match answer.next().await {
@@ -216,7 +216,7 @@ fn class(kind: Kind) -> (StatusCode, &'static str) {
         Kind::UnknownPath | Kind::ModelNotFound => (StatusCode::NOT_FOUND, CALLER),
         Kind::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, CALLER),
         Kind::Overloaded => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
-        Kind::ModelNotReady | Kind::EngineLost | Kind::ShuttingDown => {
+        Kind::ModelNotReady | Kind::Full | Kind::EngineLost | Kind::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, OURS)
         }
         Kind::EngineSilent => (StatusCode::GATEWAY_TIMEOUT, OURS),

@@ -70,7 +70,39 @@ async fn plain_http_and_silence_are_closed_before_anything_is_said() {
     let mut endless = handshake(&lab, &[b"http/1.1"]).await;
     endless.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await.unwrap();
     until_closed(&mut endless).await;
+    // Silence and half a beginning where HTTP/2 was agreed on, and where the version is still to be guessed.
+    for begun in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+        let mut silent = handshake(&lab, &[b"h2"]).await;
+        silent.write_all(begun).await.unwrap();
+        until_closed(&mut silent).await;
+        let mut silent = TcpStream::connect(lab.address).await.unwrap();
+        silent.write_all(begun).await.unwrap();
+        until_closed(&mut silent).await;
+    }
     assert_eq!(engine.requests(), 0);
+}
+
+#[tokio::test]
+async fn one_machine_cannot_take_every_connection() {
+    let lab = Lab::patient(limits(), Patience { handshake: PATIENCE * 2, ..Patience::default() }).await;
+    let _engine = lab.only_engine(hello());
+    lab.keys(&[access_key("one", "s-one", |_| {})]);
+    let mut held = Vec::new();
+    for _ in 0..128 {
+        held.push(TcpStream::connect(lab.network).await.unwrap());
+    }
+    let mut one_more = TcpStream::connect(lab.network).await.unwrap();
+    let closed = tokio::time::timeout(PATIENCE, one_more.read(&mut [0])).await;
+    assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
+    // Programs of this machine come by another door.
+    assert_eq!(lab.chat(json!({})).bearer_auth("s-one").send().await.unwrap().status(), 200);
+    drop(held);
+    let again = tokio::time::timeout(PATIENCE, async {
+        while lab.network_chat(json!({})).bearer_auth("s-one").send().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    again.await.expect("there is room again");
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! Requests that are wrong, too large, or not allowed, sent as bytes where no client would.
 
+use russet_gateway::stream::Limits;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_util::sync::CancellationToken;
 
-use crate::lab::{Lab, PATIENCE, hello, limits};
+use crate::lab::{Act, Lab, PATIENCE, hello, limits, started};
 
 /// Sends `request` as it is and returns status and body of the answer.
 async fn raw(lab: &Lab, request: &[u8]) -> (u16, String) {
@@ -98,6 +100,31 @@ async fn a_body_beyond_the_limit_is_refused_announced_or_not() {
     let fits = lab.chat(json!({"messages": [{"role": "user", "content": large}]})).send().await.unwrap();
     // The fake engine keeps gRPC's own limit of 4 MiB; what matters is that the gateway passed it on.
     assert_ne!(fits.status(), 413);
+}
+
+#[tokio::test]
+async fn requests_that_no_engine_has_taken_hold_so_many_bytes_and_no_more() {
+    let lab = Lab::start(Limits { bodies: 1024 * 1024, ..limits() }).await;
+    let go = CancellationToken::new();
+    let engine = lab.only_engine([vec![started(), Act::Until(go.clone())], hello()].concat());
+    let ask = |bytes: usize| {
+        let content = "x".repeat(bytes);
+        lab.chat(json!({"messages": [{"role": "user", "content": content}]})).send()
+    };
+    let refused = |response: reqwest::Response| async move {
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["retry-after"], "1");
+        let error: Value = response.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!((&error["code"], &error["type"]), (&json!("gateway_full"), &json!("server_error")));
+        assert!(error["message"].as_str().unwrap().contains("of 1 MiB"), "{error}");
+    };
+    refused(ask(2 * 1024 * 1024).await.unwrap()).await;
+    let waiting = tokio::spawn(ask(700_000));
+    engine.running(1).await;
+    refused(ask(700_000).await.unwrap()).await;
+    go.cancel();
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+    assert_eq!(ask(700_000).await.unwrap().status(), 200, "the room is given back");
 }
 
 /// Like [`raw`], reading while it writes: the answer comes before the request is complete.
