@@ -1,6 +1,7 @@
 //! From connections to calls: TLS, HTTP/1.1 and HTTP/2, who asks, where the path leads. Listeners are opened by
 //! [`listen`]; what a call does is in [`crate::verbs`].
 
+mod handshakes;
 pub mod listen;
 pub mod tls;
 
@@ -110,7 +111,9 @@ async fn route(
         Ok(Err(error)) => return Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
     };
     let Target { namespace, name, subresource, .. } = target;
-    let call = Call { user, resource, namespace, name, subresource, query, headers: parts.headers, body };
+    let headers = parts.headers;
+    let deadline = tokio::time::Instant::now() + verbs::PATIENCE;
+    let call = Call { user, resource, namespace, name, subresource, query, headers, body, deadline };
     // A handler runs to its end even when its client goes away: a write that is durable is also accounted for.
     let (api, verb) = (api.clone(), verb);
     let handler = tokio::spawn(async move { verbs::dispatch(&api, verb, call).await });

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use serde_json::Value;
+use tokio::time::Instant;
 
 pub use cache::{Event, EventKind, Snapshot, Watch};
 
@@ -185,6 +186,12 @@ pub enum StoreError {
 pub trait Store: Send + Sync + 'static {
     /// Compares and changes one key; resolves once the change is durable and visible to readers and watchers.
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>>;
+    /// The same, of which nothing is sent after `deadline`. A store with one writer needs none: what was asked earlier is
+    /// written earlier, so a late write still precedes the Lease that somebody else takes after it.
+    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+        let _ = deadline;
+        self.txn(txn)
+    }
     /// Waits until reads show everything that was acknowledged before this call, also by other servers. A store with one
     /// writer always does.
     fn fresh(&self) -> BoxFuture<'_, Result<(), StoreError>> {

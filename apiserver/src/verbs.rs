@@ -14,10 +14,12 @@ pub mod watch;
 pub mod write;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::api::Api;
 use crate::auth::{self, User};
@@ -46,7 +48,14 @@ pub struct Call {
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
+    /// When the last of its writes must have been sent to the store.
+    pub deadline: Instant,
 }
+
+/// How long a request may take to read what is current and to write, however often it has to begin anew because others
+/// were faster. Less than what lies between the end of one leader's term and the beginning of the next one's
+/// (`operator::leader`), so that no write of the former lands among those of the latter.
+pub const PATIENCE: Duration = Duration::from_secs(6);
 
 impl Call {
     /// A call the server makes by itself.
@@ -60,6 +69,7 @@ impl Call {
             query: Query { field_manager: "russet-apiserver".into(), ..Query::default() },
             headers: HeaderMap::new(),
             body: Bytes::new(),
+            deadline: Instant::now() + PATIENCE,
         }
     }
 

@@ -11,17 +11,19 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
+use super::handshakes::{Bounds, Handshakes};
 use super::tls::{self, Resolver};
 use crate::api::Api;
 use crate::auth::tokens;
 use crate::pki::Authority;
 
-/// A client that does not finish its handshake by then is not one.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A client that has asked nothing by then is not one.
+const SILENCE: Duration = Duration::from_secs(30);
 /// Connections that are still busy this long after the server stopped are cut.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// How often the host's addresses are looked at: cables and Wi-Fi change, and nothing reliable tells on every system.
@@ -43,37 +45,42 @@ pub struct Service {
 /// Accepts connections until the server stops.
 pub async fn accept(service: Service, listener: TcpListener) {
     let stopping = service.api.stopping.clone();
+    let mut handshakes = Handshakes::new(service.acceptor.clone(), Bounds::default());
     let mut connections = tokio::task::JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => { connections.spawn(serve(service.clone(), stream)); }
+                Ok((stream, _)) => handshakes.begin(stream),
                 Err(error) => {
                     // Out of descriptors, most likely: the next connection may find one free again.
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
+            stream = handshakes.next() => { connections.spawn(serve(service.clone(), stream)); }
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             () = crate::api::stopped(stopping.clone()) => break,
         }
     }
-    drop(listener);
+    drop((listener, handshakes));
     let ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(FAREWELL, ended).await.is_err() {
         connections.shutdown().await;
     }
 }
 
-async fn serve(service: Service, stream: TcpStream) {
-    let _ = stream.set_nodelay(true);
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, service.acceptor.accept(stream)).await else {
-        return;
-    };
+async fn serve(service: Service, stream: TlsStream<TcpStream>) {
     let user = tls::user(stream.get_ref().1.peer_certificates());
     let api = service.api.clone();
     let stopping = api.stopping.clone();
-    let handler = service_fn(move |request| super::answer(api.clone(), user.clone(), request));
+    let asked = Arc::new(Notify::new());
+    let handler = service_fn({
+        let asked = asked.clone();
+        move |request| {
+            asked.notify_one();
+            super::answer(api.clone(), user.clone(), request)
+        }
+    });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new());
     builder
@@ -81,10 +88,14 @@ async fn serve(service: Service, stream: TcpStream) {
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .keep_alive_interval(Some(Duration::from_secs(30)));
+    // The handshake has settled the version: nothing is read to guess it, for however long.
+    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let builder = if h2 { builder.http2_only() } else { builder.http1_only() };
     let connection = builder.serve_connection(TokioIo::new(stream), handler);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = silent(&asked) => return,
         () = crate::api::stopped(stopping.clone()) => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -92,6 +103,13 @@ async fn serve(service: Service, stream: TcpStream) {
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// Completes if nothing is asked in time.
+async fn silent(asked: &Notify) {
+    if tokio::time::timeout(SILENCE, asked.notified()).await.is_ok() {
+        std::future::pending().await
     }
 }
 

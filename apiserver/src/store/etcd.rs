@@ -20,6 +20,7 @@ use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn as EtcdTxn, TxnO
 use futures::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::cache::{Cache, RING, Snapshot, Watch};
 use super::{Change, Expect, Outcome, Record, Store, StoreError, Txn};
@@ -33,9 +34,7 @@ pub const COMPACTION: Duration = Duration::from_secs(300);
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long a start waits for etcd.
 const START: Duration = Duration::from_secs(45);
-/// How long a request waits for the cache to show what etcd has. Together with what a write may take
-/// ([`members::PATIENCE`]) it is less than what lies between the end of one leader's term and the beginning of the next
-/// one's (`operator::leader`).
+/// How long a request waits for the cache to show what etcd has.
 const CATCH_UP: Duration = Duration::from_secs(3);
 
 /// How etcd is reached.
@@ -116,7 +115,7 @@ impl Etcd {
 
 /// The first reading, for which etcd may still be starting; a certificate that is refused stays refused.
 async fn first_load(members: &Members, prefix: &str) -> Result<(Vec<Record>, u64), StoreError> {
-    let begun = tokio::time::Instant::now();
+    let begun = Instant::now();
     loop {
         match follow::load(members, prefix).await {
             Ok(loaded) => return Ok(loaded),
@@ -198,7 +197,7 @@ impl Shared {
         Ok(answer.value.header().map_or(0, |header| header.revision().unsigned_abs()))
     }
 
-    async fn write(&self, txn: Txn) -> Result<Outcome, StoreError> {
+    async fn write(&self, txn: Txn, deadline: Instant) -> Result<Outcome, StoreError> {
         let key = self.key(&txn.key);
         let compare = match txn.expect {
             Expect::Absent => Compare::mod_revision(key.clone(), CompareOp::Equal, 0),
@@ -216,7 +215,7 @@ impl Shared {
         let before = self.cache.get(&txn.key);
         let asked = self
             .members
-            .ask(|mut kv| {
+            .ask_by(deadline, |mut kv| {
                 let request = request.clone();
                 async move { kv.txn(request).await }
             })
@@ -304,8 +303,12 @@ async fn answer(
 
 impl Store for Etcd {
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<Outcome, StoreError>> {
+        self.txn_by(txn, Instant::now() + members::PATIENCE)
+    }
+
+    fn txn_by(&self, txn: Txn, deadline: Instant) -> BoxFuture<'_, Result<Outcome, StoreError>> {
         Box::pin(async move {
-            let outcome = self.shared.settle(self.shared.write(txn).await);
+            let outcome = self.shared.settle(self.shared.write(txn, deadline).await);
             if matches!(outcome, Ok(Outcome::Done(_))) {
                 self.shared.commits.fetch_add(1, Ordering::Relaxed);
             }

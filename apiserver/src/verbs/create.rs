@@ -96,7 +96,7 @@ pub async fn create(
         let stored = resource.to_stored(attempt);
         let change = Change::Put(Bytes::from(stored.to_string()));
         let txn = Txn { key: call.key(), expect: Expect::Absent, change };
-        match api.store.txn(txn).await.map_err(list::storage_error)? {
+        match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
             Outcome::Done(record) => {
                 write::after(api, &resource);
                 return Ok(resource.view(&record));

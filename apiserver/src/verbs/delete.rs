@@ -132,7 +132,7 @@ pub async fn delete(api: &Arc<Api>, call: &Call, options: &Options) -> Result<(V
             Change::Put(Bytes::from(stored.to_string()))
         };
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
-        match api.store.txn(txn).await.map_err(list::storage_error)? {
+        match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
             Outcome::Done(written) => {
                 write::after(api, resource);
                 return Ok((Value::clone(&resource.view(&written)), gone, warnings));

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use serde_json::{Map, json};
+use tokio::time::Instant;
 
-use super::{Call, delete, list};
+use super::{Call, PATIENCE, delete, list};
 use crate::api::Api;
 use crate::object;
 use crate::output::{self, Body};
@@ -18,6 +19,8 @@ pub async fn handle(api: &Arc<Api>, call: &Call) -> Result<Response<Body>> {
     let mut items = Vec::new();
     for record in &page.records {
         let mut one = call.clone();
+        // There may be thousands; each has the time of one request.
+        one.deadline = Instant::now() + PATIENCE;
         one.namespace = object::namespace(record.object()).to_string();
         one.name = object::name(record.object()).to_string();
         match delete::delete(api, &one, &options).await {

@@ -1,6 +1,9 @@
 //! What every write shares: reading the body, settling an object into the shape it is stored in, and the loop that
 //! replaces an object only if nobody else did meanwhile.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -155,7 +158,7 @@ pub async fn modify(
             Change::Put(Bytes::from(stored.to_string()))
         };
         let txn = Txn { key: call.key(), expect: Expect::Revision(record.revision), change };
-        match api.store.txn(txn).await.map_err(list::storage_error)? {
+        match api.store.txn_by(txn, call.deadline).await.map_err(list::storage_error)? {
             Outcome::Done(written) => {
                 after(api, resource);
                 let shown = if finished { Arc::new(new) } else { resource.view(&written) };

@@ -147,8 +147,25 @@ impl Members {
     where
         F: Future<Output = Result<T, Error>>,
     {
+        self.ask_by(Instant::now() + PATIENCE, request).await
+    }
+
+    /// The same for somebody who has less time: nothing is asked after `deadline`.
+    pub(super) async fn ask_by<T, F>(
+        &self,
+        deadline: Instant,
+        request: impl Fn(KvClient) -> F,
+    ) -> Result<Answer<T>, Failure>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let begun = Instant::now();
-        let deadline = begun + PATIENCE;
+        if begun >= deadline {
+            return Err(Failure::Unreachable(
+                "the time of the request was over before it could be sent".into(),
+            ));
+        }
+        let deadline = deadline.min(begun + PATIENCE);
         let mut repeated = false;
         for tried in 1.. {
             let at = *self.current.borrow();
@@ -272,4 +289,32 @@ fn tls(config: &EtcdConfig) -> Result<Option<TlsOptions>, StoreError> {
 fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
     std::fs::read(path)
         .map_err(|error| StoreError::Settings { why: format!("{} cannot be read: {error}", path.display()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_asked_after_the_deadline() {
+        let config = EtcdConfig::new(["http://127.0.0.1:1".to_string(), "http://127.0.0.1:2".to_string()]);
+        let members = Members::new(&config).await.unwrap();
+        let asked = RefCell::new(Vec::new());
+        let silent = |_: KvClient| {
+            asked.borrow_mut().push(Instant::now());
+            std::future::pending::<Result<(), Error>>()
+        };
+        let over = members.ask_by(Instant::now(), silent).await;
+        assert!(
+            matches!(over, Err(Failure::Unreachable(_))),
+            "nothing was sent, so nothing can have happened"
+        );
+        assert!(asked.borrow().is_empty());
+        let deadline = Instant::now() + PAUSE * 5;
+        let late = members.ask_by(deadline, silent).await;
+        assert!(matches!(late, Err(Failure::Undecided(_))), "what was sent may have been done");
+        assert!(!asked.borrow().is_empty() && asked.borrow().iter().all(|at| *at < deadline));
+    }
 }
