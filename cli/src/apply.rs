@@ -1,6 +1,7 @@
 //! `russet apply`: server-side apply of YAML files, as `kubectl apply --server-side` does it.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize as _;
@@ -8,6 +9,9 @@ use serde_json::Value;
 
 use crate::client::Connection;
 use crate::resources;
+
+/// Between two attempts while the server cannot.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Arguments of `russet apply`.
 #[derive(clap::Args)]
@@ -21,6 +25,9 @@ pub struct Arguments {
     /// Check on the server without storing anything.
     #[arg(long)]
     dry_run: bool,
+    /// Try again for so long altogether while the server says that it cannot just now.
+    #[arg(long, default_value_t = 60)]
+    timeout_seconds: u64,
     #[command(flatten)]
     connection: Connection,
 }
@@ -37,6 +44,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         bail!("no objects in {:?}", arguments.filename);
     }
     let client = arguments.connection.client().await?;
+    let writer = arguments.connection.outspoken_client().await?;
+    let mut patience = Patience::new(Duration::from_secs(arguments.timeout_seconds), PAUSE);
     let mut all = resources::discover(&client).await?;
     let mut failed = 0;
     for (file, object) in &objects {
@@ -63,7 +72,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             .header("content-type", "application/apply-patch+yaml")
             .header("accept", "application/json")
             .body(serde_json::to_vec(object)?)?;
-        match client.request::<Value>(request).await {
+        let what = format!("{kind} {name}");
+        match patience.ask(&what, async || writer.request::<Value>(request.clone()).await).await {
             Ok(_) => println!("{}/{name} applied", kind.to_lowercase()),
             Err(error) => {
                 failed += 1;
@@ -75,6 +85,50 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         bail!("{failed} of {} objects were not applied", objects.len());
     }
     Ok(())
+}
+
+/// With a server that says it cannot just now: its words are told once, and there is an end to it.
+struct Patience {
+    ends: Instant,
+    pause: Duration,
+    told: Vec<String>,
+}
+
+impl Patience {
+    fn new(whole: Duration, pause: Duration) -> Self {
+        Self { ends: Instant::now() + whole, pause, told: Vec::new() }
+    }
+
+    async fn ask<T>(
+        &mut self,
+        what: &str,
+        request: impl AsyncFn() -> Result<T, kube::Error>,
+    ) -> Result<T, kube::Error> {
+        loop {
+            let answer = request().await;
+            let left = self.ends.saturating_duration_since(Instant::now());
+            match &answer {
+                Err(kube::Error::Api(status)) if not_now(status.code) && left > self.pause => {
+                    if self.told.last() != Some(&status.message) {
+                        eprintln!(
+                            "{what}: the server cannot just now: {}; trying again for up to {} s",
+                            status.message,
+                            left.as_secs()
+                        );
+                        self.told.push(status.message.clone());
+                    }
+                }
+                _ => return answer,
+            }
+            tokio::time::sleep(self.pause).await;
+        }
+    }
+}
+
+/// Whether an answer's code says that the same request may be granted later: too many requests, out of
+/// service, too late, no room.
+fn not_now(code: u16) -> bool {
+    matches!(code, 429 | 503 | 504 | 507)
 }
 
 fn text<'a>(object: &'a Value, field: &str) -> Result<&'a str> {
@@ -117,4 +171,41 @@ fn read(file: &Path) -> Result<Vec<(PathBuf, Value)>> {
         }
     }
     Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use kube::core::Status;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_server_cannot_just_now_is_told_once_and_tried_again_until_the_end() {
+        const FULL: (u16, &str) = (503, "the store's disk is full");
+        const BUSY: (u16, &str) = (429, "too many requests");
+        const WRONG: (u16, &str) = (422, "spec.replicas: must be 64 or less");
+        for (story, seconds, answers, told, ends) in [
+            ("granted at once", 60, vec![], vec![], None),
+            ("granted later", 60, vec![FULL, FULL, FULL], vec![FULL.1], None),
+            ("another reason", 60, vec![FULL, BUSY, BUSY], vec![FULL.1, BUSY.1], None),
+            ("wrong, whenever it is asked", 60, vec![FULL, WRONG], vec![FULL.1], Some(WRONG.1)),
+            ("no patience", 0, vec![FULL, FULL], vec![], Some(FULL.1)),
+        ] {
+            let asked = Cell::new(0);
+            let request = async || {
+                let refused = answers.get(asked.replace(asked.get() + 1)).copied();
+                refused.map_or(Ok(()), |(code, message)| {
+                    Err(kube::Error::Api(Box::new(Status::failure(message, "").with_code(code))))
+                })
+            };
+            let mut patience = Patience::new(Duration::from_secs(seconds), Duration::from_millis(1));
+            let answer = patience.ask("Model m", request).await;
+            let words = answer.err().map(|error| error.to_string());
+            assert_eq!(patience.told, told, "{story}");
+            assert_eq!(words.is_some(), ends.is_some(), "{story}: {words:?}");
+            assert!(words.unwrap_or_default().contains(ends.unwrap_or_default()), "{story}");
+        }
+    }
 }

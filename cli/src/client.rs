@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kube::Client;
+use kube::{Client, Config};
 use serde_json::Value;
 
 use crate::layout::Layout;
@@ -26,24 +26,45 @@ pub struct Connection {
 impl Connection {
     /// Connects, naming the file and the remedy when it cannot.
     pub async fn client(&self) -> Result<Client> {
-        let path = match (&self.kubeconfig, &self.data_dir, std::env::var_os("KUBECONFIG")) {
+        client_from(&self.path()?).await
+    }
+
+    /// The same, without the minutes of silence in which the client tries again what a server says it cannot just now.
+    pub async fn outspoken_client(&self) -> Result<Client> {
+        tuned_client(&self.path()?, |config| config.default_retry = false).await
+    }
+
+    fn path(&self) -> Result<PathBuf> {
+        Ok(match (&self.kubeconfig, &self.data_dir, std::env::var_os("KUBECONFIG")) {
             (Some(path), _, _) => path.clone(),
             (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
             (None, data_dir, _) => Layout::at(data_dir.clone())?.admin_kubeconfig(),
-        };
-        client_from(&path).await
+        })
     }
 }
 
 /// A client for one kubeconfig file. Where the file `servers` beside it lists several API servers, one a
 /// line, each is asked in turn when another cannot be reached.
 pub async fn client_from(path: &Path) -> Result<Client> {
-    russet_rpc::api::client(path, |_| {}).await.with_context(|| {
+    tuned_client(path, |_| {}).await
+}
+
+async fn tuned_client(path: &Path, tune: fn(&mut Config)) -> Result<Client> {
+    russet_rpc::api::client(path, tune).await.with_context(|| {
         format!(
             "no control plane is known here: cannot use {}; start one with `russet up` or name a kubeconfig with --kubeconfig",
             path.display()
         )
     })
+}
+
+/// A client of the pod this runs in, as its ServiceAccount; the token is read again when the kubelet has renewed it.
+pub fn client_in_pod() -> Result<Client> {
+    let mut config = Config::incluster().context(
+        "no API server is known: this is no pod with a ServiceAccount; name a kubeconfig with --kubeconfig",
+    )?;
+    russet_rpc::api::be_patient(&mut config);
+    Client::try_from(config).context("cannot set up the API client")
 }
 
 /// GET with an Accept header; JSON back.
