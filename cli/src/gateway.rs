@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use kube::{Client, Config};
+use kube::Client;
 use russet_gateway::GatewayConfig;
 use russet_gateway::listen::ServerFiles;
 use russet_rpc::api;
 use russet_rpc::tls::{Files, folder};
 
 use crate::certify;
+use crate::client::client_in_pod;
 use crate::layout::Layout;
 use crate::signals;
 
@@ -95,10 +96,7 @@ async fn connect(layout: &Layout, kubeconfig: Option<PathBuf>) -> Result<(Client
             )?;
             return Ok((client, false));
         }
-        None => {
-            let config = Config::incluster().context("the pod's ServiceAccount cannot be used")?;
-            Client::try_from(config).context("cannot set up the API client")?
-        }
+        None => client_in_pod()?,
     };
     certify::ensure(&client, &layout.gateway()).await?;
     tokio::spawn(certify::keep(client.clone(), layout.gateway()));

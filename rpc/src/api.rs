@@ -38,10 +38,11 @@ pub enum ApiError {
     },
 }
 
+/// How long a server may say nothing on a connection that waits for it. Watches last 60 s or hear a bookmark
+/// as often, so only connections end by it whose other end is gone.
+const SILENCE: Duration = Duration::from_secs(90);
 /// With several servers, how long one may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(3);
-/// With several servers, how long one may say nothing on a connection that waits for it.
-const SILENCE: Duration = Duration::from_secs(90);
 
 /// Sets what a kubeconfig does not say, such as timeouts.
 type Tune = dyn Fn(&mut Config) + Send + Sync;
@@ -145,6 +146,13 @@ impl Renewing {
     }
 }
 
+/// Gives a server its time and no more: a connection that was cut without a word would be waited for, for ever.
+pub fn be_patient(config: &mut Config) {
+    config.read_timeout = Some(SILENCE);
+    // Counted from the request, and not from when the connection that it goes over was last used.
+    config.reset_reader_on_write = true;
+}
+
 /// Whether a request never reached a server, so that another may be asked the same.
 fn never_sent(error: &kube::Error) -> bool {
     let kube::Error::Service(error) = error else { return false };
@@ -184,14 +192,52 @@ async fn connect(path: &Path, tune: &Tune, turn: usize) -> Result<(Client, Strin
         config.cluster_url = server;
     }
     if servers.len() > 1 {
-        // A host that vanished says nothing: the next server is asked soon, and a watch on which not even the
-        // bookmarks come that servers send once a minute is opened there.
+        // A host that vanished says nothing: the next server is asked soon.
         config.connect_timeout = Some(CONNECT);
-        config.read_timeout = Some(SILENCE);
     }
+    be_patient(&mut config);
     tune(&mut config);
     let namespace = config.default_namespace.clone();
     let client = Client::try_from(config)
         .map_err(|source| ApiError::Client { path: path.to_owned(), source: Box::new(source) })?;
     Ok((client, namespace))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_never_answers_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(folder::KUBECONFIG);
+        let kubeconfig = format!(
+            "{{clusters: [{{name: a, cluster: {{server: \"http://{}\"}}}}], contexts: [{{name: a, context: {{cluster: a, user: a}}}}], \
+             users: [{{name: a, user: {{}}}}], current-context: a}}",
+            listener.local_addr().unwrap()
+        );
+        std::fs::write(&path, kubeconfig).unwrap();
+        // As patient as ever with a server, only in shorter time; without a bound it is none here either.
+        let soon = |config: &mut Config| config.read_timeout = config.read_timeout.and(Some(CONNECT / 30));
+        let client = client(&path, soon).await.unwrap();
+        let silent = tokio::spawn(async move {
+            let mut connections = Vec::new();
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                assert!(connection.read(&mut [0; 1024]).await.unwrap() > 0);
+                connections.push(connection);
+            }
+        });
+        let request = http::Request::get("/version").body(Vec::new()).unwrap();
+        let answered = tokio::time::timeout(Duration::from_secs(60), client.request_text(request)).await;
+        assert!(
+            matches!(answered, Ok(Err(kube::Error::Service(_) | kube::Error::HyperError(_)))),
+            "{answered:?}"
+        );
+        silent.abort();
+    }
 }
