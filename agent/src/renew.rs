@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use kube::Client;
 use rcgen::KeyPair;
 use russet_crds::names::{CA_SECRET, SYSTEM_NAMESPACE};
 use thiserror::Error;
@@ -13,8 +12,8 @@ use crate::join::access;
 use crate::join::identity::{Identity, IdentityError};
 use crate::join::request::{self, RequestError, Wanted};
 
-/// The longest sleep: clocks jump, and laptops are put away.
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+/// The longest sleep: clocks jump, laptops are put away, and another CA may be there.
+const LONGEST_SLEEP: Duration = Duration::from_secs(600);
 /// The shortest pause after a failure; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause after a failure.
@@ -69,7 +68,10 @@ async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, Ren
             config.read_timeout = Some(Duration::from_secs(20));
         })
         .await?;
-    follow(identity, &client).await?;
+    if let Some(ca) = request::changed(&client, &identity.ca_pem()?).await {
+        identity.trust(&ca)?;
+        tracing::info!("the cluster's CA has changed and is trusted as it is published now");
+    }
     let certificate = if request::is_current(&identity.ca_pem()?, &identity.certificate_pem()?) {
         identity.validity()?.due(jitter)
     } else {
@@ -97,17 +99,4 @@ async fn renew(identity: &Identity, jitter: f64) -> Result<Option<Duration>, Ren
         }
     }
     Ok(None)
-}
-
-/// Trusts the CAs that the cluster publishes now. Nothing depends on the answer coming at once.
-async fn follow(identity: &Identity, client: &Client) -> Result<(), IdentityError> {
-    match request::published(client).await {
-        Ok(Some(published)) if published != identity.ca_pem()? => {
-            identity.trust(&published)?;
-            tracing::info!("the cluster's CA has changed and is trusted as it is published now");
-        }
-        Ok(_) => {}
-        Err(error) => tracing::debug!(%error, "the CA could not be read; it is looked at again"),
-    }
-    Ok(())
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use russet_agent::join::identity::{Identity, Material};
@@ -377,6 +378,11 @@ async fn another_ca_takes_the_place_of_the_first_and_no_node_joins_anew() {
         std::fs::write(pki.join("ca.crt"), &authorities).unwrap();
         std::fs::write(pki.join("ca.key"), key).unwrap();
         plane.come_back().await;
+        let maps: Api<ConfigMap> = Api::namespaced(plane.client.clone(), "russet-system");
+        until("it is published", || async {
+            (maps.get("russet-ca").await.ok()?.data?.get("ca.crt")? == &authorities).then_some(())
+        })
+        .await;
         for agent in &mut agents {
             agent.start();
             let kept = Identity::load(&agent.config.data_dir.join("agent")).unwrap().unwrap();

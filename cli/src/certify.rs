@@ -11,8 +11,8 @@ use russet_agent::join::identity::Validity;
 use russet_agent::join::request::{self, Wanted};
 use russet_rpc::tls::folder;
 
-/// The longest sleep: clocks jump.
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+/// The longest sleep: clocks jump, and another CA may be there.
+const LONGEST_SLEEP: Duration = Duration::from_secs(600);
 /// Between two tries while the cluster does not sign.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -23,7 +23,12 @@ pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
 
 /// Renews what is due; `jitter` (0 to 1) says how much earlier than it must be.
 async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
-    follow(client, dir).await?;
+    if let Ok(kept) = std::fs::read_to_string(dir.join(folder::CA))
+        && let Some(ca) = request::changed(client, &kept).await
+    {
+        publish(dir, &[(folder::CA, ca.as_bytes())])?;
+        tracing::info!("the cluster's CA has changed and is trusted as it is published now");
+    }
     if due(dir, jitter).is_some_and(|due| !due.is_zero()) {
         return Ok(());
     }
@@ -32,20 +37,25 @@ async fn renew(client: &Client, dir: &Path, jitter: f64) -> Result<()> {
     let certificate = request::certificate(client, &wanted, &key).await?;
     let known = std::fs::read_to_string(dir.join(folder::CA)).ok();
     let ca = request::authority(client, &wanted, &certificate, known.as_deref()).await?;
-    let files = [
-        (folder::CERTIFICATE, certificate.as_bytes()),
-        (folder::KEY, key.serialize_pem().as_bytes()),
-        (folder::CA, ca.as_bytes()),
-    ]
-    .map(|(name, bytes)| (name, bytes.to_vec()));
-    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
-    folder::publish(dir, &files)
-        .with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))?;
+    let key = key.serialize_pem();
+    publish(
+        dir,
+        &[
+            (folder::CERTIFICATE, certificate.as_bytes()),
+            (folder::KEY, key.as_bytes()),
+            (folder::CA, ca.as_bytes()),
+        ],
+    )?;
     tracing::info!("the gateway has a new certificate");
     if !request::is_current(&ca, &certificate) {
         tracing::warn!("the CA published first is not the one that signs; another certificate is asked for");
     }
     Ok(())
+}
+
+fn publish(dir: &Path, files: &[(&str, &[u8])]) -> Result<()> {
+    folder::publish(dir, files)
+        .with_context(|| format!("cannot keep the gateway's certificate in {}", dir.display()))
 }
 
 /// Renews for ever.
@@ -66,21 +76,6 @@ pub async fn keep(client: Client, dir: PathBuf) {
         };
         tokio::time::sleep(pause).await;
     }
-}
-
-/// Trusts the CAs that the cluster publishes now. Nothing depends on the answer coming at once.
-async fn follow(client: &Client, dir: &Path) -> Result<()> {
-    let Ok(kept) = std::fs::read_to_string(dir.join(folder::CA)) else { return Ok(()) };
-    match request::published(client).await {
-        Ok(Some(published)) if published != kept => {
-            folder::publish(dir, &[(folder::CA, published.as_bytes())])
-                .with_context(|| format!("cannot keep the cluster's CA in {}", dir.display()))?;
-            tracing::info!("the cluster's CA has changed and is trusted as it is published now");
-        }
-        Ok(_) => {}
-        Err(error) => tracing::debug!(%error, "the CA could not be read; it is looked at again"),
-    }
-    Ok(())
 }
 
 /// How long until the certificate in `dir` is to be renewed; `None` without one, or with one that the CA

@@ -162,9 +162,21 @@ pub async fn certificate(client: &Client, wanted: &Wanted, key: &KeyPair) -> Res
     Err(RequestError::Unsigned { user: user(), request: name })
 }
 
+/// The CAs to trust from now on, if the cluster publishes others than `kept`. Nothing depends on the
+/// answer coming at once, so none is no error.
+pub async fn changed(client: &Client, kept: &str) -> Option<String> {
+    match published(client).await {
+        Ok(published) => published.filter(|published| published != kept),
+        Err(error) => {
+            tracing::debug!(%error, "the CA could not be read; it is looked at again");
+            None
+        }
+    }
+}
+
 /// The certificates of the data-plane CA that the cluster publishes, PEM: the first signs, and while it
 /// takes another's place that one is trusted too.
-pub async fn published(client: &Client) -> Result<Option<String>, kube::Error> {
+async fn published(client: &Client) -> Result<Option<String>, kube::Error> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let published = maps.get_opt(CA_SECRET).await?.and_then(|map| map.data?.remove("ca.crt"));
     Ok(published.filter(|pem| !certificates(pem).is_empty()))
