@@ -8,10 +8,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
 use russet_tests::cluster::{PATIENCE, program, repository};
+use russet_tests::control_plane::embedded::Embedded;
 use russet_tests::control_plane::kubernetes::Kubernetes;
 use russet_tests::control_plane::{ControlPlane, Kind};
+use russet_tests::processes::tail;
 use serde_json::{Value, json};
-use tokio::process::Child;
 
 /// The Content-Type of server-side apply; it takes JSON, too.
 pub const APPLY: &str = "application/apply-patch+yaml";
@@ -27,17 +28,8 @@ pub struct Server {
     /// Sees no client certificate, so that a bearer token is all there is.
     plain: reqwest::Client,
     admin_token: Option<String>,
-    running: Running,
-}
-
-/// What was started for this.
-enum Running {
-    /// Nothing: the server was there.
-    Nothing,
-    /// `russet up`, which ends with its pipe.
-    Embedded { _up: Child },
-    /// kube-apiserver and what belongs to it.
-    Kubernetes(ControlPlane),
+    /// What was started for this; nothing when the server was there.
+    started: Option<ControlPlane>,
 }
 
 /// As whom a request is made.
@@ -93,41 +85,36 @@ impl Server {
                     ensure!(begin.elapsed() < PATIENCE, "the charts' kinds and policies are not there");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                Ok(Self { running: Running::Kubernetes(ControlPlane::Kubernetes(Box::new(plane))), ..server })
+                Ok(Self { started: Some(ControlPlane::Kubernetes(Box::new(plane))), ..server })
             }
         }
     }
 
-    /// Ends what was started.
+    /// Ends what was started, and waits until it has ended: its folder is removed next.
     pub async fn stop(self) -> Result<()> {
-        match self.running {
-            Running::Nothing | Running::Embedded { .. } => Ok(()),
-            Running::Kubernetes(plane) => plane.stop().await,
+        match self.started {
+            Some(plane) => plane.stop().await,
+            None => Ok(()),
         }
     }
 
     async fn start_embedded(folder: &Path) -> Result<Self> {
-        let up = tokio::process::Command::new(program("russet")?)
-            .args(["up", "--no-agent", "--exit-with-parent", "--gateway-port", "0", "--api-port"])
-            .arg(free_port()?.to_string())
-            .arg("--data-dir")
-            .arg(folder)
-            .env_remove("KUBECONFIG")
-            // Ends with this process, however it ends: the pipe closes.
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .spawn()?;
+        let mut russet = tokio::process::Command::new(program("russet")?);
+        russet.env_remove("KUBECONFIG").stdin(std::process::Stdio::piped()).kill_on_drop(true);
+        let log = folder.join("up.log");
+        let port = free_port()?.to_string();
+        let arguments = ["--no-agent", "--gateway-port", "0", "--api-port", &port].map(str::to_owned);
+        let mut up = Embedded::start(russet, folder, std::fs::File::create(&log)?, &arguments)?;
         let kubeconfig = folder.join("kubeconfig");
         let begin = Instant::now();
         loop {
-            ensure!(begin.elapsed() < PATIENCE, "the control plane did not come up");
+            up.check().with_context(|| tail(&log, 20))?;
+            ensure!(begin.elapsed() < PATIENCE, "the control plane did not come up:\n{}", tail(&log, 20));
             if kubeconfig.exists()
                 && let Ok(server) = Self::open(&kubeconfig)
                 && server.ready().await
             {
-                return Ok(Self { running: Running::Embedded { _up: up }, ..server });
+                return Ok(Self { started: Some(ControlPlane::Embedded(Box::new(up))), ..server });
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -164,7 +151,7 @@ impl Server {
             admin,
             plain: builder()?.build()?,
             admin_token: user["token"].as_str().map(str::to_owned),
-            running: Running::Nothing,
+            started: None,
         })
     }
 
