@@ -1,7 +1,6 @@
 //! Tunnels between members on one machine, with sockets in MLX's place.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Instant;
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -16,7 +15,7 @@ const LABEL: &str = "group 7b1f, epoch 3, pipeline 0";
 struct Member {
     left: TcpStream,
     right: TcpStream,
-    tunnel: Option<Tunnel>,
+    tunnel: Tunnel,
 }
 
 fn free_addresses(count: usize) -> Vec<SocketAddr> {
@@ -42,7 +41,7 @@ fn listen(address: SocketAddr) -> TcpListener {
 }
 
 /// Joins as MLX does: everybody connects to the next and accepts the previous.
-async fn join(tunnel: Option<Tunnel>, told: &[SocketAddr], own: usize) -> Member {
+async fn join(tunnel: Tunnel, told: &[SocketAddr], own: usize) -> Member {
     let listener = listen(told[own]);
     let connect = async {
         loop {
@@ -65,16 +64,10 @@ async fn ring(identities: &Identities, size: usize) -> Vec<Member> {
         let hosts = &hosts;
         async move {
             let (tunnel, told) = open(identities, hosts, own).await;
-            join(Some(tunnel), &told, own).await
+            join(tunnel, &told, own).await
         }
     });
     futures::future::join_all(members).await
-}
-
-/// The same without tunnels.
-async fn plain_ring(size: usize) -> Vec<Member> {
-    let hosts = free_addresses(size);
-    futures::future::join_all((0..size).map(|own| join(None, &hosts, own))).await
 }
 
 #[tokio::test]
@@ -180,11 +173,8 @@ async fn strangers_are_turned_away_and_the_neighbour_still_gets_in() {
 
     let (second, told_second) = open(&identities, &hosts, 1).await;
     let (third, told_third) = open(&identities, &hosts, 2).await;
-    let (mut a, _b, mut c) = tokio::join!(
-        join(Some(first), &told_first, 0),
-        join(Some(second), &told_second, 1),
-        join(Some(third), &told_third, 2)
-    );
+    let (mut a, _b, mut c) =
+        tokio::join!(join(first, &told_first, 0), join(second, &told_second, 1), join(third, &told_third, 2));
     c.right.write_all(b"it is me").await.unwrap();
     let mut got = [0; 8];
     a.left.read_exact(&mut got).await.unwrap();
@@ -208,7 +198,7 @@ async fn another_process_of_the_machine_is_not_taken_for_mlx() {
     let stranger = tokio::process::Command::new("bash").args(["-c", &script]).kill_on_drop(true).output();
     let output = timeout(PATIENCE, stranger).await.expect("the stranger was let in").unwrap();
     assert!(output.stdout.is_empty());
-    let (mut a, mut b) = tokio::join!(join(Some(first), &told_first, 0), join(Some(second), &told_second, 1));
+    let (mut a, mut b) = tokio::join!(join(first, &told_first, 0), join(second, &told_second, 1));
     a.right.write_all(b"ours").await.unwrap();
     let mut got = [0; 4];
     b.left.read_exact(&mut got).await.unwrap();
@@ -224,7 +214,7 @@ async fn what_closes_on_one_side_closes_on_the_other_with_a_reason() {
     drop(first.right);
     let end = timeout(PATIENCE, second.left.read(&mut [0; 1])).await.expect("the close did not arrive");
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
-    let lost = timeout(PATIENCE, second.tunnel.as_mut().unwrap().lost()).await.unwrap();
+    let lost = timeout(PATIENCE, second.tunnel.lost()).await.unwrap();
     assert!(lost.to_string().contains("the connection from node-0 ended"), "{lost}");
     // The whole process of 1 is gone.
     drop(second);
@@ -249,55 +239,4 @@ async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
     let taken = std::net::TcpListener::bind(hosts[0]).unwrap();
     let error = Tunnel::open(&files, LABEL, &hosts, &names(2), 0).await.unwrap_err();
     assert!(error.to_string().contains(&taken.local_addr().unwrap().to_string()), "{error}");
-}
-
-/// Seconds for `rounds` times `size` bytes there and as many back.
-async fn ping_pong(members: &mut [Member], rounds: u32, size: usize) -> f64 {
-    let (first, second) = members.split_at_mut(1);
-    let (a, b) = (&mut first[0].right, &mut second[0].left);
-    let since = Instant::now();
-    let ping = async {
-        let mut buffer = vec![0; size];
-        for _ in 0..rounds {
-            a.write_all(&buffer).await.unwrap();
-            a.read_exact(&mut buffer).await.unwrap();
-        }
-    };
-    let pong = async {
-        let mut buffer = vec![0; size];
-        for _ in 0..rounds {
-            b.read_exact(&mut buffer).await.unwrap();
-            b.write_all(&buffer).await.unwrap();
-        }
-    };
-    tokio::join!(ping, pong);
-    since.elapsed().as_secs_f64()
-}
-
-/// Prints what a tunnel costs beside plain loopback TCP; `cargo xtask bench tunnel` reads it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_and_plain_tcp_carry_the_same_and_say_how_quickly() {
-    let identities = Identities::new();
-    let mut tunnelled = ring(&identities, 2).await;
-    let mut plain = plain_ring(2).await;
-    let rows =
-        [("16 KiB there and back", "µs", 200_u32, 16_usize << 10), ("4 MiB at a time", "MB/s", 4, 4 << 20)];
-    for (what, unit, rounds, size) in rows {
-        let (mut direct, mut through) = (Vec::new(), Vec::new());
-        for _ in 0..7 {
-            direct.push(ping_pong(&mut plain, rounds, size).await);
-            through.push(ping_pong(&mut tunnelled, rounds, size).await);
-        }
-        let figure = |seconds: &mut Vec<f64>| {
-            seconds.sort_by(f64::total_cmp);
-            let median = seconds[seconds.len() / 2];
-            match unit {
-                "µs" => median / f64::from(rounds) * 1e6,
-                _ => f64::from(2 * rounds) * size as f64 / median / 1e6,
-            }
-        };
-        let (direct, through) = (figure(&mut direct), figure(&mut through));
-        assert!(direct.is_finite() && through.is_finite());
-        println!("tunnel: {what} = {through:.2} {direct:.2} {unit}");
-    }
 }

@@ -15,16 +15,14 @@ pub const ABOUT: &str = "`ours` goes through the mutual TLS tunnel between ranks
 
 /// Figures are told, not judged: nobody promised a bound.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
-    let arguments =
-        ["test", "--release", "--package", "russet-engine", "--lib", "--test", "tunnel", "--", "--nocapture"];
-    let output = cargo::command(prepared, &[&arguments[..], &["how_quickly"]].concat())
+    let output = cargo::command(prepared, &["bench", "-p", "russet-engine", "--bench", "tunnel"])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
-        .context("cannot run the tunnel's tests")?;
+        .context("cannot run the bench of the tunnel")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the tunnel's tests failed:\n{text}");
-    text.lines().filter_map(|line| line.split_once("tunnel: ")).map(|(_, told)| row(told)).collect()
+    ensure!(output.status.success(), "the bench of the tunnel failed:\n{text}");
+    text.lines().filter_map(|line| line.strip_prefix("tunnel: ")).map(row).collect()
 }
 
 /// `WHAT = OURS PEER UNIT`.
