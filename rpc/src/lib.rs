@@ -1,9 +1,10 @@
 //! The gRPC services between gateway, agents and engines, the identities with which they and the API
-//! server are reached, and the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
+//! server are reached, the ports they publish before they listen, and the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
 
 #[cfg(feature = "api")]
 pub mod api;
 mod convert;
+pub mod ports;
 pub mod tls;
 
 /// Messages and services compiled from `proto/engine.proto`.

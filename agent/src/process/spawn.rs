@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use russet_crds::{Backend, Peer, Rendezvous, ShardSpec, Transport};
+use russet_rpc::ports;
 use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
 
@@ -42,16 +43,12 @@ pub struct Addresses {
 impl Addresses {
     /// Three free ports of `address`.
     pub fn allocate(address: IpAddr) -> io::Result<Self> {
-        Self::bind([(address, 0).into(); 3])
+        Self::of([ports::bound(address)?, ports::bound(address)?, ports::bound(address)?])
     }
 
     /// The ports an earlier run of the agent published, if they are still free.
     pub fn again(rendezvous: &Rendezvous) -> io::Result<Self> {
         let parse = |text: &str| text.parse::<SocketAddr>().map_err(io::Error::other);
-        Self::bind([parse(&rendezvous.rpc)?, parse(&rendezvous.ring)?, parse(&rendezvous.tensor)?])
-    }
-
-    fn bind(addresses: [SocketAddr; 3]) -> io::Result<Self> {
         let bind = |address: SocketAddr| {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             socket.bind(address).map_err(|error| {
@@ -59,7 +56,12 @@ impl Addresses {
             })?;
             Ok::<_, io::Error>(socket)
         };
-        let sockets = [bind(addresses[0])?, bind(addresses[1])?, bind(addresses[2])?];
+        let [rpc, ring, tensor] =
+            [parse(&rendezvous.rpc)?, parse(&rendezvous.ring)?, parse(&rendezvous.tensor)?];
+        Self::of([bind(rpc)?, bind(ring)?, bind(tensor)?])
+    }
+
+    fn of(sockets: [TcpSocket; 3]) -> io::Result<Self> {
         let rendezvous = Rendezvous {
             rpc: sockets[0].local_addr()?.to_string(),
             ring: sockets[1].local_addr()?.to_string(),

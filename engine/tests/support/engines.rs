@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each of its users needs another part")]
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_client::ControlClient;
 use russet_rpc::engine::engine_client::EngineClient;
-use russet_rpc::tls;
+use russet_rpc::{ports, tls};
 use russet_wire::event::Event;
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::{Pid, Signal, kill_process};
@@ -100,8 +100,7 @@ pub struct Lab {
 
 /// Ports nobody uses now; a test that loses one of them in between fails with the port's name.
 pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    held.iter().map(|listener| listener.local_addr().unwrap()).collect()
+    ports::free(Ipv4Addr::LOCALHOST.into(), count).unwrap()
 }
 
 fn join(addresses: &[SocketAddr]) -> String {
