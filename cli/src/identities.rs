@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use russet_agent::join::identity::{Identity, Material};
+use russet_agent::Access;
+use russet_agent::join::identity::{Identity, Material, kubeconfig};
 use russet_apiserver::auth::MASTERS;
 use russet_apiserver::pki;
 use russet_rpc::tls::{self, folder};
@@ -90,7 +91,7 @@ impl Identities {
     fn component(&self, dir: &Path, user: &str, names: &[String]) -> Result<()> {
         layout::make_private(dir)?;
         let (certificate, key) = self.authority.issue_peer(user, &[], names, DAYS)?;
-        let kubeconfig = kubeconfig(&self.server);
+        let kubeconfig = kubeconfig("russet", &self.server, Access::Certificate);
         let files: [(&str, &[u8]); 5] = [
             (folder::CERTIFICATE, certificate.as_bytes()),
             (folder::KEY, key.as_bytes()),
@@ -101,18 +102,4 @@ impl Identities {
         folder::publish(dir, &files)
             .with_context(|| format!("cannot write the identity in {}", dir.display()))
     }
-}
-
-/// A kubeconfig over the files beside it.
-fn kubeconfig(server: &str) -> String {
-    let cluster = serde_json::json!({"server": server, "certificate-authority": folder::SERVER_CA});
-    let user = serde_json::json!({"client-certificate": folder::CERTIFICATE, "client-key": folder::KEY});
-    // JSON is YAML.
-    let kubeconfig = serde_json::json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "russet",
-        "clusters": [{"name": "russet", "cluster": cluster}],
-        "users": [{"name": "russet", "user": user}],
-        "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": "russet"}}],
-    });
-    format!("{kubeconfig:#}\n")
 }

@@ -259,8 +259,9 @@ fn name_in(certificate: &str) -> Option<String> {
     name.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }
 
-fn kubeconfig(node: &str, server: &str, access: Access) -> String {
-    let user = match access {
+/// A kubeconfig over the files of an identity beside it.
+pub fn kubeconfig(user: &str, server: &str, access: Access) -> String {
+    let credentials = match access {
         Access::Certificate => serde_json::json!({
             "client-certificate": folder::CERTIFICATE, "client-key": folder::KEY,
         }),
@@ -272,8 +273,8 @@ fn kubeconfig(node: &str, server: &str, access: Access) -> String {
         "kind": "Config",
         "current-context": "russet",
         "clusters": [{"name": "russet", "cluster": {"server": server, "certificate-authority": folder::SERVER_CA}}],
-        "users": [{"name": node, "user": user}],
-        "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": node}}],
+        "users": [{"name": user, "user": credentials}],
+        "contexts": [{"name": "russet", "context": {"cluster": "russet", "user": user}}],
     });
     format!("{kubeconfig:#}\n")
 }
