@@ -125,6 +125,8 @@ async fn requests_that_no_engine_has_taken_hold_so_many_bytes_and_no_more() {
     go.cancel();
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
     assert_eq!(ask(700_000).await.unwrap().status(), 200, "the room is given back");
+    let counted = lab.metrics().await;
+    assert!(counted.lines().any(|line| line.contains("gateway_full") && line.ends_with(" 2")), "{counted}");
 }
 
 /// Like [`raw`], reading while it writes: the answer comes before the request is complete.
