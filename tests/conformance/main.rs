@@ -19,7 +19,7 @@ use russet_tests::cluster::program;
 pub struct Bench {
     kubectl: PathBuf,
     folder: tempfile::TempDir,
-    _server: std::process::Child,
+    server: std::process::Child,
 }
 
 /// What a call of kubectl said.
@@ -52,7 +52,7 @@ impl Bench {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()?;
-        let bench = Self { kubectl, folder, _server: server };
+        let bench = Self { kubectl, folder, server };
         let begin = Instant::now();
         while !bench.folder.path().join("kubeconfig").exists()
             || !bench.try_run(&["get", "modeldeployments"], "")?.ok
@@ -128,6 +128,19 @@ impl Bench {
     /// A folder for files of a step.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
+    }
+}
+
+impl Drop for Bench {
+    /// The control plane ends with its pipe, and its folder goes only when it has ended.
+    fn drop(&mut self) {
+        drop(self.server.stdin.take());
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(60) && matches!(self.server.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.server.kill();
+        let _ = self.server.wait();
     }
 }
 
