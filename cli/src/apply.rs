@@ -77,7 +77,11 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             Ok(_) => println!("{}/{name} applied", kind.to_lowercase()),
             Err(error) => {
                 failed += 1;
-                eprintln!("error: {}: {kind} {name}: {error}", file.display());
+                let words = match &error {
+                    kube::Error::Api(status) => status.message.clone(),
+                    other => other.to_string(),
+                };
+                eprintln!("error: {}: {kind} {name}: {words}", file.display());
             }
         }
     }
@@ -111,7 +115,7 @@ impl Patience {
                 Err(kube::Error::Api(status)) if not_now(status.code) && left > self.pause => {
                     if self.told.last() != Some(&status.message) {
                         eprintln!(
-                            "{what}: the server cannot just now: {}; trying again for up to {} s",
+                            "{what}: the server cannot store it just now: {}; trying again for up to {} s",
                             status.message,
                             left.as_secs()
                         );
