@@ -24,6 +24,9 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
     if std::env::var_os("RUSSET_FAR_BIN").is_some() {
         return skew::scenarios();
     }
+    if std::env::var_os(russet_tests::clock::CHOSEN).is_some() {
+        return faults::clocks::scenarios();
+    }
     let mut scenarios = everywhere();
     scenarios.extend(faults::others());
     if matches!(Kind::chosen(), Ok(Kind::Etcd)) {
@@ -36,6 +39,7 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
 fn on_etcd() -> Vec<(&'static str, Scenario)> {
     vec![
         ("losing_a_member_of_etcd_stops_no_write", |c| Box::pin(servers::member(c))),
+        ("losing_the_network_of_etcd_disturbs_no_stream", |c| Box::pin(servers::cut(c))),
         ("losing_the_leader_restarts_no_group", |c| Box::pin(servers::leader(c))),
     ]
 }
@@ -78,12 +82,16 @@ fn main() {
     let models = [
         ("russet/smoke", smoke.as_path()),
         ("russet/cut", smoke.as_path()),
+        (faults::HELD, smoke.as_path()),
         ("russet/broken", broken.path()),
     ];
     let listing = arguments.list;
     let cluster = Arc::new(std::sync::Mutex::new(None));
     let mut trials = Vec::new();
-    if !listing {
+    // A filter that no scenario passes needs no machines.
+    let filter = arguments.filter.clone().unwrap_or_default();
+    let wanted = scenarios().iter().any(|(name, _)| name.contains(&filter));
+    if !listing && wanted {
         let started = runtime.block_on(Cluster::start(&models, &mut |step| println!("▸ {step}")));
         match started {
             Ok(started) => *cluster.lock().expect("nobody else holds it yet") = Some(started),
@@ -100,9 +108,11 @@ fn main() {
             let mut cluster = cluster.lock().map_err(|_| Failed::from("an earlier scenario panicked"))?;
             let cluster = cluster.as_mut().ok_or("no cluster")?;
             let started = std::time::Instant::now();
+            let (mut round, rounds) = (0, faults::rounds(name));
             let result = runtime.block_on(async {
                 let bound = std::time::Duration::from_secs(300);
-                for _ in 0..faults::rounds(name) {
+                while round < rounds {
+                    round += 1;
                     match tokio::time::timeout(bound, scenario(cluster)).await {
                         Ok(result) => result?,
                         Err(_) => anyhow::bail!("hung for 300 s\n{}", cluster.diagnosis().await),
@@ -110,7 +120,11 @@ fn main() {
                 }
                 Ok(())
             });
-            println!("  {name}: {:.1} s", started.elapsed().as_secs_f64());
+            let verdict = if result.is_ok() { "passed" } else { "failed" };
+            println!(
+                "  {name} {verdict} after {round} of {rounds}: {:.1} s",
+                started.elapsed().as_secs_f64()
+            );
             result.map_err(|error: anyhow::Error| Failed::from(format!("{error:#}")))
         }));
     }

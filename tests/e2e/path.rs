@@ -262,7 +262,8 @@ async fn apply_to_smoke(cluster: &Cluster, deployment: &str) -> Result<()> {
     crate::mistakes::apply(cluster, deployment).await
 }
 
-async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
+/// Waits until a deployment is Ready.
+pub async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
     let object = format!("modeldeployments {name}");
     cluster
         .until("the deployment is Ready", async |cluster| {
@@ -283,7 +284,8 @@ async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
     Ok(deployment["status"]["nodes"].as_str().context("no nodes are named")?.to_owned())
 }
 
-async fn gone(cluster: &mut Cluster, name: &str) -> Result<()> {
+/// Deletes a deployment and waits until its ranks are gone.
+pub async fn gone(cluster: &mut Cluster, name: &str) -> Result<()> {
     delete_object(cluster, &format!("modeldeployments/{name}")).await?;
     cluster.until("its shards are gone", async |cluster| Ok(shards_of(cluster, name).await?.is_empty())).await
 }

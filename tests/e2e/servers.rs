@@ -1,16 +1,19 @@
 //! What only several API servers on one etcd can show: the loss of the leader, of a member of etcd.
 
 use anyhow::{Context, Result, bail, ensure};
-use russet_tests::ask::End;
+use russet_tests::ask::{self, End};
 use russet_tests::cluster::{Cluster, repository};
 use russet_tests::control_plane::ControlPlane;
 use russet_tests::control_plane::etcd::OnEtcd;
 use serde_json::Value;
 
-use crate::{mistakes, path};
+use crate::faults::frozen::Frozen;
+use crate::{faults, mistakes, path};
 
 /// Tokens of a stream that goes on while a leader is lost and found.
 const TOKENS: u32 = 700;
+/// A write that nobody answers is given up after so long.
+const UNANSWERED: std::time::Duration = std::time::Duration::from_secs(20);
 
 fn plane(cluster: &mut Cluster) -> Result<&mut OnEtcd> {
     match cluster.plane_mut()? {
@@ -61,10 +64,45 @@ pub async fn member(cluster: &mut Cluster) -> Result<()> {
             })
             .await?;
         plane(cluster)?.member(at, true)?;
+        // The next one may only go when this one holds everything again.
+        cluster
+            .until("the restarted member is healthy", async |cluster| plane(cluster)?.is_healthy(at).await)
+            .await?;
     }
     path::ready(cluster).await?;
     ensure!(cluster.engines().await? == engines, "engines changed");
     Ok(())
+}
+
+/// Every member of etcd is there and answers nothing, as behind a cut network: streams and new answers
+/// do not notice, a write is not acknowledged, and afterwards everything is where it was.
+pub async fn cut(cluster: &mut Cluster) -> Result<()> {
+    settled(cluster).await?;
+    let (groups, engines) = (epochs(cluster).await?, cluster.engines().await?);
+    let map = |name: &str| {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: default}}\n")
+    };
+    mistakes::apply(cluster, &map("before-the-cut")).await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let frozen = Frozen::new(&plane(cluster)?.members())?;
+    let end = answer.finish().await;
+    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    let unanswered = tokio::time::timeout(UNANSWERED, mistakes::apply(cluster, &map("in-the-cut"))).await;
+    ensure!(!matches!(unanswered, Ok(Ok(()))), "a write was acknowledged that no member of etcd saw");
+    ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
+    let thawed = std::time::Instant::now();
+    drop(frozen);
+    cluster
+        .until("a write is taken", async |cluster| {
+            Ok(mistakes::apply(cluster, &map("after-the-cut")).await.is_ok())
+        })
+        .await?;
+    println!("fault: etcd cut off and back, writes again = {:.2} of 30", thawed.elapsed().as_secs_f64());
+    cluster.get("configmaps before-the-cut -n default").await.context("an acknowledged write is lost")?;
+    path::ready(cluster).await?;
+    ensure!(epochs(cluster).await? == groups, "a group began a new epoch");
+    ensure!(cluster.engines().await? == engines, "engines changed");
+    faults::sound(cluster).await
 }
 
 /// The server whose operator leads dies: the other's takes over, and no group restarts.

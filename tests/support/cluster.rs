@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
+use crate::clock::Clock;
 use crate::control_plane::embedded::Embedded;
 use crate::control_plane::etcd::OnEtcd;
 use crate::control_plane::kubernetes::Kubernetes;
@@ -107,6 +108,21 @@ impl Cluster {
         self.folder.path().join("node-b")
     }
 
+    /// The clock of a machine, where machines have their own.
+    pub fn clock(&self, machine: &Machine) -> Result<Clock> {
+        Clock::chosen(self.folder.path(), &machine.name).context("the machines share the real clock")
+    }
+
+    /// Ports of the API servers.
+    pub fn api_ports(&self) -> Result<Vec<u16>> {
+        let mut ports = vec![self.api_port];
+        if let ControlPlane::Etcd(plane) = self.plane()? {
+            let port = plane.second_url().rsplit(':').next().and_then(|port| port.parse().ok());
+            ports.push(port.context("the URL of a server ends in its port")?);
+        }
+        Ok(ports)
+    }
+
     /// The control plane.
     pub fn plane(&self) -> Result<&ControlPlane> {
         self.plane.as_ref().context("there is no control plane")
@@ -122,7 +138,7 @@ impl Cluster {
         format!("http://127.0.0.1:{}/v1", self.gateway_port)
     }
 
-    fn command(&self, machine: &Machine) -> Command {
+    fn command(&self, machine: &Machine) -> Result<Command> {
         let program = if machine.name == self.lab.far.name { &self.far_russet } else { &self.russet };
         let mut command = machine.command(program);
         command
@@ -131,7 +147,10 @@ impl Cluster {
             .env_remove("KUBECONFIG")
             .stdin(Stdio::piped())
             .kill_on_drop(true);
-        command
+        if let Some(clock) = Clock::chosen(self.folder.path(), &machine.name) {
+            clock.give_to(&mut command)?;
+        }
+        Ok(command)
     }
 
     fn start_up(&mut self, more: &[String]) -> Result<()> {
@@ -147,7 +166,7 @@ impl Cluster {
         .collect::<Vec<_>>();
         arguments.extend_from_slice(more);
         let log = self.log("up.log")?;
-        let up = Embedded::start(self.command(&near), &self.near_dir(), log, &arguments)?;
+        let up = Embedded::start(self.command(&near)?, &self.near_dir(), log, &arguments)?;
         match &mut self.plane {
             Some(ControlPlane::Etcd(plane)) => plane.set_up(up),
             _ => self.plane = Some(ControlPlane::Embedded(Box::new(up))),
@@ -159,7 +178,7 @@ impl Cluster {
         let near = self.lab.near.clone();
         let url = format!("https://{}:{}", near.address, free_port(near.address)?);
         let log = self.log("second.log")?;
-        let plane = OnEtcd::start(self.command(&near), &self.folder.path().join("second"), log, &url)?;
+        let plane = OnEtcd::start(self.command(&near)?, &self.folder.path().join("second"), log, &url)?;
         let flags = plane.flags();
         self.plane = Some(ControlPlane::Etcd(Box::new(plane)));
         self.until("the second server is ready", async |cluster| {
@@ -243,7 +262,7 @@ impl Cluster {
         let far = self.lab.far.clone();
         let arguments = self.join_arguments(&far, &self.far_dir()).await?;
         let log = self.log("join.log")?;
-        let mut command = self.command(&far);
+        let mut command = self.command(&far)?;
         command.args(&arguments).stdout(log.try_clone()?).stderr(log);
         self.join = Some(command.spawn().context("cannot start russet join")?);
         self.until_joined("node-b").await
@@ -257,7 +276,7 @@ impl Cluster {
         let far = self.lab.far.clone();
         let log = self.log("join.log")?;
         let data_dir = self.far_dir();
-        let mut command = self.command(&far);
+        let mut command = self.command(&far)?;
         command
             .args(["agent", "--exit-with-parent", "--node-name", &far.name])
             .args(["--address", &far.address.to_string()])

@@ -76,6 +76,11 @@ impl Etcd {
         self.members.iter().map(|member| member.client.clone()).collect()
     }
 
+    /// Where the members keep their data.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Kill -9 of a member.
     pub fn kill(&mut self, at: usize) -> io::Result<()> {
         if let Some(mut keeper) = self.members[at].running.take() {

@@ -35,7 +35,7 @@ impl Flux {
         let definition = program.with_file_name("kustomizations.yaml");
         kubectl.run(&["apply", "--server-side", "-f", &definition.display().to_string()]).await?;
         kubectl.with_input(&["apply", "--server-side", "-f", "-"], SOURCES).await?;
-        kubectl.run(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]).await?;
+        kubectl.until_established().await?;
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
         kubectl.with_input(&["apply", "--server-side", "-f", "-"], &namespace.to_string()).await?;
 

@@ -1,12 +1,12 @@
 //! A hub that serves model folders as Hugging Face does: revisions resolve to a commit, files come
 //! with ranges and digests. It can be told to misbehave, so that tests see what an agent
-//! does with a cut connection or a wrong byte.
+//! does with a cut connection, and to stop in the middle of a file, so that they can strike there.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use axum::body::Body;
@@ -15,7 +15,12 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use futures::StreamExt as _;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+
+/// Transfers of more bytes are the ones that are cut, held and written down.
+const LARGE: usize = 256 * 1024;
 
 /// A running hub.
 pub struct Hub {
@@ -29,6 +34,10 @@ struct Served {
     repositories: BTreeMap<String, PathBuf>,
     /// Connections to cut after half a file, each once.
     cuts: AtomicU64,
+    /// Whether large transfers stop in the middle.
+    held: watch::Sender<bool>,
+    /// At which byte of its file each large transfer began, since the last hold.
+    begun: Mutex<Vec<usize>>,
 }
 
 impl Hub {
@@ -40,6 +49,8 @@ impl Hub {
                 .map(|(name, folder)| ((*name).to_owned(), (*folder).to_owned()))
                 .collect(),
             cuts: AtomicU64::new(0),
+            held: watch::Sender::new(false),
+            begun: Mutex::default(),
         });
         let app = Router::new()
             .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
@@ -63,6 +74,22 @@ impl Hub {
         self.state.cuts.store(count, Ordering::SeqCst);
     }
 
+    /// From now on large transfers stop in the middle until [`Hub::let_go`].
+    pub fn hold(&self) {
+        locked(&self.state.begun).clear();
+        self.state.held.send_replace(true);
+    }
+
+    /// Held transfers go on, and later ones do not stop.
+    pub fn let_go(&self) {
+        self.state.held.send_replace(false);
+    }
+
+    /// At which byte of its file each large transfer began, since the last [`Hub::hold`].
+    pub fn begun(&self) -> Vec<usize> {
+        locked(&self.state.begun).clone()
+    }
+
     /// Cuts still due.
     pub fn cuts_left(&self) -> u64 {
         self.state.cuts.load(Ordering::SeqCst)
@@ -73,6 +100,10 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Served {
@@ -147,15 +178,25 @@ async fn resolve(
     if status == StatusCode::PARTIAL_CONTENT {
         response = response.header(header::CONTENT_RANGE, format!("bytes {start}-{}/{total}", end - 1));
     }
-    let big = body.len() > 256 * 1024;
-    let cut = big
+    let large = body.len() > LARGE;
+    if large {
+        locked(&served.begun).push(start);
+    }
+    let cut = large
         && served.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+    let half = body[..body.len() / 2].to_vec();
     let body = if cut {
-        let half = body[..body.len() / 2].to_vec();
         Body::from_stream(futures::stream::iter([
             Ok(half),
             Err(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "cut")),
         ]))
+    } else if large {
+        let (rest, mut held) = (body[half.len()..].to_vec(), served.held.subscribe());
+        let rest = futures::stream::once(async move {
+            let _ = held.wait_for(|held| !held).await;
+            Ok::<_, std::io::Error>(rest)
+        });
+        Body::from_stream(futures::stream::iter([Ok(half)]).chain(rest))
     } else {
         Body::from(body)
     };

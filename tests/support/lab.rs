@@ -31,15 +31,18 @@ impl Machine {
     }
 }
 
-/// A pulled cable; dropped, it is put back.
+/// Something of the far machine's network that was taken away; dropped, it is put back.
 pub struct Cut {
     namespace: String,
-    link: String,
+    /// Commands of `ip` that put it back.
+    mend: Vec<String>,
 }
 
 impl Drop for Cut {
     fn drop(&mut self) {
-        let _ = ip(&["-n", &self.namespace, "link", "set", &self.link, "up"]);
+        for command in &self.mend {
+            let _ = ip_in(&self.namespace, command);
+        }
     }
 }
 
@@ -76,10 +79,27 @@ impl Lab {
 
     /// Pulls the cable between the machines.
     pub fn cut(&self) -> Result<Cut> {
+        let link = |state| vec![format!("link set rs{}b {state}", std::process::id() % 1_000_000)];
+        self.cut_by(&link("down"), link("up"))
+    }
+
+    /// Swallows what the far machine sends to these TCP ports, and nothing else.
+    pub fn cut_ports(&self, ports: &[u16]) -> Result<Cut> {
+        let rules = |verb| {
+            let rule = |port| format!("rule {verb} ipproto tcp dport {port} blackhole");
+            ports.iter().map(rule).collect::<Vec<_>>()
+        };
+        self.cut_by(&rules("add"), rules("del"))
+    }
+
+    fn cut_by(&self, cut: &[String], mend: Vec<String>) -> Result<Cut> {
         let namespace = self.namespace.clone().context("both machines share one loopback")?;
-        let cut = Cut { namespace, link: format!("rs{}b", std::process::id() % 1_000_000) };
-        ip(&["-n", &cut.namespace, "link", "set", &cut.link, "down"])?;
-        Ok(cut)
+        // Made first, so that a failure half way is undone too.
+        let undo = Cut { namespace, mend };
+        for command in cut {
+            ip_in(&undo.namespace, command)?;
+        }
+        Ok(undo)
     }
 
     fn with_namespace() -> Result<Self> {
@@ -116,6 +136,11 @@ impl Drop for Lab {
             let _ = ip(&["netns", "del", namespace]);
         }
     }
+}
+
+fn ip_in(namespace: &str, command: &str) -> Result<()> {
+    let words: Vec<&str> = ["-n", namespace].into_iter().chain(command.split_whitespace()).collect();
+    ip(&words)
 }
 
 fn ip(arguments: &[&str]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt as _;
@@ -24,6 +25,21 @@ impl Tool {
     /// Runs it, which must succeed; what it printed.
     pub async fn run(&self, arguments: &[&str]) -> Result<String> {
         self.with_input(arguments, "").await
+    }
+
+    /// kubectl alone: waits until every CustomResourceDefinition is served.
+    pub async fn until_established(&self) -> Result<()> {
+        let wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"];
+        for _ in 0..600 {
+            match self.run(&wait).await {
+                // kubectl gives up on a definition that has no conditions at all yet.
+                Err(error) if format!("{error:#}").contains(".status.conditions accessor error") => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                done => return done.map(|_| ()),
+            }
+        }
+        bail!("a CustomResourceDefinition has no conditions after a minute")
     }
 
     /// The same with that standard input.

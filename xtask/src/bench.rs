@@ -138,7 +138,8 @@ pub fn bench(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// `proof AREA [N]`: runs one area many times and writes the table.
+/// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` names faults by a part
+/// of their names; lines of others stay as they were, with the commit they were measured at.
 pub fn proof(arguments: &[String]) -> Result<()> {
     let area = area(arguments)?;
     let rounds: usize = arguments
@@ -147,42 +148,60 @@ pub fn proof(arguments: &[String]) -> Result<()> {
         .context("the second word is a number of rounds")?;
     ensure!(rounds > 0, "a proof needs at least one round");
     let prepared = prepare()?;
-    let mut figures: BTreeMap<String, Vec<Row>> = BTreeMap::new();
-    let mut measured = Vec::new();
-    // Kills repeat themselves on one cluster; starting one each time would take longer than they do.
+    let (mut measured, mut failed) = (Vec::new(), Vec::new());
+    // Faults repeat themselves on one cluster; starting one each time would take longer than they do.
     if area.name == "faults" {
-        measured = faults::many(&prepared, rounds)?;
+        let proof = faults::many(&prepared, rounds, arguments.get(2).map(String::as_str))?;
+        (measured, failed) = (proof.rows, proof.failed);
     } else {
         for round in 1..=rounds {
             println!("▸ round {round} of {rounds}");
             measured.extend((area.run)(&prepared)?);
         }
     }
+    let folder = cargo::root().join("docs/evidence");
+    std::fs::create_dir_all(&folder)?;
+    let path = folder.join(format!("{}.md", area.name));
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    let text = evidence(area, &page, measured, &commit()?);
+    std::fs::write(path, &text)?;
+    println!("{text}");
+    ensure!(failed.is_empty(), "scenarios failed and were not written:\n{}", failed.join("\n"));
+    Ok(())
+}
+
+/// The page of an area's proof: new lines in place of those about the same things, others kept.
+fn evidence(area: &Area, page: &str, measured: Vec<Row>, commit: &str) -> String {
+    // The columns of today; lines of older pages are not kept.
+    const HEAD: &str = "| what | rounds | median | worst | goal | commit |\n|---|---|---|---|---|---|\n";
+    let kept = page.split_once(HEAD).map_or("", |(_, lines)| lines).lines();
+    let what = |line: &str| line.split('|').nth(1).map(|what| what.trim().to_owned());
+    let mut lines: BTreeMap<String, String> =
+        kept.filter_map(|line| Some((what(line)?, line.to_owned()))).collect();
+    let mut figures: BTreeMap<String, Vec<Row>> = BTreeMap::new();
     for row in measured {
         figures.entry(row.what.clone()).or_default().push(row);
     }
-    let mut text = format!(
-        "# {}, many times\n\n`cargo xtask proof {} {rounds}` at commit {}. {}\n\n\
-         | what | rounds | median | worst | goal |\n|---|---|---|---|---|\n",
-        area.name,
-        area.name,
-        commit()?,
-        area.about
-    );
     for (what, rows) in figures {
         let goal = rows[0].goal;
         let unit = if rows[0].ratio.is_some() { "×" } else { rows[0].unit };
         let mut values: Vec<f64> = rows.iter().map(Row::judged).collect();
         values.sort_by(|a, b| goal.worse(*a, *b));
         let (median, worst) = (values[values.len() / 2], values[values.len() - 1]);
-        let _ =
-            writeln!(text, "| {what} | {} | {median:.2} {unit} | {worst:.2} {unit} | {goal} |", values.len());
+        let line = format!(
+            "| {what} | {} | {median:.2} {unit} | {worst:.2} {unit} | {goal} | {commit} |",
+            values.len()
+        );
+        lines.insert(what, line);
     }
-    let folder = cargo::root().join("docs/evidence");
-    std::fs::create_dir_all(&folder)?;
-    std::fs::write(folder.join(format!("{}.md", area.name)), &text)?;
-    println!("{text}");
-    Ok(())
+    let mut text = format!(
+        "# {}, many times\n\n`cargo xtask proof {} N`. {}\n\n{HEAD}",
+        area.name, area.name, area.about
+    );
+    for line in lines.values() {
+        let _ = writeln!(text, "{line}");
+    }
+    text
 }
 
 fn area(arguments: &[String]) -> Result<&'static Area> {

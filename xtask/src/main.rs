@@ -30,11 +30,12 @@ cargo xtask VERB
   macos             whether all but MLX's half of the engine compiles for Macs
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
-  oracle [SUITE]    suites that need programs built from Go modules: kubectl, charts, attempts,
-                    kubernetes, etcd; `build` only builds the programs
+  oracle [SUITE]    suites that need programs built from Go modules: kubectl, charts, store,
+                    attempts, kubernetes, clocks, etcd; `build` only builds the programs
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine
   bench AREA        measure: faults   [--json] [--write]
-  proof AREA [N]    the same over N rounds, written to docs/evidence
+  proof AREA [N] [ONLY]
+                    the same over N rounds, written to docs/evidence; ONLY is a part of faults' names
   python ARGS       the prepared Python, as the smoke model's scripts use it
 ";
 

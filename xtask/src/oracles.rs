@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::mlx::cache_dir;
+use crate::setup;
 
 /// A set of programs of one release.
 struct Peer {
@@ -127,6 +128,14 @@ pub fn flux() -> Result<PathBuf> {
     Ok(folder.join("kustomize-controller"))
 }
 
+/// libfaketime of Debian's package, installed when it is not there: it gives a process a clock of its own.
+fn libfaketime() -> Result<PathBuf> {
+    setup::packages(&[("faketime", "sets the clocks of the tests' machines")])?;
+    let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+    ensure!(Path::new(&library).exists(), "the package faketime is there, and {library} is not");
+    Ok(library.into())
+}
+
 /// Every program with the variable that tells the tests where it lies; builds what is missing.
 pub fn environment() -> Result<Vec<(&'static str, PathBuf)>> {
     let Kubernetes { apiserver, controller_manager } = kubernetes()?;
@@ -137,6 +146,7 @@ pub fn environment() -> Result<Vec<(&'static str, PathBuf)>> {
         ("RUSSET_KUBE_CONTROLLER_MANAGER", controller_manager),
         ("RUSSET_HELM", helm()?),
         ("RUSSET_FLUX_KUSTOMIZE", flux()?),
+        ("RUSSET_LIBFAKETIME", libfaketime()?),
     ])
 }
 

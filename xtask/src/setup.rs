@@ -60,7 +60,12 @@ fn system() -> Result<()> {
             names(DEBIAN).join(" ")
         );
     }
-    let missing: Vec<(&str, &str)> = DEBIAN.iter().copied().filter(|(name, _)| !installed(name)).collect();
+    packages(DEBIAN)
+}
+
+/// Installs those of the packages that are missing, each with what it is for.
+pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<(&str, &str)> = wanted.iter().copied().filter(|(name, _)| !installed(name)).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -2,7 +2,8 @@
 //! looks like a machine without power or a network that swallows everything.
 
 use std::path::Path;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::ask::End;
@@ -10,14 +11,23 @@ use russet_tests::cluster::Cluster;
 use russet_tests::control_plane::Role;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{TOKENS, answers_again, expected, finish_undisturbed, memory_is_given_once, still_right};
+use super::{TOKENS, answers_again, expected, finish_undisturbed, sound, still_right};
 use crate::path;
 
+/// How long a process of the control plane stays frozen: longer than a Lease lasts, every fifth time,
+/// beginning with the first; else only as long as what happens meanwhile takes.
+fn length() -> Duration {
+    static ROUND: AtomicUsize = AtomicUsize::new(0);
+    let long = ROUND.fetch_add(1, Ordering::Relaxed).is_multiple_of(5);
+    if long { Duration::from_secs(25) } else { Duration::ZERO }
+}
+
 /// Stopped processes; they go on when this is dropped, however the scenario ends.
-struct Frozen(Vec<Pid>);
+pub struct Frozen(Vec<Pid>);
 
 impl Frozen {
-    fn new(pids: &[i32]) -> Result<Self> {
+    /// Stops them.
+    pub fn new(pids: &[i32]) -> Result<Self> {
         let pids: Vec<Pid> = pids.iter().filter_map(|pid| Pid::from_raw(*pid)).collect();
         ensure!(!pids.is_empty(), "there is nothing to freeze");
         let frozen = Self(pids);
@@ -61,8 +71,7 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     cluster
         .until("the frozen rank is gone", async |_| Ok(!Path::new(&format!("/proc/{pid}")).exists()))
         .await?;
-    memory_is_given_once(cluster).await?;
-    still_right(cluster).await
+    sound(cluster).await
 }
 
 /// Each agent freezes: its engine goes on, and is still its own when it goes on too.
@@ -86,9 +95,9 @@ pub async fn agents(cluster: &mut Cluster) -> Result<()> {
         );
         path::ready(cluster).await?;
         ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-        still_right(cluster).await?;
+        sound(cluster).await?;
     }
-    memory_is_given_once(cluster).await
+    Ok(())
 }
 
 /// The API server and the operator freeze, which is what a cut network before them looks like: no
@@ -97,11 +106,14 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
+    let length = length();
     let frozen = Frozen::new(&cluster.pids(Role::Serve)?)?;
     finish_undisturbed(&mut answer).await?;
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     // New requests are answered as well: the gateway knows its engines.
     still_right(cluster).await?;
+    // The fault itself lasts so long; nothing is waited for.
+    tokio::time::sleep(length).await;
     let thawed = Instant::now();
     drop(frozen);
     cluster
@@ -110,7 +122,7 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
     println!("fault: serve frozen and back, API answers = {:.2}", thawed.elapsed().as_secs_f64());
     path::ready(cluster).await?;
     ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-    still_right(cluster).await
+    sound(cluster).await
 }
 
 /// The gateway freezes: its streams wait, and then go on where they were.
@@ -118,9 +130,11 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
+    let length = length();
     let frozen = Frozen::new(&cluster.pids(Role::Gateway)?)?;
-    // Everything else still works; by then the gateway has been away for a while.
+    // Everything else still works meanwhile.
     path::ready(cluster).await?;
+    tokio::time::sleep(length).await;
     let thawed = Instant::now();
     drop(frozen);
     let piece = answer.piece().await;
@@ -131,5 +145,5 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     answers_again(cluster).await?;
     ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
-    still_right(cluster).await
+    sound(cluster).await
 }

@@ -1,12 +1,13 @@
-//! The cable between the two machines is pulled in the middle of a stream and put back.
+//! Networks that are cut in the middle of a stream and mended: the cable between the two machines, and
+//! an agent's way to the API server alone.
 
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use russet_tests::ask::End;
-use russet_tests::cluster::Cluster;
+use russet_tests::cluster::{Cluster, condition};
 
-use super::{TOKENS, answers_again, expected, memory_is_given_once, still_right};
+use super::{TOKENS, answers_again, expected, finish_undisturbed, sound};
 use crate::path;
 
 /// Agent, engine and every connection of the far machine are cut off at once.
@@ -31,6 +32,40 @@ pub async fn cable(cluster: &mut Cluster) -> Result<()> {
     answers_again(cluster).await?;
     println!("fault: cable back, group answers again = {:.2} of 30", back.elapsed().as_secs_f64());
     path::ready(cluster).await?;
-    memory_is_given_once(cluster).await?;
-    still_right(cluster).await
+    sound(cluster).await
+}
+
+/// The far machine's agent reaches no API server, until the operator calls its node unreachable: its
+/// engine works on with the near one, and is the same when the agent is back.
+pub async fn agent(cluster: &mut Cluster) -> Result<()> {
+    if let Some(why) = &cluster.lab.fallback {
+        println!("  skipped: the agent has no network of its own, because {why}");
+        return Ok(());
+    }
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let cut = cluster.lab.cut_ports(&cluster.api_ports()?)?;
+    let struck = Instant::now();
+    finish_undisturbed(&mut answer).await?;
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+    until_reachable(cluster, "False").await?;
+    println!("fault: agent cut off, called unreachable = {:.2} of 40", struck.elapsed().as_secs_f64());
+    super::still_right(cluster).await?;
+    drop(cut);
+    let back = Instant::now();
+    until_reachable(cluster, "True").await?;
+    println!("fault: agent's network back, called reachable = {:.2} of 40", back.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
+    sound(cluster).await
+}
+
+async fn until_reachable(cluster: &mut Cluster, wanted: &str) -> Result<()> {
+    cluster
+        .until(&format!("node-b's Reachable is {wanted}"), async |cluster| {
+            let node = cluster.get("inferencenodes node-b").await?;
+            Ok(condition(&node, "Reachable").is_some_and(|reachable| reachable["status"] == wanted))
+        })
+        .await
 }

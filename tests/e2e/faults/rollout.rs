@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use russet_tests::ask::End;
 use russet_tests::cluster::{Cluster, condition};
 
-use super::{TOKENS, answers_again, expected, memory_is_given_once, still_right};
+use super::{TOKENS, answers_again, expected, sound};
 use crate::path;
 
 /// The context grows by a little or shrinks back, which is another plan every time.
@@ -43,6 +43,5 @@ pub async fn edit(cluster: &mut Cluster) -> Result<()> {
         .await?;
     answers_again(cluster).await?;
     println!("fault: spec edited, new plan answers = {:.2} of 60", struck.elapsed().as_secs_f64());
-    memory_is_given_once(cluster).await?;
-    still_right(cluster).await
+    sound(cluster).await
 }

@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 
 use super::embedded::Embedded;
 use crate::etcd::Etcd;
-use crate::processes::kill;
+use crate::processes::{kill, processes};
 
 /// The running control plane.
 pub struct OnEtcd {
@@ -91,6 +91,39 @@ impl OnEtcd {
     pub fn member(&mut self, at: usize, runs: bool) -> Result<()> {
         let done = if runs { self.etcd.restart(at) } else { self.etcd.kill(at) };
         done.with_context(|| format!("member {at} of etcd"))
+    }
+
+    /// Whether a member of etcd says that it is healthy: it has a leader and takes writes.
+    pub async fn is_healthy(&self, at: usize) -> Result<bool> {
+        let mut client = reqwest::Client::builder().no_proxy();
+        if let Some(tls) = &self.etcd.tls {
+            let identity = [std::fs::read(&tls.cert)?, std::fs::read(&tls.key)?].concat();
+            client = client
+                .tls_certs_only([reqwest::Certificate::from_pem(&std::fs::read(&tls.ca)?)?])
+                .identity(reqwest::Identity::from_pem(&identity)?);
+        }
+        let endpoints = self.etcd.endpoints();
+        let url = endpoints.get(at).with_context(|| format!("there is no member {at}"))?;
+        match client.build()?.get(format!("{url}/health")).send().await {
+            Ok(answer) => Ok(answer.status().is_success()),
+            // It does not listen yet.
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Process ids of the members of etcd.
+    pub fn members(&self) -> Vec<i32> {
+        let folder = self.etcd.folder().display().to_string();
+        let is_member = |arguments: &[String]| {
+            // The words of a keeper hold the same folder; it is a shell.
+            arguments.first().is_some_and(|word| !word.ends_with("sh"))
+                && arguments.iter().any(|word| word.starts_with(&folder))
+        };
+        processes()
+            .into_iter()
+            .filter(|process| is_member(&process.arguments))
+            .map(|process| process.pid)
+            .collect()
     }
 
     pub(super) async fn stop(mut self) -> Result<()> {

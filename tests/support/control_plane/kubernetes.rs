@@ -115,7 +115,7 @@ impl Kubernetes {
         let chart = |name: &str| charts.join(name).display().to_string();
         self.helm(&["upgrade", "--install", "russet-crds", &chart("russet-crds"), "--create-namespace"])
             .await?;
-        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]).await?;
+        self.kubectl.until_established().await?;
         let [metrics, gateway] = [self.metrics_port.to_string(), gateway_port.to_string()];
         let [health] = free_ports()?;
         self.helm(&[

@@ -1,37 +1,94 @@
-//! Kills in the middle of streaming answers, as the end-to-end suite tells them.
+//! Kills, freezes, cuts and the other faults of the end-to-end suite, in the middle of streaming answers.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
 use super::{Goal, Row};
-use crate::{cargo, mlx};
+use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "Two machines, the smoke model, end-of-sequence banned, one token read and more than \
-    100 due at every kill, freeze, cut or edit; a round that hangs, loses or doubles a token fails instead of being written. \
-    Seconds from the kill until a question is answered again.";
+    100 due at every kill, freeze, cut or edit; a round that hangs, loses or doubles a token, loses what was acknowledged or \
+    gives memory twice fails instead of being written. Seconds from the fault, or from its end, until what the line says.";
 
 /// Seconds after a kill within which the small model must answer again (the goal of the issue that
 /// defined the path).
 const GOAL_SECONDS: f64 = 10.0;
 
-/// Kills every process of a running cluster; how long until a question is answered again.
-pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
-    many(prepared, 1)
+/// Where scenarios run: its name, the environment that makes it, and a part of their names.
+type Setting = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+
+/// The first stands for all in a bench; a proof visits each.
+const SETTINGS: &[Setting] = &[
+    ("two machines", &[], "losing"),
+    ("machines with clocks of their own", &[("RUSSET_CLOCKS", "1")], "losing"),
+    ("two servers on etcd", &[("RUSSET_CONTROL_PLANE", "etcd")], "of_etcd"),
+];
+
+/// What a proof found.
+pub struct Proof {
+    /// Figures of scenarios that passed every round.
+    pub rows: Vec<Row>,
+    /// Scenarios that failed, each with its setting.
+    pub failed: Vec<String>,
 }
 
-/// The same so many times on one cluster, every scenario by turns with itself.
-pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<Row>> {
-    let output = cargo::command(prepared, &["test", "--workspace", "--test", "e2e", "--", "losing"])
+/// Every fault once on a running cluster; how long until a question is answered again.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
+    one(prepared, &SETTINGS[0], 1, SETTINGS[0].2, &mut proof)?;
+    ensure!(proof.failed.is_empty(), "fault scenarios failed: {}", proof.failed.join(", "));
+    Ok(proof.rows)
+}
+
+/// Every fault so many times in every setting, each by turns with itself on one cluster; `only` names
+/// scenarios by a part of their names.
+pub fn many(prepared: &mlx::Prepared, rounds: usize, only: Option<&str>) -> Result<Proof> {
+    let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
+    for setting in SETTINGS {
+        println!("▸ {}", setting.0);
+        one(prepared, setting, rounds, only.unwrap_or(setting.2), &mut proof)?;
+    }
+    Ok(proof)
+}
+
+fn one(
+    prepared: &mlx::Prepared,
+    (name, environment, _): &Setting,
+    rounds: usize,
+    filter: &str,
+    proof: &mut Proof,
+) -> Result<()> {
+    let mut tests = cargo::command(prepared, &["test", "--workspace", "--test", "e2e", "--", filter]);
+    if !environment.is_empty() {
+        tests.envs(oracles::environment()?).envs(environment.iter().copied());
+    }
+    let mut child = tests
         .env("RUSSET_FAULT_ROUNDS", rounds.to_string())
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
+        .stdout(Stdio::piped())
+        .spawn()
         .context("cannot run the fault scenarios")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the fault scenarios failed:\n{text}");
-    // The first one stands behind the name of its test.
-    text.lines().filter_map(|line| line.split_once("fault: ")).map(|(_, told)| row(told)).collect()
+    let output = child.stdout.take().context("the output of the scenarios is not to be had")?;
+    let (mut rows, failed) = (Vec::new(), proof.failed.len());
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        // The first figure stands behind the name of its test.
+        if let Some((_, told)) = line.split_once("fault: ") {
+            rows.push(row(told)?);
+        } else if line.starts_with("  losing_") && line.contains(" passed ") {
+            proof.rows.append(&mut rows);
+        } else if line.starts_with("  losing_") && line.contains(" failed ") {
+            rows.clear();
+            proof.failed.push(format!("{} ({name})", line.trim()));
+        }
+    }
+    let status = child.wait()?;
+    // A cluster that did not start or end has no scenario to blame.
+    ensure!(status.success() || proof.failed.len() > failed, "the end-to-end suite ended with {status}");
+    Ok(())
 }
 
 /// `WHAT = SECONDS`, or `WHAT = SECONDS of GOAL` where noticing takes longer than a closed connection.

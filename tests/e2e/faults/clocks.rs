@@ -1,0 +1,56 @@
+//! Clocks that jump: `RUSSET_CLOCKS` gives each machine a clock of its own, which is set forward and
+//! back in the middle of streams.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use jiff::Timestamp;
+use russet_tests::cluster::Cluster;
+
+use super::{TOKENS, expected, finish_undisturbed, sound};
+use crate::path;
+
+/// What is run instead of the usual scenarios.
+pub fn scenarios() -> Vec<(&'static str, crate::Scenario)> {
+    vec![
+        ("losing_the_time_on_the_far_machine_disturbs_no_stream", |c| Box::pin(jump(c, false))),
+        ("losing_the_time_on_the_near_machine_disturbs_no_stream", |c| Box::pin(jump(c, true))),
+    ]
+}
+
+/// Seconds off the truth, one after the other: five minutes, an hour and a day, on, back, and right again.
+const JUMPS: [i64; 7] = [300, -300, 3_600, -3_600, 86_400, -86_400, 0];
+
+/// The clock of one machine jumps, with all that runs there.
+async fn jump(cluster: &mut Cluster, near: bool) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let machine = if near { cluster.lab.near.clone() } else { cluster.lab.far.clone() };
+    let clock = cluster.clock(&machine)?;
+    for seconds in JUMPS {
+        let mut answer = path::endless(cluster, TOKENS).await?;
+        let mut before = Vec::new();
+        for node in ["node-a", "node-b"] {
+            before.push((node, super::renew_time(cluster, node).await?));
+        }
+        clock.set(seconds)?;
+        let struck = Instant::now();
+        finish_undisturbed(&mut answer).await?;
+        ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
+        for (node, before) in before {
+            super::renewed(cluster, node, before).await?;
+        }
+        println!(
+            "fault: clock of {} {seconds:+} s off, both Leases renewed = {:.2} of 30",
+            machine.name,
+            struck.elapsed().as_secs_f64()
+        );
+        let told: Timestamp = super::renew_time(cluster, &machine.name).await?.parse()?;
+        let off = told.as_second() - Timestamp::now().as_second();
+        ensure!((off - seconds).abs() < 60, "the clock should be {seconds} s off and is {off}");
+        path::ready(cluster).await?;
+        ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
+        sound(cluster).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! An agent dies in the middle of a model's copy: its successor goes on where it stopped.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use russet_tests::ask;
+use russet_tests::cluster::{Cluster, kill};
+use russet_tests::control_plane::Role;
+
+use super::{back, sound, strike};
+use crate::{mistakes, path};
+
+/// The hub's name of a model that is copied for this alone.
+pub const MODEL: &str = "russet/held";
+/// Bytes on disk when the agent is struck: more than the buffer that is lost with it.
+pub const WRITTEN: u64 = 1 << 20;
+
+/// Kill -9 of the agent that copies, with half a file there.
+pub async fn killed(cluster: &mut Cluster) -> Result<()> {
+    cluster.hub.hold();
+    let struck = strike_in_copy(cluster).await;
+    // Whatever happened, other scenarios want their files.
+    cluster.hub.let_go();
+    let (struck, written) = struck?;
+    path::serves(cluster, "held").await?;
+    println!("fault: agent killed in a copy, model answers = {:.2} of 30", struck.elapsed().as_secs_f64());
+    let begun = cluster.hub.begun();
+    ensure!(
+        begun.len() > 1 && begun[1..].iter().all(|start| *start as u64 >= written),
+        "{written} bytes were there, and transfers began at {begun:?}"
+    );
+    let answer = ask::answer(&cluster.base_url(), "held", "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
+    path::gone(cluster, "held").await?;
+    path::delete_object(cluster, "models/held").await?;
+    let stores = stores(cluster);
+    cluster
+        .until("the files nobody wants are gone", async |_| {
+            Ok(stores.iter().all(|store| !holds(store, MODEL)))
+        })
+        .await?;
+    sound(cluster).await
+}
+
+/// Starts the copy and kills its agent; when that was, and the bytes on disk then.
+async fn strike_in_copy(cluster: &mut Cluster) -> Result<(Instant, u64)> {
+    path::quickstart(cluster).await?;
+    let text = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: held}}\n\
+         spec: {{source: {{uri: 'hf://{MODEL}'}}}}\n---\n\
+         apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: held}}\n\
+         spec: {{modelRef: {{name: held}}, sharding: {{mode: Single, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n"
+    );
+    mistakes::apply(cluster, &text).await?;
+    let stores = stores(cluster);
+    let (mut at, mut written) = (0, 0);
+    cluster
+        .until("half of the model is there", async |_| {
+            let parts = stores.iter().map(|store| part(store)).enumerate();
+            (at, written) = parts.max_by_key(|(_, bytes)| *bytes).unwrap_or_default();
+            Ok(written >= WRITTEN)
+        })
+        .await?;
+    let struck = Instant::now();
+    if at == 0 {
+        let killed = strike(cluster, Role::Agent)?;
+        back(cluster, Role::Agent, &killed).await?;
+    } else {
+        kill(cluster.far_agent()?);
+        cluster.restart_far_agent().await?;
+    }
+    Ok((struck, written))
+}
+
+fn stores(cluster: &Cluster) -> [PathBuf; 2] {
+    [cluster.near_dir(), cluster.far_dir()].map(|folder| folder.join("agent/models"))
+}
+
+/// Bytes of the largest unfinished file below the folder.
+pub fn part(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| {
+        let path = entry.path();
+        match path.extension().is_some_and(|extension| extension == "part") {
+            true => entry.metadata().map_or(0, |metadata| metadata.len()),
+            false => part(&path),
+        }
+    });
+    sizes.max().unwrap_or(0)
+}
+
+/// Whether a published model in the store came from that source.
+fn holds(store: &Path, model: &str) -> bool {
+    let mut folders = std::fs::read_dir(store).into_iter().flatten().flatten();
+    folders.any(|entry| {
+        let manifest = std::fs::read_to_string(entry.path().join("MANIFEST.json"));
+        manifest.is_ok_and(|text| text.contains(model))
+    })
+}

@@ -1,0 +1,100 @@
+//! A full disk under a model's copy: what is missing is said with the numbers, the API server and what
+//! runs are not disturbed, and the copy goes on when there is room.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::ask;
+use russet_tests::cluster::{Cluster, condition};
+
+use super::{Disk, Server, apply, free_port, russet};
+use crate::faults::copies;
+
+/// What an agent keeps free for the machine.
+const RESERVE: u64 = 1 << 30;
+/// Bytes of the disk: the reserve, and room for some small models.
+const DISK: u64 = RESERVE + (64 << 20);
+
+/// Too little room before the copy begins, then none in the middle of it, then enough.
+pub async fn copy(cluster: &mut Cluster) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("russet-disk-").tempdir()?;
+    // Only the agent's files: the API server must be able to say what is wrong.
+    let models = folder.path().join("agent/models");
+    std::fs::create_dir_all(&models)?;
+    let Some(disk) = Disk::mount(&models, DISK)? else { return Ok(()) };
+    let (api_port, gateway_port) = (free_port()?.to_string(), free_port()?.to_string());
+    let (data_dir, hub) = (folder.path().display().to_string(), cluster.hub.endpoint());
+    let up = ["up", "--data-dir", &data_dir, "--api-port", &api_port, "--gateway-port", &gateway_port];
+    let _up = Server::start(&disk, &up, &[("HF_ENDPOINT", &hub)])?;
+    let kubeconfig = folder.path().join("kubeconfig");
+    until_ready(cluster, &kubeconfig, "inferencenodes").await?;
+
+    let ballast = disk.fill_but(RESERVE)?;
+    let text = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: held}}\n\
+         spec: {{source: {{uri: 'hf://{}'}}}}\n---\n\
+         apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: held}}\n\
+         spec: {{modelRef: {{name: held}}, sharding: {{mode: Single, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n",
+        copies::MODEL
+    );
+    apply(&kubeconfig, &text).await?;
+    until_copy_says(cluster, &kubeconfig, &["DiskFull", "bytes are needed", &RESERVE.to_string()]).await?;
+
+    cluster.hub.hold();
+    let filled = fill_in_copy(cluster, &disk, &ballast).await;
+    cluster.hub.let_go();
+    filled?;
+    until_copy_says(cluster, &kubeconfig, &["DiskFull", " has 0 bytes free"]).await?;
+    // The model's own disk is full, and everything else works.
+    russet(&kubeconfig, &["get", "modeldeployments"]).await?;
+
+    std::fs::remove_file(&ballast)?;
+    let freed = Instant::now();
+    until_ready(cluster, &kubeconfig, "modeldeployments").await?;
+    println!(
+        "fault: disk full under a copy and freed, model is ready = {:.2} of 60",
+        freed.elapsed().as_secs_f64()
+    );
+    let base = format!("http://127.0.0.1:{gateway_port}/v1");
+    let answer = ask::answer(&base, "held", "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
+    Ok(())
+}
+
+/// Gives room, waits until half of the file is there and takes all room away.
+async fn fill_in_copy(cluster: &mut Cluster, disk: &Disk, ballast: &Path) -> Result<()> {
+    std::fs::remove_file(ballast)?;
+    let store = disk.path();
+    cluster
+        .until("half of the model is there", async |_| Ok(copies::part(&store) >= copies::WRITTEN))
+        .await?;
+    disk.fill_but(0).map(|_| ())
+}
+
+async fn until_ready(cluster: &mut Cluster, kubeconfig: &Path, kind: &str) -> Result<()> {
+    cluster
+        .until("the small cluster is ready", async |_| {
+            let Ok(list) = russet(kubeconfig, &["get", kind, "-o", "json"]).await else { return Ok(false) };
+            let list: serde_json::Value = serde_json::from_str(&list)?;
+            let ready = condition(&list["items"][0], "Ready").is_some_and(|ready| ready["status"] == "True");
+            Ok(ready)
+        })
+        .await
+}
+
+/// Waits until the only copy's condition mentions every word.
+async fn until_copy_says(cluster: &mut Cluster, kubeconfig: &Path, words: &[&str]) -> Result<()> {
+    let mut last = String::new();
+    let said = cluster
+        .until("the copy says so", async |_| {
+            let Ok(list) = russet(kubeconfig, &["get", "modelcopies", "-o", "json"]).await else {
+                return Ok(false);
+            };
+            let list: serde_json::Value = serde_json::from_str(&list)?;
+            last = list["items"][0]["status"]["conditions"].to_string();
+            Ok(words.iter().all(|word| last.contains(word)))
+        })
+        .await;
+    said.with_context(|| format!("the copy says {last}, not {words:?}"))
+}
