@@ -1,7 +1,7 @@
 //! The node's Lease: renewed while the agent lives, held by the machine's boot. A second machine of
 //! the same name finds it held and waits instead of fighting. A node that was removed renews nothing.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -24,9 +24,9 @@ pub(crate) async fn keep(client: Client, node: String, boot_id: String, metrics:
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
     let name = node_lease(&node);
-    let mut pause = PERIOD;
+    let (mut pause, mut watched) = (PERIOD, Watched::default());
     loop {
-        let result = renew(&nodes, &leases, &node, &boot_id).await;
+        let result = renew(&nodes, &leases, &node, &boot_id, &mut watched).await;
         metrics.lease(result.as_ref().is_ok_and(Option::is_none));
         pause = match result {
             Ok(None) => PERIOD,
@@ -54,12 +54,13 @@ async fn renew(
     leases: &Api<Lease>,
     node: &str,
     boot_id: &str,
+    watched: &mut Watched,
 ) -> Result<Option<String>, kube::Error> {
     let now = Timestamp::now();
     let name = &node_lease(node);
     let found = leases.get_opt(name).await?;
     let spec = found.as_ref().and_then(|lease| lease.spec.as_ref());
-    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now)) {
+    if let Some(holder) = spec.and_then(|spec| other_holder(spec, boot_id, now, watched.since(spec))) {
         return Ok(Some(holder));
     }
     let version = match &found {
@@ -82,12 +83,32 @@ async fn renew(
 }
 
 /// Somebody else whose hold has not run out.
-fn other_holder(spec: &LeaseSpec, own: &str, now: Timestamp) -> Option<String> {
+///
+/// A hold has run out by the clocks, or because it was not renewed while we watched for as long: the
+/// clock of a machine that has just started may be hours behind.
+fn other_holder(spec: &LeaseSpec, own: &str, now: Timestamp, watched: Duration) -> Option<String> {
     let holder = spec.holder_identity.as_ref().filter(|holder| *holder != own)?;
     let MicroTime(renewed) = spec.renew_time.as_ref()?;
-    let seconds = spec.lease_duration_seconds.unwrap_or(DURATION_SECONDS);
+    let seconds = i64::from(spec.lease_duration_seconds.unwrap_or(DURATION_SECONDS));
     let age = now.as_second() - renewed.as_second();
-    (age < i64::from(seconds)).then(|| holder.clone())
+    (age < seconds && (watched.as_secs() as i64) < seconds).then(|| holder.clone())
+}
+
+/// A renewal of somebody else, and when it was seen first.
+#[derive(Default)]
+struct Watched(Option<(MicroTime, Instant)>);
+
+impl Watched {
+    /// How long this Lease has been seen as it is.
+    fn since(&mut self, spec: &LeaseSpec) -> Duration {
+        match (&self.0, &spec.renew_time) {
+            (Some((time, first)), Some(now)) if time == now => first.elapsed(),
+            (_, now) => {
+                self.0 = now.clone().map(|time| (time, Instant::now()));
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -103,9 +124,17 @@ mod tests {
             renew_time: Some(MicroTime(at(renewed))),
             ..LeaseSpec::default()
         };
-        assert_eq!(other_holder(&spec("me", 100), "me", at(101)), None);
-        assert_eq!(other_holder(&spec("you", 100), "me", at(119)).as_deref(), Some("you"));
-        assert_eq!(other_holder(&spec("you", 100), "me", at(120)), None);
-        assert_eq!(other_holder(&LeaseSpec::default(), "me", at(0)), None);
+        for (holder, now, watched, expected) in [
+            ("me", 101, 0, None),
+            ("you", 119, 0, Some("you")),
+            ("you", 120, 0, None),
+            // Our clock is an hour behind.
+            ("you", 100 - 3_600, 19, Some("you")),
+            ("you", 100 - 3_600, 20, None),
+        ] {
+            let told = other_holder(&spec(holder, 100), "me", at(now), Duration::from_secs(watched));
+            assert_eq!(told.as_deref(), expected, "{holder} at {now}, watched for {watched} s");
+        }
+        assert_eq!(other_holder(&LeaseSpec::default(), "me", at(0), Duration::ZERO), None);
     }
 }
