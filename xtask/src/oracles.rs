@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::mlx::cache_dir;
 use crate::setup;
@@ -33,7 +33,7 @@ const KUBERNETES_STAMP: &[&str] = &[
     "k8s.io/component-base/version.gitMinor=36",
 ];
 
-const KUBECTL: Peer = Peer {
+const KUBECTL_PEER: Peer = Peer {
     name: "kubectl",
     version: "1.36.3",
     replaces: staging,
@@ -42,16 +42,16 @@ const KUBECTL: Peer = Peer {
     stamp: KUBERNETES_STAMP,
 };
 
-const KUBERNETES: Peer = Peer {
+const KUBERNETES_PEER: Peer = Peer {
     name: "kubernetes",
     programs: &[
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
         ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     ],
-    ..KUBECTL
+    ..KUBECTL_PEER
 };
 
-const ETCD: Peer = Peer {
+const ETCD_PEER: Peer = Peer {
     name: "etcd",
     version: "3.6.6",
     replaces: none,
@@ -60,7 +60,7 @@ const ETCD: Peer = Peer {
     stamp: &[],
 };
 
-const HELM: Peer = Peer {
+const HELM_PEER: Peer = Peer {
     name: "helm",
     version: "4.3.1",
     replaces: none,
@@ -69,7 +69,7 @@ const HELM: Peer = Peer {
     stamp: &[],
 };
 
-const FLUX: Peer = Peer {
+const FLUX_PEER: Peer = Peer {
     name: "kustomize-controller",
     version: "1.9.5",
     // The controller's own go.mod says so, which counts only in its own repository.
@@ -92,12 +92,12 @@ pub struct Kubernetes {
 
 /// kubectl, built when it is not there.
 pub fn kubectl() -> Result<PathBuf> {
-    Ok(KUBECTL.build()?.join("kubectl"))
+    Ok(KUBECTL_PEER.build()?.join("kubectl"))
 }
 
 /// kube-apiserver and kube-controller-manager, built when they are not there.
 pub fn kubernetes() -> Result<Kubernetes> {
-    let folder = KUBERNETES.build()?;
+    let folder = KUBERNETES_PEER.build()?;
     Ok(Kubernetes {
         apiserver: folder.join("kube-apiserver"),
         controller_manager: folder.join("kube-controller-manager"),
@@ -106,18 +106,18 @@ pub fn kubernetes() -> Result<Kubernetes> {
 
 /// etcd, built when it is not there.
 pub fn etcd() -> Result<PathBuf> {
-    Ok(ETCD.build()?.join("etcd"))
+    Ok(ETCD_PEER.build()?.join("etcd"))
 }
 
 /// Helm, built when it is not there.
 pub fn helm() -> Result<PathBuf> {
-    Ok(HELM.build()?.join("helm"))
+    Ok(HELM_PEER.build()?.join("helm"))
 }
 
 /// Flux's kustomize-controller, built when it is not there; beside it lies `kustomizations.yaml`, the
 /// definition of its kind.
 pub fn flux() -> Result<PathBuf> {
-    let folder = FLUX.build()?;
+    let folder = FLUX_PEER.build()?;
     let definition = folder.join("kustomizations.yaml");
     if !definition.exists() {
         let module = downloaded(&folder, "github.com/fluxcd/kustomize-controller@v1.9.5")?;
@@ -136,18 +136,31 @@ fn libfaketime() -> Result<PathBuf> {
     Ok(library.into())
 }
 
-/// Every program with the variable that tells the tests where it lies; builds what is missing.
-pub fn environment() -> Result<Vec<(&'static str, PathBuf)>> {
-    let Kubernetes { apiserver, controller_manager } = kubernetes()?;
-    Ok(vec![
-        ("RUSSET_ETCD", etcd()?),
-        ("RUSSET_KUBECTL", kubectl()?),
-        ("RUSSET_KUBE_APISERVER", apiserver),
-        ("RUSSET_KUBE_CONTROLLER_MANAGER", controller_manager),
-        ("RUSSET_HELM", helm()?),
-        ("RUSSET_FLUX_KUSTOMIZE", flux()?),
-        ("RUSSET_LIBFAKETIME", libfaketime()?),
-    ])
+/// The variables that tell the tests where a program lies.
+pub const ETCD: &str = "RUSSET_ETCD";
+pub const KUBECTL: &str = "RUSSET_KUBECTL";
+pub const KUBE_APISERVER: &str = "RUSSET_KUBE_APISERVER";
+pub const KUBE_CONTROLLER_MANAGER: &str = "RUSSET_KUBE_CONTROLLER_MANAGER";
+pub const HELM: &str = "RUSSET_HELM";
+pub const FLUX: &str = "RUSSET_FLUX_KUSTOMIZE";
+pub const LIBFAKETIME: &str = "RUSSET_LIBFAKETIME";
+
+/// All of them.
+pub const PROGRAMS: &[&str] =
+    &[ETCD, KUBECTL, KUBE_APISERVER, KUBE_CONTROLLER_MANAGER, HELM, FLUX, LIBFAKETIME];
+
+/// The program of a variable, built or installed when it is not there.
+pub fn program(variable: &str) -> Result<PathBuf> {
+    match variable {
+        ETCD => etcd(),
+        KUBECTL => kubectl(),
+        KUBE_APISERVER => Ok(kubernetes()?.apiserver),
+        KUBE_CONTROLLER_MANAGER => Ok(kubernetes()?.controller_manager),
+        HELM => helm(),
+        FLUX => flux(),
+        LIBFAKETIME => libfaketime(),
+        other => bail!("{other} names no program of the oracles"),
+    }
 }
 
 impl Peer {

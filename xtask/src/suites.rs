@@ -1,9 +1,10 @@
 //! What runs when: building, the demo, the tests, lints. Each suite is told what it needs by
 //! environment variables, so that `cargo test` alone finds the same tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -58,7 +59,7 @@ pub fn test() -> Result<()> {
     Ok(())
 }
 
-/// Which part of the long suites this commit runs; `RUSSET_SLICE=all` runs them whole.
+/// Which part of the long suites this commit runs. `RUSSET_SLICE=all` runs them whole.
 fn slice() -> Result<u32> {
     let output = Command::new("git").args(["rev-parse", "--short=7", "HEAD"]).output()?;
     let hash = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -70,6 +71,10 @@ fn slice() -> Result<u32> {
 struct OracleSuite {
     name: &'static str,
     test: &'static str,
+    /// What it runs, by the variables that name them.
+    programs: &'static [&'static str],
+    /// In CI half of the commits run it; `None` for every commit.
+    half: Option<u32>,
     environment: &'static [(&'static str, &'static str)],
     arguments: &'static [&'static str],
 }
@@ -79,40 +84,73 @@ const ORACLE_SUITES: &[OracleSuite] = &[
     OracleSuite {
         name: "kubectl",
         test: "conformance",
+        programs: &[oracles::KUBECTL],
+        half: None,
         environment: &[],
         arguments: &["--skip", "charts::"],
     },
-    OracleSuite { name: "charts", test: "conformance", environment: &[], arguments: &["charts::"] },
-    OracleSuite { name: "store", test: "etcd", environment: &[], arguments: &[] },
+    OracleSuite {
+        name: "charts",
+        test: "conformance",
+        programs: REAL,
+        half: Some(0),
+        environment: &[],
+        arguments: &["charts::"],
+    },
+    OracleSuite {
+        name: "store",
+        test: "etcd",
+        programs: &[oracles::ETCD],
+        half: Some(1),
+        environment: &[],
+        arguments: &[],
+    },
     OracleSuite {
         name: "attempts",
         test: "attempts",
+        programs: REAL,
+        half: Some(0),
         environment: &[("RUSSET_CONTROL_PLANE", "kubernetes")],
         arguments: &[],
     },
     OracleSuite {
         name: "kubernetes",
         test: "e2e",
+        programs: REAL,
+        half: Some(0),
         environment: &[("RUSSET_CONTROL_PLANE", "kubernetes")],
         arguments: &[],
     },
-    OracleSuite { name: "clocks", test: "e2e", environment: &[("RUSSET_CLOCKS", "1")], arguments: &[] },
+    OracleSuite {
+        name: "clocks",
+        test: "e2e",
+        programs: &[oracles::LIBFAKETIME],
+        half: Some(1),
+        environment: &[("RUSSET_CLOCKS", "1")],
+        arguments: &[],
+    },
     OracleSuite {
         name: "etcd",
         test: "e2e",
+        programs: &[oracles::ETCD, oracles::KUBECTL, oracles::FLUX],
+        half: Some(1),
         environment: &[("RUSSET_CONTROL_PLANE", "etcd")],
         arguments: &[],
     },
 ];
 
-/// The suites named, or all of them; closes with `N passed, N failed`. `build` only builds their programs.
-pub fn oracle(arguments: &[String]) -> Result<()> {
-    if arguments == ["build"] {
-        for (name, program) in oracles::environment()? {
-            println!("export {name}={}", program.display());
-        }
-        return Ok(());
-    }
+/// What stands for the real Kubernetes, with the tools its users have.
+const REAL: &[&str] = &[
+    oracles::KUBE_APISERVER,
+    oracles::KUBE_CONTROLLER_MANAGER,
+    oracles::ETCD,
+    oracles::HELM,
+    oracles::KUBECTL,
+    oracles::FLUX,
+];
+
+/// The suites named, or without names all of them, in CI those of this commit.
+fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
     for name in arguments {
         let known: Vec<&str> = ORACLE_SUITES.iter().map(|suite| suite.name).collect();
         ensure!(
@@ -121,14 +159,39 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
             known.join(", ")
         );
     }
+    let told = std::env::var("RUSSET_SLICE").ok();
+    let half = match told.as_deref() {
+        Some("all") => None,
+        Some(slice) => Some(slice.parse::<u32>().context("RUSSET_SLICE is a number or all")? % 2),
+        None if std::env::var_os("CI").is_some() => Some(slice()? % 2),
+        None => None,
+    };
+    let wanted = |suite: &&OracleSuite| match arguments.is_empty() {
+        true => half.is_none() || suite.half.is_none() || suite.half == half,
+        false => arguments.iter().any(|argument| argument == suite.name),
+    };
+    Ok(ORACLE_SUITES.iter().filter(wanted).collect())
+}
+
+/// The suites named, or all of them; closes with `N passed, N failed`. `build` only builds their programs.
+pub fn oracle(arguments: &[String]) -> Result<()> {
+    if arguments == ["build"] {
+        for name in oracles::PROGRAMS {
+            println!("export {name}={}", oracles::program(name)?.display());
+        }
+        return Ok(());
+    }
+    let suites = chosen(arguments)?;
     let (prepared, python) = setup::with_python()?;
-    let programs = oracles::environment()?;
+    let mut programs: BTreeMap<&str, PathBuf> = BTreeMap::new();
+    for name in suites.iter().flat_map(|suite| suite.programs) {
+        if !programs.contains_key(name) {
+            programs.insert(name, oracles::program(name)?);
+        }
+    }
     build_with(&prepared)?;
     let (mut all, mut clean) = (Tally::default(), true);
-    for suite in ORACLE_SUITES
-        .iter()
-        .filter(|suite| arguments.is_empty() || arguments.iter().any(|argument| argument == suite.name))
-    {
+    for suite in suites {
         let started = Instant::now();
         println!("▸ {}", suite.name);
         let mut command = vec!["test", "--workspace", "--test", suite.test, "--"];
@@ -136,7 +199,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         let mut tests = cargo::command(&prepared, &command);
         // Where a program is missing these suites fail; anywhere else their tests say `skipped`.
         tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
-        tests.envs(programs.iter().map(|(name, path)| (*name, path)));
+        tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
         let (tally, well) = counted(&mut tests)?;
         println!(

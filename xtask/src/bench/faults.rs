@@ -17,13 +17,29 @@ pub const ABOUT: &str = "Two machines, the smoke model, end-of-sequence banned, 
 const GOAL_SECONDS: f64 = 10.0;
 
 /// Where scenarios run: its name, the environment that makes it, and a part of their names.
-type Setting = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+struct Setting {
+    name: &'static str,
+    environment: &'static [(&'static str, &'static str)],
+    /// The variable of the program it needs.
+    program: Option<&'static str>,
+    filter: &'static str,
+}
 
 /// The first stands for all in a bench; a proof visits each.
 const SETTINGS: &[Setting] = &[
-    ("two machines", &[], "losing"),
-    ("machines with clocks of their own", &[("RUSSET_CLOCKS", "1")], "losing"),
-    ("two servers on etcd", &[("RUSSET_CONTROL_PLANE", "etcd")], "of_etcd"),
+    Setting { name: "two machines", environment: &[], program: None, filter: "losing" },
+    Setting {
+        name: "machines with clocks of their own",
+        environment: &[("RUSSET_CLOCKS", "1")],
+        program: Some(oracles::LIBFAKETIME),
+        filter: "losing",
+    },
+    Setting {
+        name: "two servers on etcd",
+        environment: &[("RUSSET_CONTROL_PLANE", "etcd")],
+        program: Some(oracles::ETCD),
+        filter: "of_etcd",
+    },
 ];
 
 /// What a proof found.
@@ -37,7 +53,7 @@ pub struct Proof {
 /// Every fault once on a running cluster; how long until a question is answered again.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
-    one(prepared, &SETTINGS[0], 1, SETTINGS[0].2, &mut proof)?;
+    one(prepared, &SETTINGS[0], 1, SETTINGS[0].filter, &mut proof)?;
     ensure!(proof.failed.is_empty(), "fault scenarios failed: {}", proof.failed.join(", "));
     Ok(proof.rows)
 }
@@ -47,22 +63,23 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
 pub fn many(prepared: &mlx::Prepared, rounds: usize, only: Option<&str>) -> Result<Proof> {
     let mut proof = Proof { rows: Vec::new(), failed: Vec::new() };
     for setting in SETTINGS {
-        println!("▸ {}", setting.0);
-        one(prepared, setting, rounds, only.unwrap_or(setting.2), &mut proof)?;
+        println!("▸ {}", setting.name);
+        one(prepared, setting, rounds, only.unwrap_or(setting.filter), &mut proof)?;
     }
     Ok(proof)
 }
 
 fn one(
     prepared: &mlx::Prepared,
-    (name, environment, _): &Setting,
+    Setting { name, environment, program, .. }: &Setting,
     rounds: usize,
     filter: &str,
     proof: &mut Proof,
 ) -> Result<()> {
     let mut tests = cargo::command(prepared, &["test", "--workspace", "--test", "e2e", "--", filter]);
-    if !environment.is_empty() {
-        tests.envs(oracles::environment()?).envs(environment.iter().copied());
+    tests.envs(environment.iter().copied());
+    if let Some(variable) = program {
+        tests.env(variable, oracles::program(variable)?);
     }
     let mut child = tests
         .env("RUSSET_FAULT_ROUNDS", rounds.to_string())
