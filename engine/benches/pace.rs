@@ -49,15 +49,19 @@ fn main() {
 
 async fn run() {
     let model = model::random_model(MODEL);
-    let lab = Lab::new();
+    let mut lab = Lab::new();
     against_mlx_lm(&lab, model.path()).await;
-    two_against_one(&lab, model.path()).await;
+    for (transport, through) in [("direct", "by plain TCP"), ("tunnel", "through the tunnel")] {
+        lab.flags = vec!["--transport", transport];
+        two_against_one(&lab, model.path(), through).await;
+    }
 }
 
 /// One rank and mlx-lm in turns, both with every core.
 async fn against_mlx_lm(lab: &Lab, model: &Path) {
     let engines = lab.start(model, &[MODEL.layers]);
     let mut client = lab.client(&engines[0]).await;
+    engines.iter().for_each(engines::Engine::keep);
     let mut peers = [Peer::start(model, None, None)];
     let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..=ROUNDS {
@@ -77,11 +81,13 @@ async fn against_mlx_lm(lab: &Lab, model: &Path) {
     tell("prefill of 1,000 tokens, one rank", "tokens/s", prefill(&ours[1]), prefill(&theirs[1]));
 }
 
-/// A stage of two members with a core each against one rank with one core, and the same of bare layers.
-async fn two_against_one(lab: &Lab, model: &Path) {
+/// A stage of two members with a core each against one rank with one core, and the same of bare layers,
+/// which speak plain TCP.
+async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
     let one = lab.start_pinned(model, &[MODEL.layers], 1);
     let two = lab.start_pinned(model, &[MODEL.layers], 2);
     let mut clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
+    one.iter().chain(&two).for_each(engines::Engine::keep);
     let hosts = tempfile::NamedTempFile::new().unwrap();
     let addresses = engines::free_addresses(2);
     std::fs::write(hosts.path(), serde_json::json!([[addresses[0]], [addresses[1]]]).to_string()).unwrap();
@@ -104,7 +110,8 @@ async fn two_against_one(lab: &Lab, model: &Path) {
         let [one, two] = rates.map(|rates| median(rates.into_iter()));
         two / one
     };
-    tell("decode, tensor 2 ranks of one core against 1", "×", gain(ours), gain(theirs));
+    let what = format!("decode, tensor 2 ranks of one core against 1, {through}");
+    tell(&what, "×", gain(ours), gain(theirs));
 }
 
 /// Asks a question of so many bytes; the tokens of its prompt, and the pace of the answer.

@@ -10,8 +10,9 @@ use crate::{cargo, mlx, python};
 pub const ABOUT: &str = "A random float32 Llama of 100 million parameters, both sides on the same libmlx with OpenBLAS in \
     front. One rank: an engine asked over gRPC and mutual TLS, and mlx-lm's `generate_step`, each with every core, in \
     turns, medians of 7 pairs after one to warm up; prefill is the prompt over the time to the first token. Tensor: an engine \
-    of 2 ranks with a core each through their tunnel against one rank with one core, beside the same ratio of mlx-lm's \
-    bare layers (no sampling, no control path, plain TCP), in turns.";
+    of 2 ranks with a core each against one rank with one core, beside the same ratio of mlx-lm's bare layers (no \
+    sampling, no control path, plain TCP), in turns; once over plain TCP as those (`transport: Direct`), once through the \
+    tunnel of mutual TLS, which is the default. There the rank, MLX's waiting threads and the encryption share one core.";
 
 /// Of mlx-lm's pace.
 const PACE: f64 = 0.97;
