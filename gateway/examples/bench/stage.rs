@@ -95,7 +95,9 @@ async fn nginx(program: &str, folder: &Path, upstream: SocketAddr) -> (Child, So
     );
     let path = folder.join("nginx.conf");
     std::fs::write(&path, config).unwrap();
-    let child = Command::new(program).arg("-c").arg(&path).kill_on_drop(true).spawn().unwrap();
+    // Its workers may outlive it, and must not hold what reads this process's output.
+    let mut command = Command::new(program);
+    let child = command.arg("-c").arg(&path).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
     for _ in 0..500 {
         if tokio::net::TcpStream::connect(address).await.is_ok() {
             return (child, address);
@@ -150,7 +152,9 @@ pub async fn run(nginx_program: &str) {
         say(&format!("added {what}, p50 at half load"), median(p50), median(its_p50), "ms", false);
         say(&format!("added {what}, p99 at half load"), median(p99), median(its_p99), "ms", true);
     }
-    let _ = nginx.kill().await;
+    let mut stop = Command::new(nginx_program);
+    stop.arg("-c").arg(folder.path().join("nginx.conf")).args(["-s", "stop"]).status().await.unwrap();
+    nginx.wait().await.unwrap();
 }
 
 /// What two targets answer a second when they are asked all they can: the medians of three turns.
