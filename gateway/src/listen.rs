@@ -41,7 +41,7 @@ impl Side {
     }
 }
 
-/// How patient a listener is with connections.
+/// How patient a listener is with connections, and with how many.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// For the TLS handshake.
@@ -51,6 +51,11 @@ pub struct Patience {
     pub head: Duration,
     /// Between pings of an idle HTTP/2 connection, and for their answers.
     pub ping: Duration,
+    /// Connections at once on one listener; more wait unaccepted.
+    pub connections: usize,
+    /// Of these, the last so many are for other machines that have fewer than that; more of one that has them are
+    /// closed. All others anybody may have: many people may come from the address of one proxy.
+    pub last: usize,
 }
 
 impl Default for Patience {
@@ -59,15 +64,13 @@ impl Default for Patience {
             handshake: Duration::from_secs(10),
             head: Duration::from_secs(60),
             ping: Duration::from_secs(20),
+            // Far more than engines have slots. Where a process may open fewer files, more wait as well.
+            connections: 512,
+            last: 128,
         }
     }
 }
 
-/// Connections at once on one listener; more wait unaccepted. Far more than engines have slots, few
-/// enough for the file descriptors of a default shell.
-const MOST_CONNECTIONS: usize = 512;
-/// Of these, connections of one other machine; more are closed. Enough for a proxy that many are behind.
-const MOST_OF_ONE: usize = 128;
 /// Requests at once on one HTTP/2 connection.
 const MOST_STREAMS: u32 = 128;
 /// Largest head of a request, all headers together; HTTP/1 may read one buffer more before it notices.
@@ -100,7 +103,9 @@ impl Door {
     pub(crate) async fn serve(self, router: Router, patience: Patience, stopping: CancellationToken) {
         let Self { listener, tls } = self;
         let graceful = GracefulShutdown::new();
-        let room = Room::new(MOST_CONNECTIONS, if tls.is_some() { MOST_OF_ONE } else { MOST_CONNECTIONS });
+        // Loopback has one host.
+        let last = if tls.is_some() { patience.last } else { 0 };
+        let room = Room::new(patience.connections, last);
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {

@@ -1,4 +1,4 @@
-//! Room for connections: so many on a listener, and so many of one host, which therefore cannot take all of it.
+//! Room for connections: so many on a listener, the last of them for hosts that have few, so that no host takes all.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The room of one listener.
 pub(super) struct Room {
     all: Arc<Semaphore>,
-    each: usize,
+    few: usize,
     held: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
@@ -23,12 +23,12 @@ pub(super) struct Place {
 }
 
 impl Room {
-    /// Room for `all` connections, of which one host has at most `each`.
-    pub(super) fn new(all: usize, each: usize) -> Self {
-        Self { all: Arc::new(Semaphore::new(all)), each, held: Arc::default() }
+    /// Room for `all` connections, of which the last `few` are for hosts that have fewer than that.
+    pub(super) fn new(all: usize, few: usize) -> Self {
+        Self { all: Arc::new(Semaphore::new(all)), few, held: Arc::default() }
     }
 
-    /// The next connection, once there is room for it; those of a host that has too many are closed.
+    /// The next connection, once there is room for it; those of a host that has many are closed when little is left.
     pub(super) async fn accept(&self, listener: &TcpListener) -> (TcpStream, Place) {
         loop {
             // The semaphore is never closed.
@@ -36,7 +36,11 @@ impl Room {
             match listener.accept().await {
                 Ok((stream, peer)) => match self.place(peer.ip(), place) {
                     Some(place) => return (stream, place),
-                    None => tracing::debug!(%peer, "closed: its host has {} connections already", self.each),
+                    None => tracing::debug!(
+                        %peer,
+                        "closed: its host has {few} connections or more, and fewer than {few} places are left",
+                        few = self.few
+                    ),
                 },
                 Err(error) => {
                     // Mostly a client that left again, or no file descriptor to be had: the next may work.
@@ -51,7 +55,7 @@ impl Room {
         let host = host(peer);
         let mut held = self.held.lock();
         let count = held.entry(host).or_default();
-        if *count >= self.each {
+        if *count >= self.few && self.all.available_permits() < self.few {
             return None;
         }
         *count += 1;
@@ -84,20 +88,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_host_has_its_share_and_gets_it_back() {
-        let room = Room::new(9, 2);
-        let place = |address: &str| room.place(address.parse().unwrap(), None);
-        let (first, _second) = (place("10.0.0.1").unwrap(), place("::ffff:10.0.0.1").unwrap());
+    fn one_host_has_what_nobody_wants_and_leaves_room_for_others() {
+        let room = Room::new(7, 2);
+        let place = |address: &str| {
+            let of_all = room.all.clone().try_acquire_owned().expect("a place is free");
+            room.place(address.parse().unwrap(), Some(of_all))
+        };
+        let alone: Vec<Place> = (0..5).map(|_| place("10.0.0.1").unwrap()).collect();
+        assert!(place("::ffff:10.0.0.1").is_none(), "the last two are for others");
+        let other = place("10.0.0.2").unwrap();
         assert!(place("10.0.0.1").is_none());
-        let _other = place("10.0.0.2").unwrap();
-        drop(first);
-        let _third = place("10.0.0.1").unwrap();
-        assert!(place("10.0.0.1").is_none());
-        let _net = (place("2001:db8::1").unwrap(), place("2001:db8::ffff:1").unwrap());
-        assert!(place("2001:db8::2:3").is_none(), "one network of a host is one host");
+        drop((alone, other));
+        let _five: Vec<Place> = (1..6).map(|host| place(&format!("2001:db8::{host}:1")).unwrap()).collect();
+        assert!(place("2001:db8::9:1").is_none(), "one network of a host is one host");
         let neighbour = place("2001:db8:0:1::1").unwrap();
-        assert_eq!(room.held.lock().len(), 4);
+        assert_eq!(room.held.lock().len(), 2);
         drop(neighbour);
-        assert_eq!(room.held.lock().len(), 3, "who left is forgotten");
+        assert_eq!(room.held.lock().len(), 1, "who left is forgotten");
     }
 }

@@ -254,6 +254,10 @@ pub struct Lab {
     pub served: Option<tokio::task::JoinHandle<Result<(), russet_gateway::Error>>>,
 }
 
+fn client(certificates: &Certificates) -> reqwest::ClientBuilder {
+    reqwest::Client::builder().timeout(PATIENCE).no_proxy().tls_certs_only([certificates.ca()])
+}
+
 impl Lab {
     pub async fn start(limits: Limits) -> Self {
         Self::patient(limits, Patience::default()).await
@@ -272,13 +276,13 @@ impl Lab {
         let stop = CancellationToken::new();
         let gateway = Gateway::new(doors, table, keys, certificates.gateway(), limits, patience);
         let served = tokio::spawn(gateway.serve(stop.clone().cancelled_owned()));
-        let client = reqwest::Client::builder()
-            .timeout(PATIENCE)
-            .no_proxy()
-            .tls_certs_only([certificates.ca()])
-            .build()
-            .unwrap();
+        let client = client(&certificates).build().unwrap();
         Self { certificates, publish, keyring, address, network, client, stop, served: Some(served) }
+    }
+
+    /// A client whose connections come from this address.
+    pub fn client_from(&self, address: impl Into<std::net::IpAddr>) -> reqwest::Client {
+        client(&self.certificates).local_address(address.into()).build().unwrap()
     }
 
     /// Makes these keys all there are.
