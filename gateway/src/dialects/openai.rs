@@ -108,7 +108,7 @@ async fn answer_chat(
     request: Request,
 ) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    let read = core.bodies.read(&parts.headers, body).await;
+    let read = core.bodies.read(&parts.headers, body, &caller).await;
     let (body, held) = read.inspect_err(|refusal| core.turned_away(refusal))?;
     let Chat { model, request, streamed, include_usage, ignored } = Chat::parse(&body, id.unique.clone())?;
     drop(body);

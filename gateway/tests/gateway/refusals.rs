@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
-use crate::lab::{Act, Lab, PATIENCE, hello, limits, started};
+use crate::lab::{Act, Lab, PATIENCE, access_key, hello, limits, started};
 
 /// Sends `request` as it is and returns status and body of the answer.
 async fn raw(lab: &Lab, request: &[u8]) -> (u16, String) {
@@ -127,6 +127,39 @@ async fn requests_that_no_engine_has_taken_hold_so_many_bytes_and_no_more() {
     assert_eq!(ask(700_000).await.unwrap().status(), 200, "the room is given back");
     let counted = lab.metrics().await;
     assert!(counted.lines().any(|line| line.contains("gateway_full") && line.ends_with(" 2")), "{counted}");
+}
+
+#[tokio::test]
+async fn one_key_does_not_take_the_room_of_the_others() {
+    let lab = Lab::start(Limits { bodies: 8 * 1024 * 1024, ..limits() }).await;
+    lab.keys(&[access_key("one", "s-one", |_| {}), access_key("two", "s-two", |_| {})]);
+    let go = CancellationToken::new();
+    let engine = lab.only_engine([vec![started(), Act::Until(go.clone())], hello()].concat());
+    let ask = |key: &'static str| {
+        let content = "x".repeat(1_900_000);
+        lab.chat(json!({"messages": [{"role": "user", "content": content}]})).bearer_auth(key).send()
+    };
+    let mut waiting = Vec::new();
+    for running in 1..=3 {
+        waiting.push(tokio::spawn(ask("s-one")));
+        engine.running(running).await;
+    }
+    let refused = ask("s-one").await.unwrap();
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    let error: Value = refused.json::<Value>().await.unwrap()["error"].take();
+    let message = error["message"].as_str().unwrap();
+    assert_eq!(error["code"], "gateway_full");
+    assert!(
+        message.contains("of 8 MiB are taken, 5 by this key, and the last 2 are for other keys"),
+        "{message}"
+    );
+    waiting.push(tokio::spawn(ask("s-two")));
+    engine.running(4).await;
+    go.cancel();
+    for answer in waiting {
+        assert_eq!(answer.await.unwrap().unwrap().status(), 200);
+    }
+    assert_eq!(ask("s-one").await.unwrap().status(), 200, "the room is given back");
 }
 
 /// Like [`raw`], reading while it writes: the answer comes before the request is complete.
