@@ -76,11 +76,10 @@ fn secret(new: &mut Value) {
 fn signing_request(call: &Call, new: &mut Value, old: Option<&Value>, now: &str) {
     match old {
         None => {
-            let user = &call.user;
-            new["spec"]["username"] = json!(user.name);
-            new["spec"]["groups"] = json!(user.groups);
-            if !user.uid.is_empty() {
-                new["spec"]["uid"] = json!(user.uid);
+            // What the body says of these is nothing that signers may trust.
+            let user = call.user.to_value();
+            for field in ["username", "groups", "uid", "extra"] {
+                object::copy_field(&mut new["spec"], &user, field);
             }
             new["status"] = json!({});
             if new["spec"]["usages"].is_null() {

@@ -121,10 +121,14 @@ async fn a_bootstrap_token_opens_the_host_and_lets_a_machine_ask_for_a_certifica
     let requests: Api<CertificateSigningRequest> = Api::all(machine.clone());
     let request = json!({"metadata": {"name": "node-1"}, "spec": {
         "request": "LS0t", "signerName": "example.com/node", "usages": ["client auth"],
+        "username": "russet:node:a", "uid": "another's", "groups": ["system:masters"], "extra": {"a": ["b"]},
     }});
-    let made = requests.create(&PostParams::default(), &read(request)).await.unwrap();
-    assert_eq!(made.spec.username.as_deref(), Some("system:bootstrap:abc123"));
-    assert!(made.spec.groups.unwrap().contains(&"system:bootstrappers".to_string()));
+    let made = requests.create(&PostParams::default(), &read(request)).await.unwrap().spec;
+    assert_eq!(made.username.as_deref(), Some("system:bootstrap:abc123"));
+    let groups = made.groups.unwrap();
+    assert!(groups.contains(&"system:bootstrappers".to_string()), "{groups:?}");
+    assert!(!groups.contains(&"system:masters".to_string()), "{groups:?}");
+    assert_eq!((made.uid, made.extra), (None, None), "who asks is not for the body to say");
     assert_eq!(
         code(Api::<Secret>::namespaced(machine.clone(), "kube-system").list(&ListParams::default()).await),
         403
