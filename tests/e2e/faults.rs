@@ -212,6 +212,17 @@ pub async fn sound(cluster: &mut Cluster) -> Result<()> {
     still_right(cluster).await
 }
 
+/// Waits until agents and operator have worked since a fault of the API server: what they would do wrong
+/// has been done by then.
+pub async fn caught_up(cluster: &mut Cluster) -> Result<()> {
+    for node in ["node-a", "node-b"] {
+        let before = renew_time(cluster, node).await?;
+        renewed(cluster, node, before).await?;
+    }
+    // The operator judges a new deployment.
+    crate::mistakes::unknown_model(cluster).await
+}
+
 async fn still_right(cluster: &Cluster) -> Result<()> {
     let answer = ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_tests::ask::{self, End};
-use russet_tests::cluster::{Cluster, repository};
+use russet_tests::cluster::Cluster;
 use russet_tests::control_plane::ControlPlane;
 use russet_tests::control_plane::etcd::OnEtcd;
 use serde_json::Value;
@@ -37,24 +37,13 @@ async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
         .collect())
 }
 
-/// The quickstart runs, and nothing of what earlier scenarios made of it.
-async fn settled(cluster: &mut Cluster) -> Result<()> {
-    let samples = repository().join("manifests/samples/quickstart");
-    cluster.russet(&["apply", "-f", &samples.display().to_string()]).await?;
-    cluster
-        .until("two shards are left", async |cluster| {
-            Ok(cluster.get("shards").await?["items"].as_array().is_some_and(|shards| shards.len() == 2))
-        })
-        .await?;
-    path::quickstart(cluster).await
-}
-
 /// A member of etcd dies: writes go on at the others.
 pub async fn member(cluster: &mut Cluster) -> Result<()> {
-    settled(cluster).await?;
+    path::quickstart(cluster).await?;
     let engines = cluster.engines().await?;
     for at in 0..3 {
         plane(cluster)?.member(at, false)?;
+        let struck = std::time::Instant::now();
         cluster
             .until("a write is taken while a member of etcd is dead", async |cluster| {
                 let map = format!(
@@ -63,6 +52,7 @@ pub async fn member(cluster: &mut Cluster) -> Result<()> {
                 Ok(mistakes::apply(cluster, &map).await.is_ok())
             })
             .await?;
+        println!("fault: member of etcd killed, a write is taken = {:.2}", struck.elapsed().as_secs_f64());
         plane(cluster)?.member(at, true)?;
         // The next one may only go when this one holds everything again.
         cluster
@@ -77,16 +67,17 @@ pub async fn member(cluster: &mut Cluster) -> Result<()> {
 /// Every member of etcd is there and answers nothing, as behind a cut network: streams and new answers
 /// do not notice, a write is not acknowledged, and afterwards everything is where it was.
 pub async fn cut(cluster: &mut Cluster) -> Result<()> {
-    settled(cluster).await?;
+    path::quickstart(cluster).await?;
     let (groups, engines) = (epochs(cluster).await?, cluster.engines().await?);
     let map = |name: &str| {
         format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: default}}\n")
     };
     mistakes::apply(cluster, &map("before-the-cut")).await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let undisturbed = faults::expected(cluster).await?;
+    let mut answer = path::endless(cluster, faults::TOKENS).await?;
     let frozen = Frozen::new(&plane(cluster)?.members())?;
-    let end = answer.finish().await;
-    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    faults::finish_undisturbed(&mut answer).await?;
+    ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
     let unanswered = tokio::time::timeout(UNANSWERED, mistakes::apply(cluster, &map("in-the-cut"))).await;
     ensure!(!matches!(unanswered, Ok(Ok(()))), "a write was acknowledged that no member of etcd saw");
     ask::answer(&cluster.base_url(), "smoke", "What is 17 + 25?").await?;
@@ -99,6 +90,7 @@ pub async fn cut(cluster: &mut Cluster) -> Result<()> {
         .await?;
     println!("fault: etcd cut off and back, writes again = {:.2} of 30", thawed.elapsed().as_secs_f64());
     cluster.get("configmaps before-the-cut -n default").await.context("an acknowledged write is lost")?;
+    faults::caught_up(cluster).await?;
     path::ready(cluster).await?;
     ensure!(epochs(cluster).await? == groups, "a group began a new epoch");
     ensure!(cluster.engines().await? == engines, "engines changed");
@@ -107,7 +99,7 @@ pub async fn cut(cluster: &mut Cluster) -> Result<()> {
 
 /// The server whose operator leads dies: the other's takes over, and no group restarts.
 pub async fn leader(cluster: &mut Cluster) -> Result<()> {
-    settled(cluster).await?;
+    path::quickstart(cluster).await?;
     let [first, second] = plane(cluster)?.candidates()?;
     let led = holder(cluster).await?;
     ensure!(led == second, "{led} leads and not {second}, which started first");

@@ -298,8 +298,12 @@ impl Cluster {
 
     /// Runs a `russet` verb of a person on the near machine and returns what it printed.
     pub async fn russet(&self, arguments: &[&str]) -> Result<String> {
-        let output =
-            Command::new(&self.russet).args(arguments).env("KUBECONFIG", self.kubeconfig()).output().await?;
+        let output = Command::new(&self.russet)
+            .args(arguments)
+            .env("KUBECONFIG", self.kubeconfig())
+            .kill_on_drop(true)
+            .output()
+            .await?;
         if !output.status.success() {
             bail!(
                 "russet {} failed: {}",

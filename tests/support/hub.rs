@@ -74,15 +74,11 @@ impl Hub {
         self.state.cuts.store(count, Ordering::SeqCst);
     }
 
-    /// From now on large transfers stop in the middle until [`Hub::let_go`].
-    pub fn hold(&self) {
+    /// Large transfers stop in the middle for as long as what is returned is kept.
+    pub fn hold(&self) -> Held {
         locked(&self.state.begun).clear();
         self.state.held.send_replace(true);
-    }
-
-    /// Held transfers go on, and later ones do not stop.
-    pub fn let_go(&self) {
-        self.state.held.send_replace(false);
+        Held(self.state.clone())
     }
 
     /// At which byte of its file each large transfer began, since the last [`Hub::hold`].
@@ -93,6 +89,15 @@ impl Hub {
     /// Cuts still due.
     pub fn cuts_left(&self) -> u64 {
         self.state.cuts.load(Ordering::SeqCst)
+    }
+}
+
+/// Large transfers stop in the middle until this is dropped.
+pub struct Held(Arc<Served>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.held.send_replace(false);
     }
 }
 

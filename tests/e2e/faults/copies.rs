@@ -18,11 +18,25 @@ pub const WRITTEN: u64 = 1 << 20;
 
 /// Kill -9 of the agent that copies, with half a file there.
 pub async fn killed(cluster: &mut Cluster) -> Result<()> {
-    cluster.hub.hold();
-    let struck = strike_in_copy(cluster).await;
-    // Whatever happened, other scenarios want their files.
-    cluster.hub.let_go();
-    let (struck, written) = struck?;
+    let outcome = strike_and_look(cluster).await;
+    // Whatever happened, the next scenario wants to find nothing of it.
+    let _ = path::delete_object(cluster, "modeldeployments/held").await;
+    let _ = path::delete_object(cluster, "models/held").await;
+    outcome?;
+    let stores = stores(cluster);
+    cluster
+        .until("ranks and files nobody wants are gone", async |cluster| {
+            let shards = cluster.get("shards").await?["items"].as_array().map_or(0, Vec::len);
+            Ok(shards == 2 && stores.iter().all(|store| !holds(store, MODEL)))
+        })
+        .await?;
+    sound(cluster).await
+}
+
+async fn strike_and_look(cluster: &mut Cluster) -> Result<()> {
+    let held = cluster.hub.hold();
+    let (struck, written) = strike_in_copy(cluster).await?;
+    drop(held);
     path::serves(cluster, "held").await?;
     println!("fault: agent killed in a copy, model answers = {:.2} of 30", struck.elapsed().as_secs_f64());
     let begun = cluster.hub.begun();
@@ -32,15 +46,7 @@ pub async fn killed(cluster: &mut Cluster) -> Result<()> {
     );
     let answer = ask::answer(&cluster.base_url(), "held", "What is 17 + 25?").await?;
     ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
-    path::gone(cluster, "held").await?;
-    path::delete_object(cluster, "models/held").await?;
-    let stores = stores(cluster);
-    cluster
-        .until("the files nobody wants are gone", async |_| {
-            Ok(stores.iter().all(|store| !holds(store, MODEL)))
-        })
-        .await?;
-    sound(cluster).await
+    Ok(())
 }
 
 /// Starts the copy and kills its agent; when that was, and the bytes on disk then.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use russet_tests::processes::program;
+use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::copy::copy;
 pub use self::store::store;
@@ -104,7 +105,17 @@ impl Server {
 }
 
 impl Drop for Server {
+    /// As Ctrl-C, so that engines end too and the disk is free; killed if that takes too long.
     fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::INT);
+        }
+        for _ in 0..600 {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -16,9 +16,8 @@ use crate::path;
 
 /// How long a process of the control plane stays frozen: longer than a Lease lasts, every fifth time,
 /// beginning with the first; else only as long as what happens meanwhile takes.
-fn length() -> Duration {
-    static ROUND: AtomicUsize = AtomicUsize::new(0);
-    let long = ROUND.fetch_add(1, Ordering::Relaxed).is_multiple_of(5);
+fn length(rounds: &AtomicUsize) -> Duration {
+    let long = rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(5);
     if long { Duration::from_secs(25) } else { Duration::ZERO }
 }
 
@@ -106,7 +105,8 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
-    let length = length();
+    static ROUNDS: AtomicUsize = AtomicUsize::new(0);
+    let length = length(&ROUNDS);
     let frozen = Frozen::new(&cluster.pids(Role::Serve)?)?;
     finish_undisturbed(&mut answer).await?;
     ensure!(answer.text == undisturbed, "the text changed:\n{}\n{undisturbed}", answer.text);
@@ -120,6 +120,7 @@ pub async fn serve(cluster: &mut Cluster) -> Result<()> {
         .until("the API answers", async |cluster| Ok(cluster.get("modeldeployments smoke").await.is_ok()))
         .await?;
     println!("fault: serve frozen and back, API answers = {:.2}", thawed.elapsed().as_secs_f64());
+    super::caught_up(cluster).await?;
     path::ready(cluster).await?;
     ensure!(cluster.engines().await? == engines, "the engines changed: {engines:?}");
     sound(cluster).await
@@ -130,10 +131,15 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
-    let length = length();
+    static ROUNDS: AtomicUsize = AtomicUsize::new(0);
+    let length = length(&ROUNDS);
     let frozen = Frozen::new(&cluster.pids(Role::Gateway)?)?;
     // Everything else still works meanwhile.
     path::ready(cluster).await?;
+    // What it had sent before is read first.
+    while let Ok(piece) = tokio::time::timeout(Duration::from_millis(500), answer.piece()).await {
+        ensure!(matches!(piece, Ok(Some(_))), "the stream of a frozen gateway ended with {piece:?}");
+    }
     tokio::time::sleep(length).await;
     let thawed = Instant::now();
     drop(frozen);

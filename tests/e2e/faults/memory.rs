@@ -1,7 +1,6 @@
 //! Whether memory was given twice: what the living engines of each machine may use, added up from the
 //! records their agents keep, against what the machine's owner gives.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -9,39 +8,43 @@ use russet_tests::cluster::Cluster;
 use russet_tests::processes::processes;
 use serde_json::Value;
 
-/// Every living engine is on record, and each machine's engines together stay within its limit.
+/// Every Shard has one living engine and every engine is on record; each machine's grants add up to what
+/// its agent says, and stay within its limit.
 pub async fn is_given_once(cluster: &mut Cluster) -> Result<()> {
-    let machines = [("node-a", cluster.near_dir()), ("node-b", cluster.far_dir())];
-    for (node, folder) in machines {
-        // An engine that is being ended may take a moment to be gone.
-        let mut strays = Vec::new();
+    let mut living = 0;
+    for (node, folder) in [("node-a", cluster.near_dir()), ("node-b", cluster.far_dir())] {
+        let (mut last, mut running) = (String::new(), 0);
         let settled = cluster
-            .until("every engine is on record", async |_| {
-                let recorded = recorded(&folder);
-                strays = engines(&folder).into_iter().filter(|pid| !recorded.contains_key(pid)).collect();
-                Ok(strays.is_empty())
+            .until("engines, records and grants agree", async |cluster| {
+                // An engine that is being ended may take a moment to be gone, and a sum to be reported.
+                let (records, engines) = (records(&folder), engines(&folder));
+                let memory = &cluster.get(&format!("inferencenodes {node}")).await?["status"]["memory"];
+                let sum: u64 = records.iter().map(|(_, bytes)| bytes).sum();
+                last = format!("engines {engines:?}, records {records:?} of {sum} bytes, reported {memory}");
+                running = engines.len();
+                let pids: Vec<i32> = records.iter().filter_map(|(pid, _)| *pid).collect();
+                let limit = memory["servingLimitBytes"].as_u64();
+                Ok(engines.iter().all(|engine| pids.contains(engine))
+                    && memory["grantedBytes"].as_u64() == Some(sum)
+                    && limit.is_some_and(|limit| sum <= limit))
             })
             .await;
-        settled.with_context(|| format!("engines {strays:?} of {node} use memory nobody granted"))?;
-        let recorded = recorded(&folder);
-        let used: u64 = engines(&folder).iter().filter_map(|pid| recorded.get(pid)).sum();
-        let memory = cluster.get(&format!("inferencenodes {node}")).await?["status"]["memory"].clone();
-        let limit = memory["servingLimitBytes"].as_u64().context("a node without a limit")?;
-        ensure!(used <= limit, "engines of {node} were given {used} of {limit} bytes: {recorded:?}");
-        let granted = memory["grantedBytes"].as_u64().context("a node without a sum of grants")?;
-        ensure!(granted <= limit, "{node} says that {granted} of {limit} bytes are granted");
+        settled.with_context(|| format!("{node}: {last}"))?;
+        living += running;
     }
+    let shards = cluster.get("shards").await?["items"].as_array().map_or(0, Vec::len);
+    ensure!(living == shards && living > 0, "{living} engines run for {shards} Shards");
     Ok(())
 }
 
-/// Bytes granted by the pid of the engine they were granted to.
-fn recorded(folder: &Path) -> BTreeMap<i32, u64> {
+/// Engine and bytes of every grant that is on record.
+fn records(folder: &Path) -> Vec<(Option<i32>, u64)> {
     let folders = std::fs::read_dir(folder.join("agent/engines")).into_iter().flatten().flatten();
     folders
         .filter_map(|entry| {
             let text = std::fs::read(entry.path().join("state.json")).ok()?;
             let record: Value = serde_json::from_slice(&text).ok()?;
-            Some((record["process"]["pid"].as_i64()? as i32, record["reserved"].as_u64()?))
+            Some((record["process"]["pid"].as_i64().map(|pid| pid as i32), record["reserved"].as_u64()?))
         })
         .collect()
 }

@@ -41,10 +41,9 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
     apply(&kubeconfig, &text).await?;
     until_copy_says(cluster, &kubeconfig, &["DiskFull", "bytes are needed", &RESERVE.to_string()]).await?;
 
-    cluster.hub.hold();
-    let filled = fill_in_copy(cluster, &disk, &ballast).await;
-    cluster.hub.let_go();
-    filled?;
+    let held = cluster.hub.hold();
+    fill_in_copy(cluster, &disk, &ballast).await?;
+    drop(held);
     until_copy_says(cluster, &kubeconfig, &["DiskFull", " has 0 bytes free"]).await?;
     // The model's own disk is full, and everything else works.
     russet(&kubeconfig, &["get", "modeldeployments"]).await?;
@@ -66,8 +65,14 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
 async fn fill_in_copy(cluster: &mut Cluster, disk: &Disk, ballast: &Path) -> Result<()> {
     std::fs::remove_file(ballast)?;
     let store = disk.path();
+    let mut before = 0;
     cluster
-        .until("half of the model is there", async |_| Ok(copies::part(&store) >= copies::WRITTEN))
+        .until("half of the model is there, and no more comes", async |_| {
+            let now = copies::part(&store);
+            let still = now >= copies::WRITTEN && now == before;
+            before = now;
+            Ok(still)
+        })
         .await?;
     disk.fill_but(0).map(|_| ())
 }
