@@ -1,7 +1,8 @@
 //! TLS handshakes under way: bounded in time and in number, so that clients that connect and say nothing are in
 //! nobody's way. What is asked over the connections that come of them is not its business.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -14,8 +15,8 @@ use tokio_rustls::server::TlsStream;
 pub(super) struct Bounds {
     /// For one handshake.
     pub(super) patience: Duration,
-    /// At once. Clients shake hands in milliseconds, so the oldest of so many is one that says nothing: it makes room,
-    /// and nobody waits for it.
+    /// At once. Clients shake hands in milliseconds, so the oldest of the host that has most of so many is one that says
+    /// nothing: it makes room, and nobody waits for it.
     pub(super) most: usize,
 }
 
@@ -30,25 +31,27 @@ pub(super) struct Handshakes {
     acceptor: TlsAcceptor,
     bounds: Bounds,
     running: JoinSet<Option<TlsStream<TcpStream>>>,
-    oldest_first: VecDeque<AbortHandle>,
+    oldest_first: Vec<(IpAddr, AbortHandle)>,
 }
 
 impl Handshakes {
     pub(super) fn new(acceptor: TlsAcceptor, bounds: Bounds) -> Self {
-        Self { acceptor, bounds, running: JoinSet::new(), oldest_first: VecDeque::new() }
+        Self { acceptor, bounds, running: JoinSet::new(), oldest_first: Vec::new() }
     }
 
-    /// Begins one; the oldest ends for it where there are too many.
-    pub(super) fn begin(&mut self, stream: TcpStream) {
-        self.oldest_first.retain(|handshake| !handshake.is_finished());
-        if self.oldest_first.len() >= self.bounds.most
-            && let Some(oldest) = self.oldest_first.pop_front()
-        {
-            oldest.abort();
-        }
+    /// Begins one with this peer; where there are too many, another ends for it.
+    pub(super) fn begin(&mut self, stream: TcpStream, peer: IpAddr) {
         let _ = stream.set_nodelay(true);
         let handshake = tokio::time::timeout(self.bounds.patience, self.acceptor.accept(stream));
-        self.oldest_first.push_back(self.running.spawn(async { handshake.await.ok()?.ok() }));
+        let handshake = self.running.spawn(async { handshake.await.ok()?.ok() });
+        self.oldest_first.retain(|(_, handshake)| !handshake.is_finished());
+        self.oldest_first.push((host(peer), handshake));
+        if self.oldest_first.len() > self.bounds.most {
+            let hosts: Vec<IpAddr> = self.oldest_first.iter().map(|(host, _)| *host).collect();
+            if let Some(index) = makes_room(&hosts) {
+                self.oldest_first.remove(index).1.abort();
+            }
+        }
     }
 
     /// The next connection whose handshake succeeded; waits for ever where nobody comes.
@@ -60,6 +63,25 @@ impl Handshakes {
                 None => std::future::pending().await,
             }
         }
+    }
+}
+
+/// Which of the handshakes of these hosts, the oldest first, makes room: the oldest of the host that has most of them,
+/// so that who opens many ends its own.
+fn makes_room(hosts: &[IpAddr]) -> Option<usize> {
+    let mut counts = HashMap::new();
+    for host in hosts {
+        *counts.entry(host).or_insert(0) += 1;
+    }
+    let most = counts.values().max()?;
+    hosts.iter().position(|host| counts.get(host) == Some(most))
+}
+
+/// Whom an address belongs to: in IPv6 one host has all addresses of a /64.
+fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
     }
 }
 
@@ -78,6 +100,7 @@ mod tests {
 
     /// Longer than anything takes on a busy machine.
     const PATIENCE: Duration = Duration::from_secs(60);
+    const HOST: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
     /// A silent client, and its other end.
     async fn silent(listener: &TcpListener) -> (TcpStream, TcpStream) {
@@ -89,6 +112,24 @@ mod tests {
     async fn closes(client: &mut TcpStream) {
         let closed = tokio::time::timeout(PATIENCE, client.read(&mut [0])).await;
         assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
+    }
+
+    #[test]
+    fn who_opens_many_handshakes_ends_its_own() {
+        for (addresses, expected) in [
+            ("", None),
+            ("10.0.0.1", Some(0)),
+            ("10.0.0.1 10.0.0.2 10.0.0.3", Some(0)),
+            ("10.0.0.1 10.0.0.2 10.0.0.2", Some(1)),
+            ("10.0.0.1 10.0.0.2 ::ffff:10.0.0.2", Some(1)),
+            ("10.0.0.1 10.0.0.2 10.0.0.2 10.0.0.1", Some(0)),
+            ("10.0.0.1 2001:db8::1 10.0.0.2 2001:db8::2:2", Some(1)),
+            ("10.0.0.1 2001:db8::1 10.0.0.2 2001:db8:0:1::1", Some(0)),
+        ] {
+            let hosts: Vec<IpAddr> =
+                addresses.split_whitespace().map(|address| host(address.parse().unwrap())).collect();
+            assert_eq!(makes_room(&hosts), expected, "{addresses}");
+        }
     }
 
     #[tokio::test]
@@ -104,7 +145,7 @@ mod tests {
         let mut clients = Vec::new();
         for _ in 0..4 {
             let (client, accepted) = silent(&listener).await;
-            handshakes.begin(accepted);
+            handshakes.begin(accepted, HOST);
             clients.push(client);
         }
         closes(&mut clients[0]).await;
@@ -118,7 +159,7 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let (client, accepted) = silent(&listener).await;
-        handshakes.begin(accepted);
+        handshakes.begin(accepted, HOST);
         let name = ServerName::try_from("localhost").unwrap();
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, client);
         let both = async { tokio::join!(connecting, handshakes.next()) };
@@ -131,7 +172,7 @@ mod tests {
         let bounds = Bounds { patience: Duration::from_millis(50), most: 2 };
         let mut handshakes = Handshakes::new(acceptor, bounds);
         let (mut client, accepted) = silent(&listener).await;
-        handshakes.begin(accepted);
+        handshakes.begin(accepted, HOST);
         closes(&mut client).await;
     }
 }

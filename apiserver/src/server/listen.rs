@@ -50,7 +50,7 @@ pub async fn accept(service: Service, listener: TcpListener) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => handshakes.begin(stream),
+                Ok((stream, peer)) => handshakes.begin(stream, peer.ip()),
                 Err(error) => {
                     // Out of descriptors, most likely: the next connection may find one free again.
                     tracing::warn!(%error, "a connection could not be accepted");

@@ -1,8 +1,9 @@
 //! An identity that may be renewed at any moment: what is made of its files is made anew when they
 //! change. Connections that are open keep what they were opened with; new ones get the new.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,8 +32,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 struct Bounds {
     /// For one handshake.
     patience: Duration,
-    /// Handshakes under way at once. Peers of one cluster shake hands in milliseconds, so the oldest of so
-    /// many is one that says nothing: it makes room, and nobody waits for it.
+    /// Handshakes under way at once. Peers of one cluster shake hands in milliseconds, so the oldest of the host
+    /// that has most of so many is one that says nothing: it makes room, and nobody waits for it.
     most: usize,
 }
 
@@ -129,7 +130,7 @@ async fn accept(
 ) {
     // Dropped with this task, so no handshake outlives the server.
     let mut handshakes = JoinSet::new();
-    let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
+    let mut oldest_first: Vec<(IpAddr, AbortHandle)> = Vec::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -138,23 +139,25 @@ async fn accept(
         };
         match accepted {
             Ok((stream, peer)) => {
-                oldest_first.retain(|handshake| !handshake.is_finished());
-                if oldest_first.len() >= bounds.most
-                    && let Some(oldest) = oldest_first.pop_front()
-                {
-                    oldest.abort();
-                }
                 let _ = stream.set_nodelay(true);
                 let handshake = TlsAcceptor::from(config.current()).accept(stream);
                 let sender = sender.clone();
-                oldest_first.push_back(handshakes.spawn(async move {
+                let handshake = handshakes.spawn(async move {
                     match tokio::time::timeout(bounds.patience, handshake).await {
                         // A closed channel means that the server ends.
                         Ok(Ok(stream)) => drop(sender.send(Ok(stream)).await),
                         Ok(Err(error)) => tracing::debug!(%peer, %error, "a peer was refused"),
                         Err(_) => tracing::debug!(%peer, "a peer was too slow with the TLS handshake"),
                     }
-                }));
+                });
+                oldest_first.retain(|(_, handshake)| !handshake.is_finished());
+                oldest_first.push((host(peer.ip()), handshake));
+                if oldest_first.len() > bounds.most {
+                    let hosts: Vec<IpAddr> = oldest_first.iter().map(|(host, _)| *host).collect();
+                    if let Some(index) = makes_room(&hosts) {
+                        oldest_first.remove(index).1.abort();
+                    }
+                }
             }
             Err(error) => {
                 // Out of descriptors, most likely: the next connection may find one free again.
@@ -162,6 +165,25 @@ async fn accept(
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
+    }
+}
+
+/// Which of the handshakes of these hosts, the oldest first, makes room: the oldest of the host that has most of them,
+/// so that who opens many ends its own.
+fn makes_room(hosts: &[IpAddr]) -> Option<usize> {
+    let mut counts = HashMap::new();
+    for host in hosts {
+        *counts.entry(host).or_insert(0) += 1;
+    }
+    let most = counts.values().max()?;
+    hosts.iter().position(|host| counts.get(host) == Some(most))
+}
+
+/// Whom an address belongs to: in IPv6 one host has all addresses of a /64.
+fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
     }
 }
 
@@ -247,6 +269,24 @@ mod tests {
 
     /// Longer than anything takes on a busy machine.
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn who_opens_many_handshakes_ends_its_own() {
+        for (addresses, expected) in [
+            ("", None),
+            ("10.0.0.1", Some(0)),
+            ("10.0.0.1 10.0.0.2 10.0.0.3", Some(0)),
+            ("10.0.0.1 10.0.0.2 10.0.0.2", Some(1)),
+            ("10.0.0.1 10.0.0.2 ::ffff:10.0.0.2", Some(1)),
+            ("10.0.0.1 10.0.0.2 10.0.0.2 10.0.0.1", Some(0)),
+            ("10.0.0.1 2001:db8::1 10.0.0.2 2001:db8::2:2", Some(1)),
+            ("10.0.0.1 2001:db8::1 10.0.0.2 2001:db8:0:1::1", Some(0)),
+        ] {
+            let hosts: Vec<IpAddr> =
+                addresses.split_whitespace().map(|address| host(address.parse().unwrap())).collect();
+            assert_eq!(makes_room(&hosts), expected, "{addresses}");
+        }
+    }
 
     #[tokio::test]
     async fn who_says_nothing_makes_room_and_nobody_waits_for_it() {
