@@ -239,7 +239,10 @@ pub fn judge(
         },
         // An approval does not excuse a wrong name, which was read above: a person may approve who,
         // not what.
-        Stage::Approved => Verdict::Sign,
+        Stage::Approved => match outdated(asked, standing, life, token) {
+            Some(why) => Verdict::Fail(why),
+            None => Verdict::Sign,
+        },
         Stage::Signed { at } => match token {
             Token::Used { key, seen, .. } if *key == asked.key => {
                 let age = at.map_or(TOKEN_KEPT, |at| now.duration_since(at).unsigned_abs());
@@ -308,17 +311,11 @@ fn refusal(asked: &Asked, standing: Standing, known: Option<&str>, token: &Token
     }
     match (subject, requester) {
         (Subject::Node(node), Requester::Node { node: own, .. } | Requester::Account(own)) if node == own => {
-            match (standing, requester) {
-                (Standing::Unknown | Standing::Leaving, _) => Some(format!(
-                    "node {node} has left the cluster; join it again with a new token of `russet token create`"
-                )),
-                (_, Requester::Node { life, .. }) if life.as_deref() != known => Some(format!(
-                    "another machine has joined as node {node} since; join this one under another --node-name, with a new token of `russet token create`"
-                )),
-                _ => None,
-            }
+            renewal_refusal(node, requester, standing, known)
         }
-        (Subject::Node(node), Requester::Bootstrap(id)) => join_refusal(node, id, key, standing, token),
+        (Subject::Node(node), Requester::Bootstrap(id)) => {
+            join_refusal(node, id, key, standing, known, token)
+        }
         (Subject::Gateway, Requester::Gateway) => None,
         (Subject::Node(node), _) => Some(format!(
             "{} may not ask for the certificate of node {node}; join with a token, or ask as the node itself",
@@ -331,15 +328,61 @@ fn refusal(asked: &Asked, standing: Standing, known: Option<&str>, token: &Token
     }
 }
 
-fn join_refusal(node: &str, id: &str, key: &str, standing: Standing, token: &Token) -> Option<String> {
+/// Why an approval counts no more: since then the life it was for has ended, or its token is another's.
+fn outdated(asked: &Asked, standing: Standing, known: Option<&str>, token: &Token) -> Option<String> {
+    let Asked { subject, requester, key, .. } = asked;
+    match (subject, requester, token) {
+        (Subject::Node(_), Requester::Bootstrap(id), Token::Fresh(_)) => Some(format!(
+            "nobody wrote down which machine uses the token {id}.… before this was approved; join again, and leave the approval to the operator"
+        )),
+        (Subject::Node(node), Requester::Bootstrap(id), _) => {
+            join_refusal(node, id, key, standing, known, token)
+        }
+        (Subject::Node(node), Requester::Node { .. } | Requester::Account(_), _) => {
+            renewal_refusal(node, requester, standing, known)
+        }
+        (Subject::Node(_), Requester::Gateway | Requester::Other(_), _) | (Subject::Gateway, ..) => None,
+    }
+}
+
+fn renewal_refusal(
+    node: &str,
+    requester: &Requester,
+    standing: Standing,
+    known: Option<&str>,
+) -> Option<String> {
+    match (standing, requester) {
+        (Standing::Unknown | Standing::Leaving, _) => Some(format!(
+            "node {node} has left the cluster; join it again with a new token of `russet token create`"
+        )),
+        (_, Requester::Node { life, .. }) if life.as_deref() != known => Some(format!(
+            "another machine has joined as node {node} since; join this one under another --node-name, with a new token of `russet token create`"
+        )),
+        _ => None,
+    }
+}
+
+fn join_refusal(
+    node: &str,
+    id: &str,
+    key: &str,
+    standing: Standing,
+    known: Option<&str>,
+    token: &Token,
+) -> Option<String> {
     match token {
         Token::Gone => {
             return Some(format!(
                 "the token {id}.… is used up or was not made by `russet token create`; make a new one for this machine"
             ));
         }
-        // The same machine asks again: it lost the answer, not its key.
-        Token::Used { node: by, key: with, .. } if by == node && with == key => return None,
+        // The same machine asks again: it lost the answer, not its key. A life of another machine that has
+        // begun since it ends no more easily than with a new token.
+        Token::Used { node: by, key: with, .. } if by == node && with == key => {
+            if known == Some(key) {
+                return None;
+            }
+        }
         Token::Used { node: by, .. } => {
             return Some(format!(
                 "the token {id}.… was used by node {by}, and a token is good for one machine; make another one with `russet token create`"

@@ -43,6 +43,20 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
 }
 
+fn condition(kind: &str, second: i64) -> CertificateSigningRequestCondition {
+    CertificateSigningRequestCondition {
+        type_: kind.to_owned(),
+        status: "True".to_owned(),
+        last_update_time: Some(Time(at(second))),
+        ..CertificateSigningRequestCondition::default()
+    }
+}
+
+fn approved() -> Option<CertificateSigningRequestStatus> {
+    let conditions = Some(vec![condition("Approved", 0)]);
+    Some(CertificateSigningRequestStatus { conditions, certificate: None })
+}
+
 fn decide(request: &CertificateSigningRequest, standing: Standing, token: &Token) -> Verdict {
     match read(request) {
         Ok(asked) => judge(&asked, standing, None, token, at(0)),
@@ -288,6 +302,13 @@ fn a_certificate_is_renewed_in_its_own_life_of_a_name_only() {
             (Err(text), Verdict::Deny(why)) => assert!(why.contains(text), "{story}: {why}"),
             (_, verdict) => panic!("{story}: {verdict:?}"),
         }
+        // A life may have ended between the approval and the signature.
+        request.status = approved();
+        match (want, judge(&read(&request).unwrap(), standing, known, &Token::Gone, at(0))) {
+            (Ok(_), Verdict::Sign) => {}
+            (Err(text), Verdict::Fail(why)) => assert!(why.contains(text), "{story}, approved: {why}"),
+            (_, verdict) => panic!("{story}, approved: {verdict:?}"),
+        }
     }
     let joining = read(&request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT)).unwrap();
     assert_eq!(joining.life(), Some(joining.key.as_str()), "the key of a join begins a life");
@@ -313,7 +334,9 @@ fn a_token_is_one_machines() {
         ("another node with the same key", used("b", &key), Standing::Unknown, Err("was used by node b")),
         ("used up, or another's", Token::Gone, Standing::Unknown, Err("is used up or was not made by")),
     ] {
-        match (want, decide(&request, standing, &token)) {
+        // Where the node is known, it is in the life that this key began.
+        let life = (standing != Standing::Unknown).then_some(key.as_str());
+        match (want, judge(&read(&request).unwrap(), standing, life, &token, at(0))) {
             (Ok(claims), Verdict::Approve { claim }) => assert_eq!(claim.is_some(), claims, "{story}"),
             (Err(text), Verdict::Deny(why)) => {
                 assert!(why.contains(text) && why.contains("abcdef"), "{story}: {why}");
@@ -325,19 +348,42 @@ fn a_token_is_one_machines() {
 }
 
 #[test]
+fn an_approved_join_is_signed_for_the_machine_its_token_is_written_down_for() {
+    let mut request = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
+    request.status = approved();
+    let asked = read(&request).unwrap();
+    let own = asked.key.as_str();
+    let used =
+        |node: &str, key: &str| Token::Used { node: node.into(), key: key.into(), seen: Seen::default() };
+    for (story, token, standing, life, want) in [
+        ("the first of its name", used("a", own), Standing::Unknown, None, Ok(())),
+        ("a name that is silent", used("a", own), Standing::Silent, Some("other"), Ok(())),
+        ("its life has begun already", used("a", own), Standing::Alive, Some(own), Ok(())),
+        ("another joined since", used("a", own), Standing::Alive, Some("other"), Err("joined and alive")),
+        ("a person was faster", fresh(), Standing::Unknown, None, Err("nobody wrote down")),
+        ("the token was taken back", Token::Gone, Standing::Unknown, None, Err("is used up")),
+        ("another key's token", used("a", "other"), Standing::Silent, None, Err("was used by node a")),
+        ("another node's token", used("b", own), Standing::Unknown, None, Err("was used by node b")),
+    ] {
+        match (want, judge(&asked, standing, life, &token, at(0))) {
+            (Ok(()), Verdict::Sign) => {}
+            (Err(text), Verdict::Fail(why)) => assert!(why.contains(text), "{story}: {why}"),
+            (_, verdict) => panic!("{story}: {verdict:?}"),
+        }
+    }
+    request.spec.username = Some("jane".to_owned());
+    let verdict = judge(&read(&request).unwrap(), Standing::Alive, Some("other"), &Token::Gone, at(0));
+    assert_eq!(verdict, Verdict::Sign, "a person may approve who");
+}
+
+#[test]
 fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
     let base = request(node_pem("a"), TOKEN, BOOTSTRAPPERS, &RIGHT);
     let key = read(&base).unwrap().key;
     let with = |kind: &str, certificate: Option<&str>, second: i64| {
         let mut request = base.clone();
-        let condition = CertificateSigningRequestCondition {
-            type_: kind.to_owned(),
-            status: "True".to_owned(),
-            last_update_time: Some(Time(at(second))),
-            ..CertificateSigningRequestCondition::default()
-        };
         request.status = Some(CertificateSigningRequestStatus {
-            conditions: Some(vec![condition]),
+            conditions: Some(vec![condition(kind, second)]),
             certificate: certificate.map(|text| ByteString(text.as_bytes().to_vec())),
         });
         request
@@ -345,7 +391,7 @@ fn what_is_answered_or_anothers_is_left_alone_and_what_is_approved_is_signed() {
     let used = Token::Used { node: "a".into(), key, seen: Seen::default() };
     let other = Token::Used { node: "a".into(), key: "other".into(), seen: Seen::default() };
     for (story, request, standing, token, want) in [
-        ("approved", with("Approved", None, 0), Standing::Alive, &used, Verdict::Sign),
+        ("approved", with("Approved", None, 0), Standing::Silent, &used, Verdict::Sign),
         (
             "signed, the node is not there yet",
             with("Approved", Some("x"), -5),
