@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, SanType,
+    KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -98,6 +98,14 @@ impl Authority {
     /// An authority from its PEM texts.
     pub fn from_pem(cert_pem: &str, key_pem: &str) -> Result<Self, PkiError> {
         let key = KeyPair::from_pem(key_pem).map_err(|error| unusable("CA key", error))?;
+        let first = certificate(cert_pem)?;
+        let (_, parsed) =
+            x509_parser::parse_x509_certificate(&first).map_err(|error| unusable("CA certificate", error))?;
+        if *parsed.public_key().subject_public_key.data != *key.der_bytes() {
+            let told =
+                "it is not that of the first certificate in ca.crt; put back ca.crt and ca.key of one backup";
+            return Err(unusable("CA key", told));
+        }
         let issuer =
             Issuer::from_ca_cert_pem(cert_pem, key).map_err(|error| unusable("CA certificate", error))?;
         Ok(Self { cert_pem: cert_pem.into(), key_pem: key_pem.into(), issuer })
@@ -323,6 +331,15 @@ mod tests {
         params.distinguished_name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "second");
         let cert = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
         assert_eq!(subject(cert.der()).unwrap().uid, "second");
+    }
+
+    #[test]
+    fn an_authority_signs_with_the_key_of_its_first_certificate_alone() {
+        let [first, second] = ["a", "b"].map(|name| Authority::generate(name).unwrap());
+        let both = format!("{}{}", first.cert_pem(), second.cert_pem());
+        Authority::from_pem(&both, first.key_pem()).unwrap();
+        let error = Authority::from_pem(&both, second.key_pem()).unwrap_err();
+        assert!(error.to_string().contains("not that of the first certificate"), "{error}");
     }
 
     #[test]
