@@ -67,7 +67,8 @@ impl Identities {
         }
     }
 
-    /// The identity of this machine's node, unless it has a good one: from then on its agent renews it.
+    /// The identity of this machine's node, unless it has a good one: from then on its agent renews it. One with
+    /// which this machine once joined has a life, and a control plane's own node has none.
     pub fn local_node(&self, dir: &Path, node: &str) -> Result<()> {
         layout::make_private(dir)?;
         let servers = [self.server.clone()];
@@ -76,6 +77,7 @@ impl Identities {
             && kept.node == node
             && kept.is_good().unwrap_or(false)
             && kept.server_ca_pem().is_ok_and(|kept| kept == ca)
+            && !has_life(&kept)
         {
             kept.with_servers(&servers)?;
             return Ok(());
@@ -101,5 +103,53 @@ impl Identities {
         ];
         folder::publish(dir, &files)
             .with_context(|| format!("cannot write the identity in {}", dir.display()))
+    }
+}
+
+fn has_life(identity: &Identity) -> bool {
+    std::fs::read_to_string(identity.folder.join(folder::CERTIFICATE)).is_ok_and(|pem| {
+        pki::certificate(&pem).and_then(|it| pki::subject(&it)).is_ok_and(|it| !it.uid.is_empty())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, Issuer, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn a_node_keeps_its_certificate_unless_it_joined_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = pki::Authority::generate("test-ca").unwrap();
+        let identities = Identities {
+            authority: pki::Authority::from_pem(authority.cert_pem(), authority.key_pem()).unwrap(),
+            server: "https://127.0.0.1:6443".to_owned(),
+            operator: dir.path().join("operator"),
+            gateway: dir.path().join("gateway"),
+            admin: dir.path().join("admin"),
+        };
+        let agent = dir.path().join("agent");
+        let made = || {
+            identities.local_node(&agent, "a").unwrap();
+            std::fs::read_to_string(agent.join(folder::CERTIFICATE)).unwrap()
+        };
+        let first = made();
+        assert_eq!(made(), first, "it is kept");
+
+        let issuer = KeyPair::from_pem(authority.key_pem()).unwrap();
+        let issuer = Issuer::from_ca_cert_pem(authority.cert_pem(), issuer).unwrap();
+        let mut params = CertificateParams::new(vec![tls::node_dns_name("a")]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, tls::node_user("a"));
+        params.distinguished_name.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]), "life");
+        let key = KeyPair::generate().unwrap();
+        let joined = params.signed_by(&key, &issuer).unwrap().pem();
+        let (key, ca) = (key.serialize_pem(), authority.cert_pem());
+        let material = Material { certificate: &joined, key: &key, ca, server_ca: ca, token: None };
+        Identity::store(&agent, "a", std::slice::from_ref(&identities.server), &material).unwrap();
+        assert!(has_life(&Identity::load(&agent).unwrap().unwrap()));
+        let anew = made();
+        assert_ne!(anew, joined);
+        assert_eq!(pki::subject(&pki::certificate(&anew).unwrap()).unwrap().uid, "");
     }
 }

@@ -9,6 +9,7 @@ mod client;
 mod cordon;
 mod delete;
 mod describe;
+mod descriptors;
 mod drain;
 mod etcd;
 mod gateway;
@@ -83,6 +84,7 @@ enum Verb {
 fn main() -> std::process::ExitCode {
     // Ring is the one provider; the call only fails when it has been made before.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    descriptors::raise();
     let arguments = Arguments::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -64,7 +64,7 @@ impl Default for Patience {
             handshake: Duration::from_secs(10),
             head: Duration::from_secs(60),
             ping: Duration::from_secs(20),
-            // Far more than engines have slots. Where a process may open fewer files, more wait as well.
+            // Far more than engines have slots, and few beside the files `russet` may open once it has raised its limit.
             connections: 512,
             last: 128,
         }

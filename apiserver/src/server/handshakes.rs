@@ -16,13 +16,13 @@ pub(super) struct Bounds {
     /// For one handshake.
     pub(super) patience: Duration,
     /// At once. Clients shake hands in milliseconds, so the oldest of the host that has most of so many is one that says
-    /// nothing: it makes room, and nobody waits for it.
+    /// nothing: it makes room, and nobody waits for it. Half of what a shell of macOS lets a process open.
     pub(super) most: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(10), most: 256 }
+        Self { patience: Duration::from_secs(10), most: 128 }
     }
 }
 

@@ -39,6 +39,11 @@ pub enum SignError {
     /// The CA cannot be used.
     #[error("the CA cannot be used: {0}; restore its Secret from the control plane's data directory")]
     Authority(rcgen::Error),
+    /// The CA's parts are not of one CA.
+    #[error(
+        "tls.key in the Secret of the CA is not the key of the first certificate in tls.crt; put the certificate that signs first, with its own key"
+    )]
+    Pair,
     /// Signing itself failed.
     #[error("signing failed: {0}")]
     Sign(rcgen::Error),
@@ -109,7 +114,12 @@ pub fn sign(
         std::str::from_utf8(&bytes.0).map_err(|_| SignError::Secret(name))
     };
     let key = KeyPair::from_pem(field("tls.key")?).map_err(SignError::Authority)?;
-    let issuer = Issuer::from_ca_cert_pem(field("tls.crt")?, key).map_err(SignError::Authority)?;
+    let certificates = field("tls.crt")?;
+    let pair = is_pair(certificates, &key);
+    let issuer = Issuer::from_ca_cert_pem(certificates, key).map_err(SignError::Authority)?;
+    if !pair {
+        return Err(SignError::Pair);
+    }
 
     let mut request = parse(pem)?;
     let mut params = CertificateParams::new(vec![subject.domain()]).map_err(SignError::Sign)?;
@@ -139,6 +149,13 @@ pub fn sign(
     params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(now.as_second() + seconds);
     request.params = params;
     request.signed_by(&issuer).map(|certificate| certificate.pem()).map_err(SignError::Sign)
+}
+
+/// Whether that is the key of the first of these certificates.
+fn is_pair(certificates: &str, key: &KeyPair) -> bool {
+    x509_parser::pem::parse_x509_pem(certificates.as_bytes()).is_ok_and(|(_, first)| {
+        first.parse_x509().is_ok_and(|it| *it.public_key().subject_public_key.data == *key.der_bytes())
+    })
 }
 
 fn parse(pem: &[u8]) -> Result<CertificateSigningRequestParams, SignError> {
@@ -219,6 +236,22 @@ mod tests {
             assert_eq!(now.as_second() - validity.not_before.timestamp(), back, "{asked:?} {longest}");
             assert_eq!(parsed.subject().to_string(), "CN=russet:gateway");
         }
+    }
+
+    #[test]
+    fn only_the_key_of_the_first_certificate_signs() {
+        let key = KeyPair::generate().unwrap();
+        let pem = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+        let signed = |authority: &Secret| {
+            sign(authority, pem.as_bytes(), &Subject::Gateway, None, None, 600, Timestamp::now())
+        };
+        let [mut first, second] = [authority(), authority()].map(|it| it.data.unwrap());
+        first.get_mut("tls.crt").unwrap().0.extend_from_slice(&second["tls.crt"].0);
+        let mut both = Secret { data: Some(first.clone()), ..Secret::default() };
+        signed(&both).unwrap();
+        first.insert("tls.key".to_owned(), second["tls.key"].clone());
+        both.data = Some(first);
+        assert!(matches!(signed(&both), Err(SignError::Pair)));
     }
 
     #[test]

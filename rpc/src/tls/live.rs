@@ -34,10 +34,11 @@ struct Bounds {
     patience: Duration,
     /// Handshakes under way at once. Peers of one cluster shake hands in milliseconds, so the oldest of the host
     /// that has most of so many is one that says nothing: it makes room, and nobody waits for it.
+    /// Half of what a shell of macOS lets a process open.
     most: usize,
 }
 
-const BOUNDS: Bounds = Bounds { patience: HANDSHAKE, most: 256 };
+const BOUNDS: Bounds = Bounds { patience: HANDSHAKE, most: 128 };
 
 /// HTTP/2, which is all that gRPC speaks.
 const ALPN: &[u8] = b"h2";

@@ -34,6 +34,7 @@ pub async fn killed(cluster: &mut Cluster) -> Result<()> {
 }
 
 async fn strike_and_look(cluster: &mut Cluster) -> Result<()> {
+    path::quickstart(cluster).await?;
     let held = cluster.hub.hold();
     let (struck, written) = strike_in_copy(cluster).await?;
     drop(held);
@@ -51,7 +52,6 @@ async fn strike_and_look(cluster: &mut Cluster) -> Result<()> {
 
 /// Starts the copy and kills its agent; when that was, and the bytes on disk then.
 async fn strike_in_copy(cluster: &mut Cluster) -> Result<(Instant, u64)> {
-    path::quickstart(cluster).await?;
     let text = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: held}}\n\
          spec: {{source: {{uri: 'hf://{MODEL}'}}}}\n---\n\

@@ -191,6 +191,16 @@ fn what_cables_engines_and_memory_do_not_allow_is_refused_by_name() {
         let (placement, notes) = checked(&view, &want(&view, &spec));
         assert!(placement.create.is_empty() && notes.contains(wanted), "{notes}\nlacks {wanted}");
     }
+    // Many nodes without a sibling, which are looked at first, hold nothing.
+    let small: Vec<String> = (0..20).map(|index| format!("s{index:02}")).collect();
+    let nodes: Vec<(&str, u64)> =
+        even.into_iter().chain(small.iter().map(|name| (name.as_str(), 1))).collect();
+    let view = cabled(&nodes, 8, &[MESH_3.as_slice(), &[("a", "b"), ("a", "c"), ("a", "d")]].concat());
+    let mut spec = tensor(4, Jaccl);
+    spec.replicas = 2;
+    let (placement, notes) = checked(&view, &want(&view, &spec));
+    let wanted = "a, b, c, d come nearest to a mesh, where a and b have no RDMA link: port rdma_b of node a is in use by";
+    assert!(placement.create.len() == 1 && notes.contains(wanted), "{notes}\nlacks {wanted}");
     let mut view = cabled(&even[..2], 8, &[]);
     view.nodes.get_mut("a").unwrap().cuts_layers = false;
     let (_, notes) = checked(&view, &want(&view, &tensor(2, Auto)));
