@@ -145,7 +145,11 @@ fn cabled(
 
 /// Why no teams are cabled: cables lack, or no team would hold it however cabled.
 fn lacking(fit: &Fit<'_>, seats: &[Seat<'_>], cut: &Cut<'_>, backend: Backend, fabric: &Fabric<'_>) -> Note {
-    match lack(fabric, backend, seats, cut.counts(), |team| good(fit, cut, team)) {
+    // The search is short: where many nodes without siblings hold nothing, it ends before it meets others.
+    let why = [true, false]
+        .into_iter()
+        .find_map(|spread| lack(fabric, backend, seats, cut.counts(), spread, |team| good(fit, cut, team)));
+    match why {
         Some(why) => Note::Links { backend, why },
         None => tcp(fit, seats, cut).err().unwrap_or(cut.too_few(seats)),
     }

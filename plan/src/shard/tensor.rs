@@ -90,13 +90,14 @@ pub fn lack<'a>(
     backend: Backend,
     seats: &[Seat<'a>],
     counts: (usize, usize),
+    spread: bool,
     good: impl Fn(&Team<'a>) -> bool,
 ) -> Option<String> {
     let (count, size) = counts;
     if backend == Backend::Jaccl && size > MESH_RANKS as usize {
         return Some(format!("Jaccl joins at most {MESH_RANKS} ranks, not {size}"));
     }
-    let seats = preferred(seats, true);
+    let seats = preferred(seats, spread);
     let names: Vec<&str> = seats.iter().map(|seat| seat.node).collect();
     let good = |members: &[usize]| good(&team(backend, &seats, members));
     let nearest = fabric::nearest(fabric, backend, &names, counts, good)?;

@@ -191,7 +191,7 @@ fn what_cables_engines_and_memory_do_not_allow_is_refused_by_name() {
         let (placement, notes) = checked(&view, &want(&view, &spec));
         assert!(placement.create.is_empty() && notes.contains(wanted), "{notes}\nlacks {wanted}");
     }
-    // Many nodes without a sibling, which are looked at first, hold nothing.
+    // Many nodes hold nothing and are looked at first, because they have no sibling.
     let small: Vec<String> = (0..20).map(|index| format!("s{index:02}")).collect();
     let nodes: Vec<(&str, u64)> =
         even.into_iter().chain(small.iter().map(|name| (name.as_str(), 1))).collect();
