@@ -15,6 +15,8 @@ use russet_rpc::tls::folder;
 const LONGEST_SLEEP: Duration = Duration::from_secs(600);
 /// Between two tries while the cluster does not sign.
 const PAUSE: Duration = Duration::from_secs(5);
+/// The longest pause while another CA signs than the one published first: every try is one more request.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 /// Makes sure that `dir` holds a certificate of the gateway that is not about to end.
 pub async fn ensure(client: &Client, dir: &Path) -> Result<()> {
@@ -63,9 +65,10 @@ pub async fn keep(client: Client, dir: PathBuf) {
     // Renewed a little earlier than it must be, each gateway at a moment of its own, so that several do not
     // ask together.
     let jitter: f64 = rand::random();
+    let mut vain = 0;
     loop {
         let pause = match renew(&client, &dir, jitter).await {
-            Ok(()) => due(&dir, jitter).unwrap_or(PAUSE).clamp(Duration::from_millis(100), LONGEST_SLEEP),
+            Ok(()) => pause(due(&dir, jitter), &mut vain),
             Err(error) => {
                 tracing::warn!(
                     error = format!("{error:#}"),
@@ -78,6 +81,18 @@ pub async fn keep(client: Client, dir: PathBuf) {
     }
 }
 
+/// How long to sleep before the next look; `vain` counts the certificates that are none of the CA published
+/// first, and each of them doubles the pause.
+fn pause(due: Option<Duration>, vain: &mut u32) -> Duration {
+    if let Some(due) = due {
+        *vain = 0;
+        return due.clamp(Duration::from_millis(100), LONGEST_SLEEP);
+    }
+    let pause = PAUSE.saturating_mul(2_u32.saturating_pow(*vain)).min(LONGEST_PAUSE);
+    *vain = vain.saturating_add(1);
+    pause
+}
+
 /// How long until the certificate in `dir` is to be renewed; `None` without one, or with one that the CA
 /// which signs now did not sign.
 fn due(dir: &Path, jitter: f64) -> Option<Duration> {
@@ -85,4 +100,20 @@ fn due(dir: &Path, jitter: f64) -> Option<Duration> {
     let certificate = read(folder::CERTIFICATE)?;
     request::is_current(&read(folder::CA)?, &certificate).then_some(())?;
     Some(Validity::of(&certificate)?.due(jitter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_of_another_ca_than_the_first_are_asked_for_ever_more_rarely() {
+        let mut vain = 0;
+        let seconds: Vec<u64> = (0..40).map(|_| pause(None, &mut vain).as_secs()).collect();
+        assert_eq!(seconds[..8], [5, 10, 20, 40, 80, 160, 300, 300]);
+        assert!(seconds[8..].iter().all(|it| *it == 300), "{seconds:?}");
+        let hour = Duration::from_secs(3600);
+        assert_eq!(pause(Some(hour), &mut vain), LONGEST_SLEEP);
+        assert_eq!(pause(None, &mut vain), PAUSE, "a good one begins anew");
+    }
 }
