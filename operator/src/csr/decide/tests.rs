@@ -280,7 +280,7 @@ fn a_certificate_is_renewed_in_its_own_life_of_a_name_only() {
             "",
             Some("two"),
             Standing::Alive,
-            Err("another machine"),
+            Err("of an older release"),
         ),
         (
             "a joined machine, the name now a control plane's",
