@@ -356,7 +356,7 @@ fn renewal_refusal(
             "node {node} has left the cluster; join it again with a new token of `russet token create`"
         )),
         (_, Requester::Node { life: None, .. }) if known.is_some() => Some(format!(
-            "the request says no life of node {node}, which has one: another machine has joined under this name since, or an API server or operator of an older release answered in between; bring the control plane to one release, then join again with a new token of `russet token create`"
+            "another machine has joined as node {node} since, or an API server or operator of an older release answered in between: the node has a life, and the request says none; bring the control plane to one release, then join again with a new token of `russet token create`, another machine under another --node-name"
         )),
         (_, Requester::Node { life, .. }) if life.as_deref() != known => Some(format!(
             "another machine has joined as node {node} since; join this one under another --node-name, with a new token of `russet token create`"
