@@ -105,6 +105,23 @@ pub fn check_place(call: &Call, body: &mut Value) -> Result<()> {
     Ok(())
 }
 
+/// Whether objects differ at most in the times of their managedFields: a manifest that leaves out what defaults put in
+/// again looks like a change until they did, and is written down as one.
+fn same_but_for_times(a: &Value, b: &Value) -> bool {
+    /// Equal maps, but for one key that is compared otherwise.
+    fn but_for(key: &str, a: &Value, b: &Value, how: fn(&Value, &Value) -> bool) -> bool {
+        let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return a == b };
+        a.len() == b.len()
+            && a.iter()
+                .all(|(name, a)| b.get(name).is_some_and(|b| if name == key { how(a, b) } else { a == b }))
+    }
+    fn entries(a: &Value, b: &Value) -> bool {
+        let (Some(a), Some(b)) = (a.as_array(), b.as_array()) else { return a == b };
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| but_for("time", a, b, |_, _| true))
+    }
+    but_for("metadata", a, b, |a, b| but_for("managedFields", a, b, entries))
+}
+
 /// Replaces an object with what `make` makes of it, again if somebody else was faster.
 pub async fn modify(
     api: &Arc<Api>,
@@ -144,7 +161,7 @@ pub async fn modify(
         )?);
         let finished =
             object::is_terminating(&new) && object::finalizers(&new).is_empty() && spec_finalized(&new);
-        if new == *current && !finished {
+        if !finished && same_but_for_times(&new, &current) {
             return Ok((current, unknown));
         }
         if call.query.dry_run {
