@@ -50,9 +50,11 @@ fn main() {
 async fn run() {
     let model = model::random_model(MODEL);
     let mut lab = Lab::new();
+    // No agent watches these engines.
+    lab.flags = vec!["--orphan-seconds", "3600"];
     against_mlx_lm(&lab, model.path()).await;
     for (transport, through) in [("direct", "by plain TCP"), ("tunnel", "through the tunnel")] {
-        lab.flags = vec!["--transport", transport];
+        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600"];
         two_against_one(&lab, model.path(), through).await;
     }
 }
@@ -61,7 +63,6 @@ async fn run() {
 async fn against_mlx_lm(lab: &Lab, model: &Path) {
     let engines = lab.start(model, &[MODEL.layers]);
     let mut client = lab.client(&engines[0]).await;
-    engines.iter().for_each(engines::Engine::keep);
     let mut peers = [Peer::start(model, None, None)];
     let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..=ROUNDS {
@@ -87,7 +88,6 @@ async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
     let one = lab.start_pinned(model, &[MODEL.layers], 1);
     let two = lab.start_pinned(model, &[MODEL.layers], 2);
     let mut clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
-    one.iter().chain(&two).for_each(engines::Engine::keep);
     let hosts = tempfile::NamedTempFile::new().unwrap();
     let addresses = engines::free_addresses(2);
     std::fs::write(hosts.path(), serde_json::json!([[addresses[0]], [addresses[1]]]).to_string()).unwrap();

@@ -15,7 +15,7 @@ use russet_wire::event::{Event, FinishReason};
 use russet_wire::request::{GenerationRequest, Message};
 use serde::Deserialize;
 
-use engines::{Engine, Lab, ask, collect, say};
+use engines::{Lab, ask, collect, say};
 
 /// Layers of the smoke model.
 const LAYERS: usize = 4;
@@ -40,11 +40,11 @@ fn cases(file: &str) -> Vec<Case> {
 
 /// Asks a group every case, as many at once as it has slots; returns the wrong answers.
 async fn wrong_answers(model: &str, layers: &[usize], cases: &[Case]) -> Vec<String> {
-    let lab = Lab::new();
+    let mut lab = Lab::new();
+    // Hundreds of sums take longer than an engine waits for an agent, on a busy machine.
+    lab.flags = vec!["--orphan-seconds", "3600"];
     let engines = lab.start(&folder().join(model), layers);
     let client = lab.client(&engines[0]).await;
-    // Hundreds of sums take longer than an engine waits for an agent, on a busy machine.
-    engines.iter().for_each(Engine::keep);
     let answers = futures::stream::iter(cases).map(|Case { messages, expect }| {
         let mut client = client.clone();
         async move {

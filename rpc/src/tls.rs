@@ -12,9 +12,9 @@ use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tonic::transport::{Channel, Endpoint};
 
-pub use self::live::Connector;
 #[cfg(feature = "api")]
 pub(crate) use self::live::Stamp;
+pub use self::live::{Connector, host};
 
 /// Group (O) of agents' and engines' certificates.
 pub const NODES_GROUP: &str = "russet:nodes";

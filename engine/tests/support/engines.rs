@@ -84,17 +84,6 @@ impl Engine {
         .await
     }
 
-    /// Watches it until the runtime ends: an engine that nobody watches for a minute stops.
-    #[allow(dead_code, reason = "tests are shorter than that; benches are not")]
-    pub fn keep(&self) {
-        let socket = self.socket.clone();
-        tokio::spawn(async move {
-            let mut client = ControlClient::new(tls::unix_channel(socket));
-            let mut states = client.watch(pb::WatchRequest {}).await.unwrap().into_inner();
-            while let Ok(Some(_)) = states.message().await {}
-        });
-    }
-
     pub async fn serving(&self) {
         let state = self.until(|state| state.phase() >= pb::Phase::Serving).await;
         assert_eq!(state.phase(), pb::Phase::Serving, "{}", state.message);

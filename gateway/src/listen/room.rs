@@ -1,10 +1,11 @@
 //! Room for connections: so many on a listener, the last of them for hosts that have few, so that no host takes all.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use russet_rpc::tls::host;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -72,14 +73,6 @@ impl Drop for Place {
                 held.remove(&self.host);
             }
         }
-    }
-}
-
-/// Whom an address belongs to: in IPv6 one host has all addresses of a /64.
-fn host(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        address => address,
     }
 }
 

@@ -181,7 +181,7 @@ fn makes_room(hosts: &[IpAddr]) -> Option<usize> {
 }
 
 /// Whom an address belongs to: in IPv6 one host has all addresses of a /64.
-fn host(address: IpAddr) -> IpAddr {
+pub fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
         address => address,

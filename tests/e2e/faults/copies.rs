@@ -16,6 +16,16 @@ pub const MODEL: &str = "russet/held";
 /// Bytes on disk when the agent is struck: more than the buffer that is lost with it.
 pub const WRITTEN: u64 = 1 << 20;
 
+/// That model, served by one rank.
+pub fn manifest() -> String {
+    format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: held}}\n\
+         spec: {{source: {{uri: 'hf://{MODEL}'}}}}\n---\n\
+         apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: held}}\n\
+         spec: {{modelRef: {{name: held}}, sharding: {{mode: Single, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n"
+    )
+}
+
 /// Kill -9 of the agent that copies, with half a file there.
 pub async fn killed(cluster: &mut Cluster) -> Result<()> {
     let outcome = strike_and_look(cluster).await;
@@ -52,13 +62,7 @@ async fn strike_and_look(cluster: &mut Cluster) -> Result<()> {
 
 /// Starts the copy and kills its agent; when that was, and the bytes on disk then.
 async fn strike_in_copy(cluster: &mut Cluster) -> Result<(Instant, u64)> {
-    let text = format!(
-        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: held}}\n\
-         spec: {{source: {{uri: 'hf://{MODEL}'}}}}\n---\n\
-         apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: held}}\n\
-         spec: {{modelRef: {{name: held}}, sharding: {{mode: Single, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n"
-    );
-    mistakes::apply(cluster, &text).await?;
+    mistakes::apply(cluster, &manifest()).await?;
     let stores = stores(cluster);
     let (mut at, mut written) = (0, 0);
     cluster

@@ -31,14 +31,7 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
     until_ready(cluster, &kubeconfig, "inferencenodes").await?;
 
     let ballast = disk.fill_but(RESERVE)?;
-    let text = format!(
-        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: held}}\n\
-         spec: {{source: {{uri: 'hf://{}'}}}}\n---\n\
-         apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: held}}\n\
-         spec: {{modelRef: {{name: held}}, sharding: {{mode: Single, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n",
-        copies::MODEL
-    );
-    apply(&kubeconfig, &text).await?;
+    apply(&kubeconfig, &copies::manifest()).await?;
     until_copy_says(cluster, &kubeconfig, &["DiskFull", "bytes are needed", &RESERVE.to_string()]).await?;
 
     let held = cluster.hub.hold();
