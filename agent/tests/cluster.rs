@@ -257,13 +257,15 @@ fn deployment() -> ModelDeployment {
     let sharding = Sharding {
         mode: ShardingMode::Pipeline,
         ranks: Some(2),
-        layers_per_rank: None,
-        tensor_size: None,
-        backend: Default::default(),
         kv: KvRoom { context_tokens: 64, max_sequences: 1, headroom_percent: 5 },
+        ..Sharding::default()
     };
-    let spec =
-        ModelDeploymentSpec { model_ref: russet_crds::LocalReference::new("tiny"), sharding, replicas: 1 };
+    let spec = ModelDeploymentSpec {
+        model_ref: russet_crds::LocalReference::new("tiny"),
+        sharding: Some(sharding),
+        replicas: 1,
+        ..ModelDeploymentSpec::default()
+    };
     ModelDeployment::new("chat", spec)
 }
 

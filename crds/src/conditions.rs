@@ -30,6 +30,8 @@ pub enum Type {
     Downloaded,
     /// ModelCopy: every byte was hashed after the last write.
     Verified,
+    /// ShardingStrategy: it does not contradict itself, and some deployment that uses it can be split so.
+    Valid,
     /// ModelDeployment: nodes and split are chosen.
     Placed,
     /// ModelDeployment: the chosen nodes hold the files.
@@ -91,6 +93,12 @@ pub enum Reason {
     NoNodes,
     /// The named Model does not exist.
     ModelNotFound,
+    /// The named ShardingStrategy does not exist.
+    StrategyNotFound,
+    /// A named NodePool does not exist.
+    PoolNotFound,
+    /// A replica runs outside its deployment's NodePools, because nodes have left them.
+    OutsidePools,
     /// A named target does not exist.
     TargetNotFound,
     /// The spec contradicts itself or asks for what this release cannot do.

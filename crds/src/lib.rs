@@ -12,10 +12,12 @@ mod model_copy;
 mod model_deployment;
 mod model_route;
 pub mod names;
+mod node_pool;
 pub mod reference;
 mod references;
 mod shard;
 mod shard_group;
+mod sharding_strategy;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -28,9 +30,11 @@ pub use model::*;
 pub use model_copy::*;
 pub use model_deployment::*;
 pub use model_route::*;
+pub use node_pool::*;
 pub use references::*;
 pub use shard::*;
 pub use shard_group::*;
+pub use sharding_strategy::*;
 
 /// API group of every kind.
 pub const GROUP: &str = "russet.dev";
@@ -42,6 +46,8 @@ pub const VERSION: &str = "v1alpha1";
 pub fn all() -> Vec<CustomResourceDefinition> {
     let mut all = vec![
         InferenceNode::crd(),
+        NodePool::crd(),
+        ShardingStrategy::crd(),
         Model::crd(),
         ModelCopy::crd(),
         ModelDeployment::crd(),

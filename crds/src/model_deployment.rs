@@ -38,6 +38,8 @@ use crate::LocalReference;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(name = "Strategy", type_ = "string", json_path = ".spec.strategyRef.name", priority = 1),
+    printcolumn(name = "Pools", type_ = "string", json_path = ".spec.poolRefs[*].name", priority = 1),
     printcolumn(
         name = "Message",
         type_ = "string",
@@ -47,12 +49,24 @@ use crate::LocalReference;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "!has(self.sharding) || !has(self.strategyRef)",
+     "message": "sharding and strategyRef exclude each other; leave one of them out"},
+]))]
 pub struct ModelDeploymentSpec {
     /// The Model, in the same namespace.
     pub model_ref: LocalReference,
-    /// How each replica is split.
-    #[serde(default)]
-    pub sharding: Sharding,
+    /// How each replica is split; absent, with no `strategyRef` either: as its fields' defaults say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharding: Option<Sharding>,
+    /// The ShardingStrategy that says it instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy_ref: Option<LocalReference>,
+    /// NodePools whose nodes it may run on; the ranks of one replica are always of one pool. Empty:
+    /// any node that takes work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub pool_refs: Vec<LocalReference>,
     /// Independent copies that answer side by side; 0 stops the deployment.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]
@@ -97,6 +111,11 @@ pub struct Sharding {
     /// How the ranks of a tensor group exchange sums; Auto takes the best their links offer.
     #[serde(default)]
     pub backend: BackendChoice,
+    /// The least speed of a link between any two nodes of a replica, such as `60G`, as both report it.
+    /// It counts when a replica is placed; one that runs stays where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(k|M|G|T)?$"))]
+    pub min_bits_per_second: Option<String>,
     /// Room for conversations.
     #[serde(default)]
     pub kv: KvRoom,

@@ -47,6 +47,11 @@ pub struct ShardGroupSpec {
     /// The plan. Immutable: another plan is another group.
     #[schemars(extend("x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "plan is immutable; another plan is another ShardGroup"}]))]
     pub plan: GroupPlan,
+    /// NodePools the deployment named when the group was made. A group whose node leaves them stays
+    /// where it is; one whose deployment names others moves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub pool_refs: Vec<LocalReference>,
     /// Incarnation of the group; only grows. Agents stop ranks of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,

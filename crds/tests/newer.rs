@@ -56,8 +56,10 @@ fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
 type Reader = fn(Value) -> Result<(), serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, Reader); 8] = [
+const READERS: [(&str, Reader); 10] = [
     ("InferenceNode", read::<InferenceNode>),
+    ("NodePool", read::<NodePool>),
+    ("ShardingStrategy", read::<ShardingStrategy>),
     ("Model", read::<Model>),
     ("ModelCopy", read::<ModelCopy>),
     ("ModelDeployment", read::<ModelDeployment>),

@@ -34,7 +34,12 @@ mod engine {
         russet_telemetry::logs::init(&format!("engine-{}", args.rank), args.log == LogFormat::Json);
         // Installed already only if something else in this process did; all of it is the same provider.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        // They carry what ranks send each other, beside MLX's threads that wait for it.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .on_thread_start(russet_mlx::be_prompt)
+            .enable_all()
+            .build()?;
         let outcome = runtime.block_on(run(args));
         let code = match outcome {
             Ok(Outcome::Stopped) => 0,

@@ -14,7 +14,10 @@ use kube::runtime::reflector::Store;
 use kube::{Client, Resource};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
-use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Shard, ShardGroup, names};
+use russet_crds::{
+    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Shard, ShardGroup,
+    ShardingStrategy, names,
+};
 
 use crate::accounts::Credential;
 use crate::group::Told;
@@ -45,6 +48,10 @@ pub struct Context {
 pub struct Stores {
     /// Machines.
     pub nodes: Store<InferenceNode>,
+    /// Pools of machines.
+    pub pools: Store<NodePool>,
+    /// Ways to split.
+    pub strategies: Store<ShardingStrategy>,
     /// Models.
     pub models: Store<Model>,
     /// Models on machines.

@@ -19,9 +19,11 @@ mod leave;
 mod metrics;
 mod model;
 mod node;
+mod pool;
 mod reconcile;
 mod route;
 mod ssa;
+mod strategy;
 pub mod tokens;
 mod watch;
 

@@ -63,7 +63,7 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
     Ok(after([decision.again, leaving]))
 }
 
-/// Everything about a node that a placement or a group may depend on, as one text to compare.
+/// Everything about a node that a placement, a pool or a group may depend on, as one text to compare.
 pub fn fingerprint(node: &InferenceNode) -> String {
     let status = node.status.clone().unwrap_or_default();
     let memory = status.memory.as_ref().map(|memory| (memory.serving_limit_bytes, memory.granted_bytes));
@@ -71,7 +71,12 @@ pub fn fingerprint(node: &InferenceNode) -> String {
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
     format!(
-        "{:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {deleting}",
-        node.spec.scheduling, status.engine_build, status.backends, status.sharding_modes, status.links
+        "{:?} {:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {deleting}",
+        node.labels(),
+        node.spec.scheduling,
+        status.engine_build,
+        status.backends,
+        status.sharding_modes,
+        status.links
     )
 }

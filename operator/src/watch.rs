@@ -19,7 +19,8 @@ use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::{
-    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, Scheduling, Shard, ShardGroup, names,
+    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard, ShardGroup,
+    ShardingStrategy, names,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -28,12 +29,14 @@ use crate::accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
-use crate::{authority, csr, deployment, group, model, node, route};
+use crate::{authority, csr, deployment, group, model, node, pool, route, strategy};
 
 /// What a controller is told to look at.
 struct Wake {
     stores: Stores,
     nodes: UnboundedSender<ObjectRef<InferenceNode>>,
+    pools: UnboundedSender<ObjectRef<NodePool>>,
+    strategies: UnboundedSender<ObjectRef<ShardingStrategy>>,
     models: UnboundedSender<ObjectRef<Model>>,
     deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
     groups: UnboundedSender<ObjectRef<ShardGroup>>,
@@ -60,6 +63,8 @@ pub async fn run(
     ready: &AtomicBool,
 ) -> &'static str {
     let (nodes, nodes_writer) = store();
+    let (pools, pools_writer) = store();
+    let (strategies, strategies_writer) = store();
     let (models, models_writer) = store();
     let (copies, copies_writer) = store();
     let (deployments, deployments_writer) = store();
@@ -68,9 +73,23 @@ pub async fn run(
     let (routes, routes_writer) = store();
     let (leases, leases_writer) = store();
     let (requests, requests_writer) = store();
-    let stores = Stores { nodes, models, copies, deployments, groups, shards, routes, leases, requests };
+    let stores = Stores {
+        nodes,
+        pools,
+        strategies,
+        models,
+        copies,
+        deployments,
+        groups,
+        shards,
+        routes,
+        leases,
+        requests,
+    };
 
     let (node_sender, node_queue) = mpsc::unbounded_channel();
+    let (pool_sender, pool_queue) = mpsc::unbounded_channel();
+    let (strategy_sender, strategy_queue) = mpsc::unbounded_channel();
     let (model_sender, model_queue) = mpsc::unbounded_channel();
     let (deployment_sender, deployment_queue) = mpsc::unbounded_channel();
     let (group_sender, group_queue) = mpsc::unbounded_channel();
@@ -79,6 +98,8 @@ pub async fn run(
     let wake = Arc::new(Wake {
         stores: stores.clone(),
         nodes: node_sender,
+        pools: pool_sender,
+        strategies: strategy_sender,
         models: model_sender,
         deployments: deployment_sender,
         groups: group_sender,
@@ -90,6 +111,8 @@ pub async fn run(
 
     let watches = futures::future::join_all([
         reflect(Api::all(client.clone()), nodes_writer, wake.clone(), Wake::node).boxed(),
+        reflect(Api::all(client.clone()), pools_writer, wake.clone(), Wake::pool).boxed(),
+        reflect(Api::all(client.clone()), strategies_writer, wake.clone(), Wake::strategy).boxed(),
         reflect(Api::all(client.clone()), models_writer, wake.clone(), Wake::model).boxed(),
         reflect(Api::all(client.clone()), copies_writer, wake.clone(), Wake::copy).boxed(),
         reflect(Api::all(client.clone()), deployments_writer, wake.clone(), Wake::deployment).boxed(),
@@ -114,6 +137,8 @@ pub async fn run(
         tokio::select! {
             () = authority::keep(client) => "authority",
             () = controller("node", &context, &stores.nodes, node_queue, node::reconcile) => "node controller",
+            () = controller("pool", &context, &stores.pools, pool_queue, pool::reconcile) => "pool controller",
+            () = controller("strategy", &context, &stores.strategies, strategy_queue, strategy::reconcile) => "strategy controller",
             () = controller("model", &context, &stores.models, model_queue, model::reconcile) => "model controller",
             () = controller("deployment", &context, &stores.deployments, deployment_queue, deployment::reconcile) => "deployment controller",
             () = controller("group", &context, &stores.groups, group_queue, group::reconcile) => "group controller",
@@ -143,6 +168,8 @@ async fn controller<K, E, F>(
 
 async fn filled(stores: &Stores) -> Result<(), kube::runtime::reflector::store::WriterDropped> {
     stores.nodes.wait_until_ready().await?;
+    stores.pools.wait_until_ready().await?;
+    stores.strategies.wait_until_ready().await?;
     stores.models.wait_until_ready().await?;
     stores.copies.wait_until_ready().await?;
     stores.deployments.wait_until_ready().await?;
@@ -211,6 +238,19 @@ where
     })
 }
 
+/// Has the controller of these objects look at those for which `whom` is true.
+fn wake<K>(
+    store: &kube::runtime::reflector::Store<K>,
+    queue: &UnboundedSender<ObjectRef<K>>,
+    whom: impl Fn(&K) -> bool,
+) where
+    K: kube::Resource<DynamicType = ()> + Clone + 'static,
+{
+    for object in store.state().iter().filter(|object| whom(object.as_ref())) {
+        let _ = queue.send(ObjectRef::from_obj(object.as_ref()));
+    }
+}
+
 /// A send fails only when the controllers have ended, and then nobody needs waking.
 impl Wake {
     fn node(&self, node: &InferenceNode, change: Change) {
@@ -227,14 +267,11 @@ impl Wake {
             return;
         }
         self.all_deployments();
-        for model in self.stores.models.state() {
-            let _ = self.models.send(ObjectRef::from_obj(model.as_ref()));
-        }
-        for group in self.stores.groups.state() {
-            if group.spec.plan.members.iter().any(|member| member.node_name == name) {
-                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
-            }
-        }
+        self.all_pools();
+        wake(&self.stores.models, &self.models, |_| true);
+        wake(&self.stores.groups, &self.groups, |group| {
+            group.spec.plan.members.iter().any(|member| member.node_name == name)
+        });
     }
 
     fn lease(&self, lease: &Lease, _: Change) {
@@ -243,8 +280,25 @@ impl Wake {
         }
     }
 
+    fn pool(&self, pool: &NodePool, _: Change) {
+        let _ = self.pools.send(ObjectRef::from_obj(pool));
+        let name = pool.name_any();
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.spec.pool_refs.iter().any(|reference| reference.name == name)
+        });
+    }
+
+    fn strategy(&self, strategy: &ShardingStrategy, _: Change) {
+        let _ = self.strategies.send(ObjectRef::from_obj(strategy));
+        let name = strategy.name_any();
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.spec.strategy_ref.as_ref().is_some_and(|reference| reference.name == name)
+        });
+    }
+
     fn model(&self, model: &Model, _: Change) {
         let _ = self.models.send(ObjectRef::from_obj(model));
+        self.all_strategies();
         self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
     }
 
@@ -252,28 +306,29 @@ impl Wake {
         let reference = &copy.spec.model_ref;
         let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
         self.deployments_of_model(Some(&reference.namespace), &reference.name);
-        for group in self.stores.groups.state() {
-            let same = group.namespace().as_deref() == Some(&reference.namespace)
-                && group.spec.model_ref.name == reference.name;
-            if same && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name) {
-                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
-            }
-        }
+        wake(&self.stores.groups, &self.groups, |group| {
+            group.namespace().as_deref() == Some(&reference.namespace)
+                && group.spec.model_ref.name == reference.name
+                && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name)
+        });
     }
 
     fn deployment(&self, deployment: &ModelDeployment, _: Change) {
         let _ = self.deployments.send(ObjectRef::from_obj(deployment));
-        for route in self.stores.routes.state() {
-            if route.namespace() == deployment.namespace()
+        // Also the one it named before, which nobody remembers.
+        self.all_strategies();
+        wake(&self.stores.routes, &self.routes, |route| {
+            route.namespace() == deployment.namespace()
                 && route.spec.targets.iter().any(|target| target.deployment_ref.name == deployment.name_any())
-            {
-                let _ = self.routes.send(ObjectRef::from_obj(route.as_ref()));
-            }
-        }
+        });
     }
 
     fn group(&self, group: &ShardGroup, change: Change) {
         let _ = self.groups.send(ObjectRef::from_obj(group));
+        // Pools show what is promised, and a group promises the same for as long as it lives.
+        if change == Change::Deleted || group.status.is_none() {
+            self.all_pools();
+        }
         if change == Change::Deleted {
             // Its memory may be what another deployment waits for, and a Model may wait for its end.
             self.all_deployments();
@@ -295,6 +350,7 @@ impl Wake {
         }
         if change == Change::Deleted {
             self.all_deployments();
+            self.all_pools();
         }
     }
 
@@ -306,17 +362,21 @@ impl Wake {
         let _ = self.requests.send(ObjectRef::from_obj(request));
     }
 
+    fn all_pools(&self) {
+        wake(&self.stores.pools, &self.pools, |_| true);
+    }
+
+    fn all_strategies(&self) {
+        wake(&self.stores.strategies, &self.strategies, |_| true);
+    }
+
     fn all_deployments(&self) {
-        for deployment in self.stores.deployments.state() {
-            let _ = self.deployments.send(ObjectRef::from_obj(deployment.as_ref()));
-        }
+        wake(&self.stores.deployments, &self.deployments, |_| true);
     }
 
     fn deployments_of_model(&self, namespace: Option<&str>, model: &str) {
-        for deployment in self.stores.deployments.state() {
-            if deployment.namespace().as_deref() == namespace && deployment.spec.model_ref.name == model {
-                let _ = self.deployments.send(ObjectRef::from_obj(deployment.as_ref()));
-            }
-        }
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.namespace().as_deref() == namespace && deployment.spec.model_ref.name == model
+        });
     }
 }

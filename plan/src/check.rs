@@ -91,6 +91,14 @@ pub enum Violation {
         /// The node.
         node: String,
     },
+    /// Ranks outside the areas asked for, or of several of them, or not joined as one asks.
+    #[error("group {group}: no area that was asked for has {nodes:?}, joined as it asks")]
+    Area {
+        /// The group.
+        group: String,
+        /// Its nodes.
+        nodes: Vec<String>,
+    },
     /// Ranks with different engines.
     #[error("group {group}: its nodes have different engine builds")]
     Builds {

@@ -5,6 +5,7 @@
 //! every pair of a team cabled ─▶ Jaccl       a ring of cables ─▶ JacclRing       neither ─▶ Ring (TCP)
 //! ```
 
+mod domain;
 mod team;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use russet_crds::{Backend, GroupPlan, Link, LinkKind, Peer, Transport};
 
 use crate::snapshot::Node;
 
+pub use domain::{Web, show_bits};
 pub use team::{nearest, pairs, teams};
 
 /// Most ranks Jaccl joins when every rank is cabled to every other.

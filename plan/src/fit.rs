@@ -5,7 +5,9 @@
 //! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
 //!      + KV per token per layer × its layers × context × sequences
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
-//!      + max(headroom % of the two, buffers + the engine itself)
+//!      + max(headroom % of the two, the engine itself + work)
+//! work = hidden states, MLP and projections of a piece of prompt (the last two a share in a tensor group)
+//!      + attention scores, bounded by the engine + the last step of every cache + caches that grow + logits
 //! ```
 
 use std::ops::Range;
@@ -15,12 +17,31 @@ use russet_wire::shape::ModelShape;
 
 /// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
 /// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
-const ENGINE_BASE: u64 = 192 << 20;
+pub const ENGINE_BASE: u64 = 192 << 20;
 /// Tokens of a prompt that are computed at once (the engine's `PROMPT_STEP`); it bounds the activations.
 const PREFILL_TOKENS: u64 = 2048;
-/// Hidden states alive at the same time in one layer, MLP included, four bytes a value. A Llama MLP
-/// is 3.5 times as wide as the hidden state and keeps gate, up and their product.
-const LIVE_STATES: u64 = 16;
+// What is alive at the same time was measured on MLX's CPU backend, with models in which one of these widths
+// outweighs all others (docs/planner-memory.md). MLX makes room for results about a layer ahead of the one it
+// computes, so everything a layer makes counts, and what several layers make does not.
+/// Hidden states: nine in and between the norms, which compute in 32 bits whatever the model's type, and
+/// one each that came from and goes to another rank.
+const HIDDEN_STATES: u64 = 11;
+/// Values as wide as the MLP: gate, its sigmoid, up and their product.
+const MLP_STATES: u64 = 4;
+/// Values as wide as all query heads: projected, rotated, scaled, attended, joined, and the same in pieces.
+const QUERY_STATES: u64 = 7;
+/// Values as wide as all key heads: keys and values, projected and on their way into the cache.
+const KEY_STATES: u64 = 4;
+/// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/attention.rs).
+/// A GPU writes none, but an estimate that is smaller for some nodes would have to know them.
+const SCORES: u64 = 64 << 20;
+/// Positions by which a cache grows (the engine's `STEP`): the last of them may be all but empty.
+const CACHE_STEP: u64 = 256;
+/// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
+const GROWING_LAYERS: u64 = 2;
+/// Bytes of one word's logits: as computed, flattened, normalised and widened by MLX, and in the two copies
+/// that sampling works on, four bytes each. Steps come one after another, so the sequences share them.
+const LOGIT_BYTES: u64 = 24;
 
 /// Room for conversations, resolved against the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +147,7 @@ impl<'a> Fit<'a> {
             .div_ceil(size);
         let percent = u128::from(weights.saturating_add(kv)) * u128::from(self.room.headroom_percent) / 100;
         let headroom = u64::try_from(percent).unwrap_or(u64::MAX);
-        Need { weights, kv, overhead: headroom.max(self.base(head)) }
+        Need { weights, kv, overhead: headroom.max(self.base(count, head, size)) }
     }
 
     /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a
@@ -156,17 +177,42 @@ impl<'a> Fit<'a> {
         whole.saturating_add((all - whole).div_ceil(size))
     }
 
-    fn base(&self, head: bool) -> u64 {
-        let states = u64::from(self.shape.hidden_size).saturating_mul(PREFILL_TOKENS * LIVE_STATES * 4);
-        // Logits: four bytes a word of the vocabulary, for every sequence, before and after sampling.
-        let logits = if head {
-            u64::from(self.shape.vocabulary)
-                .saturating_mul(u64::from(self.room.max_sequences))
-                .saturating_mul(8)
-        } else {
-            0
+    /// The engine itself and what it computes with, on one of `size` ranks that share `count` layers.
+    fn base(&self, count: u64, head: bool, size: u64) -> u64 {
+        let ModelShape { hidden_size, attention_heads, key_value_heads, head_dim, vocabulary, .. } =
+            *self.shape;
+        let [hidden, heads, kv_heads, head_dim] =
+            [hidden_size, attention_heads, key_value_heads, head_dim].map(u64::from);
+        let (queries, keys) = (heads.saturating_mul(head_dim), kv_heads.saturating_mul(head_dim));
+        // Headers that an older release read do not tell; a Llama's is 3.5 times as wide as the state.
+        let mlp = match self.shape.intermediate_size {
+            0 => hidden.saturating_mul(4),
+            width => u64::from(width),
         };
-        ENGINE_BASE.saturating_add(states).saturating_add(logits)
+        let kv = self.shape.kv_bytes_per_token_per_layer;
+        // Bytes of a value as the model computes it, which the cache keeps too.
+        let value = kv.checked_div(keys.saturating_mul(2)).unwrap_or(4);
+        let context = u64::from(self.room.context_tokens);
+        let tokens = context.min(PREFILL_TOKENS);
+
+        let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
+            .map(|(width, states)| width.saturating_mul(states).saturating_mul(value))
+            .into_iter()
+            .fold(0, u64::saturating_add);
+        let states = hidden
+            .saturating_mul(HIDDEN_STATES * 4)
+            .saturating_add(shared.div_ceil(size))
+            .saturating_mul(tokens);
+        // One position attends to the whole context, whatever the bound.
+        let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
+        let scores = row.saturating_mul(tokens).min(SCORES.max(row));
+        let unused = (context.next_multiple_of(CACHE_STEP) - context)
+            .saturating_mul(count)
+            .saturating_mul(u64::from(self.room.max_sequences));
+        let growing = context.saturating_mul(count.min(GROWING_LAYERS));
+        let caches = kv.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
+        let logits = if head { u64::from(vocabulary).saturating_mul(LOGIT_BYTES) } else { 0 };
+        [states, scores, caches, logits].into_iter().fold(ENGINE_BASE, u64::saturating_add)
     }
 }
 
@@ -202,7 +248,9 @@ mod tests {
             let shape = shape(tied);
             let need = Fit::new(&shape, room).need(layers.clone(), embedding, head);
             assert_eq!((need.weights, need.kv), (weights, kv), "tied {tied}, layers {layers:?}");
-            assert_eq!(need.overhead, ENGINE_BASE);
+            // 246 more positions in each of three caches, and two layers of a cache that grows.
+            let count = u64::from(layers.end - layers.start);
+            assert_eq!(need.overhead, ENGINE_BASE + 2 * (246 * count * 3 + 10 * count.min(2)));
         }
     }
 
@@ -218,6 +266,42 @@ mod tests {
             let shape = ModelShape { whole_layer_bytes: 10, ..shape(false) };
             let need = Fit::new(&shape, room).share(0..4, embedding, head, size);
             assert_eq!((need.weights, need.kv), (weights, kv), "{size} ranks");
+        }
+    }
+
+    #[test]
+    fn work_is_what_a_piece_of_prompt_a_step_and_growing_caches_take() {
+        // Llama 3 8B in 16 bits.
+        let shape = ModelShape {
+            hidden_size: 4096,
+            attention_heads: 32,
+            key_value_heads: 8,
+            head_dim: 128,
+            intermediate_size: 14336,
+            vocabulary: 128_256,
+            layer_bytes: vec![1; 32],
+            kv_bytes_per_token_per_layer: 4096,
+            ..ModelShape::default()
+        };
+        let work = |context_tokens, head, size| {
+            let room = Room { context_tokens, max_sequences: 4, headroom_percent: 0 };
+            Fit::new(&shape, room).share(0..32, false, head, size).overhead - ENGINE_BASE
+        };
+        let hidden = 2048 * 4096 * 11 * 4;
+        let shared = 2048 * 2 * (4 * 14336 + 7 * 4096 + 4 * 1024);
+        let growing = 2 * 4096 * 8192;
+        let scores = 64 << 20;
+        let logits = 24 * 128_256;
+        for (context, head, size, bytes) in [
+            (8192, true, 1, hidden + shared + scores + growing + logits),
+            (8192, false, 1, hidden + shared + scores + growing),
+            (8192, false, 2, hidden + shared / 2 + scores + growing / 2),
+            // One position sees a million, which is more than the bound on many.
+            (1 << 20, false, 1, hidden + shared + 32 * 2 * (1 << 20) + growing * 128),
+            // A conversation shorter than a piece of prompt: all of it at once, and caches of 256 positions.
+            (64, false, 1, (hidden + shared) / 32 + 32 * 2 * 64 * 64 + 4096 * (192 * 32 * 4 + 2 * 64)),
+        ] {
+            assert_eq!(work(context, head, size), bytes, "{context} tokens, {size} ranks");
         }
     }
 

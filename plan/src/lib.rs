@@ -6,13 +6,16 @@
 //! ```
 
 pub mod check;
+pub mod chips;
 pub mod fabric;
 pub mod fit;
 pub mod note;
 pub mod place;
+pub mod pool;
 pub mod quantity;
 pub mod shard;
 pub mod snapshot;
+pub mod speed;
 pub mod validate;
 
 pub use note::Note;

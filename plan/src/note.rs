@@ -4,9 +4,11 @@
 
 use std::fmt;
 
-use russet_crds::Backend;
 use russet_crds::conditions::Reason;
+use russet_crds::{Backend, FabricKind};
 
+use crate::fabric::show_bits;
+use crate::pool::Demand;
 use crate::quantity::show;
 use crate::shard::backend_words;
 use crate::snapshot::Availability;
@@ -36,14 +38,60 @@ pub enum Note {
     /// The spec contradicts itself or the model.
     Invalid {
         /// The field, as a path.
-        field: &'static str,
+        field: String,
         /// What is wrong and what to do.
         why: String,
     },
     /// The spec uses a word of a newer release.
     Newer {
         /// The field, as a path.
-        field: &'static str,
+        field: String,
+    },
+    /// The named ShardingStrategy does not exist.
+    StrategyUnknown {
+        /// The ShardingStrategy.
+        strategy: String,
+        /// Those there are.
+        known: Vec<String>,
+    },
+    /// A named NodePool does not exist.
+    PoolUnknown {
+        /// The NodePool.
+        pool: String,
+        /// Those there are.
+        known: Vec<String>,
+    },
+    /// A NodePool makes no sense.
+    PoolBroken {
+        /// The NodePool.
+        pool: String,
+        /// Why.
+        why: Box<Note>,
+    },
+    /// No node of the NodePools can take work.
+    NoNodesInPools {
+        /// The NodePools.
+        pools: Vec<String>,
+        /// How many nodes they have together.
+        nodes: usize,
+    },
+    /// Nodes are not joined as is asked of those that share a group.
+    Apart {
+        /// Who asks.
+        asks: String,
+        /// What is asked.
+        demand: Demand,
+        /// Which pairs lack what.
+        why: String,
+    },
+    /// A replica stays outside its deployment's NodePools, because its nodes left them.
+    Outside {
+        /// The ShardGroup.
+        group: String,
+        /// Its nodes that are in none of them, or all when no pool has all.
+        nodes: Vec<String>,
+        /// The NodePools.
+        pools: Vec<String>,
     },
     /// A node cannot take new work.
     Closed {
@@ -157,12 +205,17 @@ impl Note {
             Note::Invalid { .. } => Reason::InvalidSpec,
             Note::Newer { .. } => Reason::NewerRelease,
             Note::Closed { .. } => Reason::Unschedulable,
-            Note::NoNodes => Reason::NoNodes,
+            Note::NoNodes | Note::NoNodesInPools { .. } => Reason::NoNodes,
+            Note::StrategyUnknown { .. } => Reason::StrategyNotFound,
+            Note::PoolUnknown { .. } => Reason::PoolNotFound,
+            Note::PoolBroken { why, .. } => why.reason(),
+            Note::Outside { .. } => Reason::OutsidePools,
             Note::NoRing { .. }
             | Note::NoTensor { .. }
             | Note::TooSmall { .. }
             | Note::Together { .. }
             | Note::Builds { .. }
+            | Note::Apart { .. }
             | Note::Links { .. }
             | Note::PortsBusy { .. }
             | Note::TooFewNodes { .. }
@@ -200,6 +253,39 @@ impl fmt::Display for Note {
                 out,
                 "{field} is a word of a newer release than this operator's {}; update the operator",
                 env!("CARGO_PKG_VERSION")
+            ),
+            Note::StrategyUnknown { strategy, known } => write!(
+                out,
+                "ShardingStrategy {strategy:?} does not exist; {}",
+                there_is("ShardingStrategies", known)
+            ),
+            Note::PoolUnknown { pool, known } => {
+                write!(out, "NodePool {pool:?} does not exist; {}", there_is("NodePools", known))
+            }
+            Note::PoolBroken { pool, why } => write!(out, "NodePool {pool}: {why}"),
+            Note::NoNodesInPools { pools, nodes } => write!(
+                out,
+                "none of the {nodes} nodes of {} can take work; `kubectl get nodepools` shows which nodes they have, `russet join` adds one",
+                named_pools(pools)
+            ),
+            Note::Apart { asks, demand, why } => {
+                let Demand { kind, bits } = demand;
+                let kind = match kind {
+                    FabricKind::Any | FabricKind::Unknown => "a link",
+                    FabricKind::Thunderbolt => "a Thunderbolt link",
+                    FabricKind::ThunderboltRdma => "an RDMA link over Thunderbolt",
+                };
+                let speed = if *bits > 0 { format!(" of {}", show_bits(*bits)) } else { String::new() };
+                write!(
+                    out,
+                    "{asks}: every two nodes of a group need {kind}{speed}: {why}; join them so, or ask for less"
+                )
+            }
+            Note::Outside { group, nodes, pools } => write!(
+                out,
+                "ShardGroup {group} stays on {}, which {} has no longer: what answers is not moved unasked; delete that ShardGroup to have it placed anew",
+                nodes.join(", "),
+                named_pools(pools)
             ),
             Note::Closed { node, availability } => match availability {
                 Availability::Open => write!(out, "node {node}: open"),
@@ -242,7 +328,7 @@ impl fmt::Display for Note {
             }
             Note::Links { backend, why } => write!(
                 out,
-                "{} cannot be: {why}; cable the nodes and enable RDMA on them, or set spec.sharding.backend to Auto",
+                "{} cannot be: {why}; cable the nodes and enable RDMA on them, or leave the backend to Auto",
                 backend_words(*backend)
             ),
             Note::PortsBusy { backend, why } => write!(out, "{backend} waits for its ports: {why}"),
@@ -268,7 +354,7 @@ impl fmt::Display for Note {
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
             Note::NothingFits { replica, needed } => write!(
                 out,
-                "replica {replica} fits nowhere ({} on one node); free memory by deleting or scaling down other deployments, lower spec.sharding.kv.contextTokens or maxSequences, choose a smaller or quantised model, or join another node",
+                "replica {replica} fits nowhere ({} on one node); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node",
                 show(*needed)
             ),
             Note::KeptOutdated { group } => {
@@ -285,6 +371,27 @@ impl fmt::Display for Note {
             }
             Note::Placed { replica, decision } => write!(out, "replica {replica}: {decision}"),
         }
+    }
+}
+
+/// What there is instead of what was named.
+pub(crate) fn there_is(kind: &str, known: &[String]) -> String {
+    /// Names worth reading.
+    const SHOWN: usize = 8;
+    match known.len() {
+        0 => format!("there are no {kind}: create it, or leave the reference out"),
+        count => {
+            let more = if count > SHOWN { ", …" } else { "" };
+            let names: Vec<&str> = known.iter().take(SHOWN).map(String::as_str).collect();
+            format!("create it, or name one of the {kind} there are: {}{more}", names.join(", "))
+        }
+    }
+}
+
+fn named_pools(pools: &[String]) -> String {
+    match pools {
+        [one] => format!("NodePool {one}"),
+        many => format!("NodePools {}", many.join(", ")),
     }
 }
 

@@ -113,6 +113,9 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
     for replica in 0..want.replicas {
         let (current, outdated) = split_groups(&view, want, &fit, replica);
         if let Some(((kept, ready), surplus)) = current.split_first() {
+            if let Some(note) = outside(&view, want, kept) {
+                notes.push(note);
+            }
             placement.keep.push(kept.clone());
             for (key, _) in surplus {
                 remove(&mut view, &mut placement, key, Removal::Replaced);
@@ -215,7 +218,7 @@ pub fn deployment_hash<'a>(hashes: impl Iterator<Item = &'a str>) -> String {
 
 /// Whether a running plan is what the deployment asks for, on nodes it may stay on.
 pub fn is_current(view: &Snapshot, want: &ValidDeployment, group: &Group) -> bool {
-    serves(want, &Fit::new(&want.shape, want.room), group) && may_stay(view, group)
+    serves(want, &Fit::new(&want.shape, want.room), group) && may_stay(view, want, group)
 }
 
 type Named = (Key, bool);
@@ -233,8 +236,11 @@ fn split_groups(
         if group.replica != replica || group.deleting {
             continue;
         }
-        let list =
-            if serves(want, fit, group) && may_stay(view, group) { &mut current } else { &mut outdated };
+        let list = if serves(want, fit, group) && may_stay(view, want, group) {
+            &mut current
+        } else {
+            &mut outdated
+        };
         list.push((key.clone(), group.ready));
     }
     current.sort_by_key(|(key, ready)| (!ready, key.clone()));
@@ -279,16 +285,32 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
         && plan.max_sequences == want.room.max_sequences
 }
 
-fn may_stay(view: &Snapshot, group: &Group) -> bool {
-    group.plan.members.iter().all(|member| {
-        view.nodes.get(&member.node_name).is_some_and(|node| match node.availability {
-            Availability::Open
-            | Availability::Cordoned
-            | Availability::Unreachable
-            | Availability::Unmeasured => true,
-            Availability::Draining | Availability::Lost => false,
+/// Whether its nodes may go on with it. Pools count when a group is placed: one that was placed in those
+/// that are asked for stays when its nodes leave them.
+fn may_stay(view: &Snapshot, want: &ValidDeployment, group: &Group) -> bool {
+    let inside = group.pools == want.pools() || want.allows(group.nodes());
+    inside
+        && group.plan.members.iter().all(|member| {
+            view.nodes.get(&member.node_name).is_some_and(|node| match node.availability {
+                Availability::Open
+                | Availability::Cordoned
+                | Availability::Unreachable
+                | Availability::Unmeasured => true,
+                Availability::Draining | Availability::Lost => false,
+            })
         })
-    })
+}
+
+/// What is to be said of a group that stays outside the pools.
+fn outside(view: &Snapshot, want: &ValidDeployment, key: &Key) -> Option<Note> {
+    let group = view.groups.get(key).filter(|group| !want.allows(group.nodes()))?;
+    let strangers = group.nodes().filter(|node| !want.allows(std::iter::once(*node)));
+    let mut nodes: Vec<String> = strangers.map(str::to_owned).collect();
+    if nodes.is_empty() {
+        // Each is in some pool, and no pool has them all.
+        nodes = group.nodes().map(str::to_owned).collect();
+    }
+    Some(Note::Outside { group: key.1.clone(), nodes, pools: want.pools() })
 }
 
 fn new_group(want: &ValidDeployment, fit: &Fit<'_>, replica: i32, candidate: &Candidate) -> NewGroup {
@@ -302,6 +324,7 @@ fn group(want: &ValidDeployment, new: &NewGroup) -> Group {
         deployment: want.name.clone(),
         model: want.model.clone(),
         replica: new.replica,
+        pools: want.pools(),
         plan: new.plan.clone(),
         ready: false,
         deleting: false,

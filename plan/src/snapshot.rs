@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use russet_crds::{GroupPlan, Link, names};
+use russet_crds::{GroupPlan, Link, Sharding, names};
 use russet_wire::shape::ModelShape;
+
+use crate::note::Note;
+use crate::pool::Area;
 
 /// A namespace and a name.
 pub type Key = (String, String);
@@ -16,6 +19,10 @@ pub struct Snapshot {
     pub nodes: BTreeMap<String, Node>,
     /// Every model whose headers were read.
     pub models: BTreeMap<Key, ModelShape>,
+    /// ShardingStrategies, by name.
+    pub strategies: BTreeMap<String, Sharding>,
+    /// NodePools among these machines, by name; with what makes one none.
+    pub pools: BTreeMap<String, Result<Area, Note>>,
     /// Every replica of every deployment, those being deleted included: they still hold memory.
     pub groups: BTreeMap<Key, Group>,
 }
@@ -68,6 +75,8 @@ pub struct Group {
     pub model: String,
     /// Index of the replica.
     pub replica: i32,
+    /// The NodePools its deployment named when it was made.
+    pub pools: Vec<String>,
     /// The split.
     pub plan: GroupPlan,
     /// Whether it answers.
@@ -99,6 +108,11 @@ impl Snapshot {
 }
 
 impl Group {
+    /// The nodes of its ranks.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> + Clone {
+        self.plan.members.iter().map(|member| member.node_name.as_str())
+    }
+
     /// The name its ShardGroup has.
     pub fn name(&self) -> String {
         names::shard_group(&self.deployment, self.replica, &self.plan.hash)

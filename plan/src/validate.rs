@@ -2,12 +2,16 @@
 //! found here, all of it at once; what comes out needs no second look.
 
 mod split;
+mod strategy;
+
+use std::collections::BTreeSet;
 
 use russet_crds::{BackendChoice, KvRoom, LocalReference, ModelDeploymentSpec, Sharding};
 use russet_wire::shape::ModelShape;
 
 use crate::fit::Room;
 use crate::note::Note;
+use crate::pool::{self, Area, Demand};
 use crate::snapshot::Snapshot;
 
 pub use russet_wire::architecture::ARCHITECTURES;
@@ -26,17 +30,37 @@ pub struct ValidDeployment {
     pub model: String,
     /// Sizes of the model.
     pub shape: ModelShape,
+    /// Where the split is asked for, for people: `spec.sharding`, or whose spec it is.
+    pub asked_at: String,
     /// The split asked for.
     pub split: Split,
     /// What may carry the sums of tensor groups.
     pub backend: BackendChoice,
     /// Room for conversations.
     pub room: Room,
+    /// Where a replica may be; it is in one of these. Never empty.
+    pub areas: Vec<Area>,
     /// Replicas; 0 stops the deployment.
     pub replicas: i32,
 }
 
+impl ValidDeployment {
+    /// The NodePools asked for.
+    pub fn pools(&self) -> Vec<String> {
+        self.areas.iter().filter_map(|area| area.pool.clone()).collect()
+    }
+
+    /// Whether ranks on these nodes may be one replica.
+    pub fn allows<'a>(&self, nodes: impl Iterator<Item = &'a str> + Clone) -> bool {
+        self.areas.iter().any(|area| nodes.clone().all(|node| area.holds(node)))
+    }
+}
+
 pub use split::{Hybrid, Split, shapes};
+pub use strategy::{Judgement, judge};
+
+/// Where a deployment's own split stands.
+const OWN: &str = "spec.sharding";
 
 /// Reads a ModelDeployment; the notes name everything that is wrong with it.
 pub fn validate(
@@ -45,7 +69,13 @@ pub fn validate(
     name: &str,
     spec: &ModelDeploymentSpec,
 ) -> Result<ValidDeployment, Vec<Note>> {
-    let ModelDeploymentSpec { model_ref: LocalReference { name: model }, sharding, replicas } = spec;
+    let ModelDeploymentSpec {
+        model_ref: LocalReference { name: model },
+        sharding,
+        strategy_ref,
+        pool_refs,
+        replicas,
+    } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
         return Err(vec![Note::ModelUnknown { model: model.clone() }]);
     };
@@ -53,12 +83,30 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
-    let Sharding { kv, backend, .. } = sharding;
-    let room = room(kv, shape, &mut notes);
-    let split = split::split(sharding, shape, &mut notes);
+    let asked = match (strategy_ref, sharding) {
+        (None, own) => Asked { at: OWN.to_owned(), sharding: own.clone().unwrap_or_default() },
+        (Some(LocalReference { name: strategy }), None) => {
+            let Some(sharding) = view.strategies.get(strategy) else {
+                let known = view.strategies.keys().cloned().collect();
+                return Err(vec![Note::StrategyUnknown { strategy: strategy.clone(), known }]);
+            };
+            Asked { at: format!("ShardingStrategy {strategy} spec"), sharding: sharding.clone() }
+        }
+        (Some(_), Some(_)) => {
+            let why = "it and spec.sharding exclude each other; leave one of them out".to_owned();
+            return Err(vec![invalid("spec.strategyRef".to_owned(), why)]);
+        }
+    };
+    let room = asked.room(shape, &mut notes);
+    let split = split::split(&asked, shape, &mut notes);
+    let links = asked.links(&mut notes);
+    let mut areas = areas(view, pool_refs, &mut notes);
+    if let Some((demand, who)) = links {
+        areas = areas.into_iter().map(|area| area.also(demand, who.clone())).collect();
+    }
     if *replicas < 0 {
         notes.push(invalid(
-            "spec.replicas",
+            "spec.replicas".to_owned(),
             format!("{replicas} replicas cannot be; use 0 to stop the deployment"),
         ));
     }
@@ -70,11 +118,35 @@ pub fn validate(
         name: name.to_owned(),
         model: model.clone(),
         shape: shape.clone(),
+        asked_at: asked.at,
         split,
-        backend: *backend,
+        backend: asked.sharding.backend,
         room,
+        areas,
         replicas: *replicas,
     })
+}
+
+/// The NodePools named, or the whole cluster where none is.
+fn areas(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) -> Vec<Area> {
+    if refs.is_empty() {
+        return vec![Area::default()];
+    }
+    let named: BTreeSet<&str> = refs.iter().map(|reference| reference.name.as_str()).collect();
+    let mut areas = Vec::new();
+    for pool in named {
+        match view.pools.get(pool) {
+            Some(Ok(area)) => areas.push(area.clone()),
+            Some(Err(why)) => {
+                notes.push(Note::PoolBroken { pool: pool.to_owned(), why: Box::new(why.clone()) })
+            }
+            None => {
+                let known = view.pools.keys().cloned().collect();
+                notes.push(Note::PoolUnknown { pool: pool.to_owned(), known });
+            }
+        }
+    }
+    areas
 }
 
 /// What is wrong with a model whatever is asked of it; empty when the engine can run it.
@@ -96,27 +168,50 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     notes
 }
 
-fn room(kv: &KvRoom, shape: &ModelShape, notes: &mut Vec<Note>) -> Room {
-    let KvRoom { context_tokens, max_sequences, headroom_percent } = kv;
-    for (field, value) in
-        [("spec.sharding.kv.contextTokens", context_tokens), ("spec.sharding.kv.maxSequences", max_sequences)]
-    {
-        if *value == 0 {
-            notes.push(invalid(field, "0 leaves no room for any conversation; use at least 1".to_owned()));
+/// A split, and where it is asked for.
+struct Asked {
+    at: String,
+    sharding: Sharding,
+}
+
+impl Asked {
+    fn field(&self, name: &str) -> String {
+        format!("{}.{name}", self.at)
+    }
+
+    fn room(&self, shape: &ModelShape, notes: &mut Vec<Note>) -> Room {
+        let KvRoom { context_tokens, max_sequences, headroom_percent } = &self.sharding.kv;
+        for (field, value) in [("kv.contextTokens", context_tokens), ("kv.maxSequences", max_sequences)] {
+            if *value == 0 {
+                let why = "0 leaves no room for any conversation; use at least 1".to_owned();
+                notes.push(invalid(self.field(field), why));
+            }
+        }
+        Room {
+            // A model without a stated limit takes what is asked for.
+            context_tokens: match shape.context_length {
+                0 => *context_tokens,
+                limit => (*context_tokens).min(limit),
+            },
+            max_sequences: *max_sequences,
+            headroom_percent: *headroom_percent,
         }
     }
-    Room {
-        // A model without a stated limit takes what is asked for.
-        context_tokens: match shape.context_length {
-            0 => *context_tokens,
-            limit => (*context_tokens).min(limit),
-        },
-        max_sequences: *max_sequences,
-        headroom_percent: *headroom_percent,
+
+    /// What is asked of links, and who asks.
+    fn links(&self, notes: &mut Vec<Note>) -> Option<(Demand, String)> {
+        let field = self.field("minBitsPerSecond");
+        match pool::rate(self.sharding.min_bits_per_second.as_deref()?, &field) {
+            Ok(bits) => Some((Demand { bits, ..Demand::default() }, field)),
+            Err(note) => {
+                notes.push(note);
+                None
+            }
+        }
     }
 }
 
-fn invalid(field: &'static str, why: String) -> Note {
+fn invalid(field: String, why: String) -> Note {
     Note::Invalid { field, why }
 }
 
@@ -155,8 +250,9 @@ mod tests {
     ) -> ModelDeploymentSpec {
         ModelDeploymentSpec {
             model_ref: LocalReference::new(model),
-            sharding: Sharding { mode, ranks, layers_per_rank: layers, ..Sharding::default() },
+            sharding: Some(Sharding { mode, ranks, layers_per_rank: layers, ..Sharding::default() }),
             replicas: 1,
+            ..ModelDeploymentSpec::default()
         }
     }
 
@@ -176,7 +272,7 @@ mod tests {
             ("llama", Single, Some(2), None, Err("Single runs on one rank, not 2")),
             ("llama", Pipeline, Some(5), None, Err("5 ranks cannot share 4 layers")),
             ("llama", Pipeline, Some(0), None, Err("0 ranks cannot be")),
-            ("llama", Auto, Some(3), Some(vec![2, 2]), Err("names 2 ranks, spec.sharding.ranks says 3")),
+            ("llama", Auto, Some(3), Some(vec![2, 2]), Err("names 2 ranks, ranks says 3")),
             ("llama", Auto, None, Some(vec![2, 1]), Err("adds up to 3 layers, but the model has 4")),
             ("llama", Auto, None, Some(vec![4, 0]), Err("rank 1 would hold no layers")),
             ("llama", Tensor, Some(2), None, Ok(Split::Tensor(Some(2)))),
@@ -218,7 +314,7 @@ mod tests {
     fn all_mistakes_are_named_at_once() {
         let mut spec = spec("llama", ShardingMode::Tensor, Some(9), None);
         spec.replicas = -1;
-        spec.sharding.kv.context_tokens = 0;
+        spec.sharding.as_mut().unwrap().kv.context_tokens = 0;
         assert_eq!(validate(&view(), "ns", "chat", &spec).unwrap_err().len(), 3);
     }
 }

@@ -157,7 +157,13 @@ async fn a_role_that_gives_too_much_gives_nothing(stage: &Stage, identity: &'sta
     let signing = table::signing(&format!("attempt-{round}"), "russet.dev/node", &stage.csr);
     let place = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     stage.server.must(&Request::create(place, signing)).await?;
-    stage.all(who, table::overreach_of_the_spoilt(&stage.csr, &round), false).await
+    stage.all(who, table::overreach_of_the_spoilt(&stage.csr, &round), false).await?;
+    // It may not make itself; made by others, it may not label itself either.
+    let own = format!("/apis/russet.dev/v1alpha1/inferencenodes/{SPOILT}");
+    stage.server.must(&Request::apply(&own, table::node(SPOILT))).await?;
+    stage.attempt(who, &table::label_of_the_spoilt(), false).await?;
+    stage.server.must(&Request::delete(&own)).await?;
+    Ok(())
 }
 
 /// A node leaves by removing itself.

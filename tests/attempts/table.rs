@@ -229,6 +229,25 @@ pub fn overreach(csr: &str, round: &str) -> Vec<Attempt> {
             Request::merge(&format!("{NODES}/{MINE}"), json!({"metadata": {"labels": {"zone": "x"}}})),
             role("cannot patch resource \"inferencenodes\""),
         ),
+        refused(
+            "label itself as a larger machine, which pools would select",
+            Request::merge(
+                &format!("{NODES}/{MINE}"),
+                json!({"metadata": {"labels": {"russet.dev/memory": "512Gi"}}}),
+            ),
+            role("cannot patch resource \"inferencenodes\""),
+        ),
+        refused(
+            "make a pool of every node",
+            Request::create(
+                &format!("{RUSSET}/nodepools"),
+                json!({
+                    "apiVersion": "russet.dev/v1alpha1", "kind": "NodePool", "metadata": {"name": "attempt"},
+                    "spec": {"selector": {}},
+                }),
+            ),
+            role("cannot create resource \"nodepools\""),
+        ),
         // Work.
         refused(
             "report another node's rank",
@@ -537,4 +556,11 @@ pub fn overreach_of_the_spoilt(csr: &str, round: &str) -> Vec<Attempt> {
             hold("may not DELETE namespaces"),
         ),
     ]
+}
+
+/// The label by which a pool would select it.
+pub fn label_of_the_spoilt() -> Attempt {
+    let label = json!({"metadata": {"labels": {"russet.dev/memory": "512Gi"}}});
+    let words = policy(SPOILT, "may not UPDATE inferencenodes.russet.dev");
+    refused("label itself", Request::merge(&format!("{NODES}/{SPOILT}"), label), words)
 }

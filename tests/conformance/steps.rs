@@ -126,7 +126,7 @@ fn get(bench: &Bench) -> Result<()> {
     has(&bench.run(&["get", "russet"], "")?, &["modeldeployment.russet.dev/listed"])?;
     has(
         &bench.run(&["get", "mdeploy", "listed", "-o", "yaml"], "")?,
-        &["kind: ModelDeployment", "contextTokens: 8192"],
+        &["kind: ModelDeployment", "replicas: 1"],
     )?;
     has(&bench.run(&["get", "mdeploy", "-A", "-o", "wide"], "")?, &["NAMESPACE", "MESSAGE"])?;
     bench.refused(&["get", "mdeploy", "nosuch"], "", &["NotFound", "nosuch"])?;
@@ -384,7 +384,7 @@ fn api_resources(bench: &Bench) -> Result<()> {
     for line in bench.run(&["api-resources", "--categories=russet", "-o", "name"], "")?.lines() {
         names.push(line.to_owned());
     }
-    ensure!(names.len() == 8, "eight kinds are wanted: {names:?}");
+    ensure!(names.len() == 10, "ten kinds are wanted: {names:?}");
     has(&bench.run(&["version", "-o", "json"], "")?, &["serverVersion", "v1."])
 }
 

@@ -6,6 +6,7 @@ mod gitops;
 mod keys;
 mod mistakes;
 mod path;
+mod pools;
 mod servers;
 mod skew;
 
@@ -66,6 +67,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("losing_rank_1_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
+        ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
         ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
         ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),
@@ -113,6 +115,9 @@ fn main() {
             let result = runtime.block_on(async {
                 let bound = std::time::Duration::from_secs(300);
                 while round < rounds {
+                    if round > 0 {
+                        faults::leave_the_past(cluster).await?;
+                    }
                     round += 1;
                     match tokio::time::timeout(bound, scenario(cluster)).await {
                         Ok(result) => result?,

@@ -6,6 +6,7 @@ mod control_plane;
 mod engine;
 mod faults;
 mod gateway;
+mod memory;
 mod tunnel;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ const AREAS: &[Area] = &[
     Area { name: "engine", about: engine::ABOUT, run: engine::run },
     Area { name: "gateway", about: gateway::ABOUT, run: gateway::run },
     Area { name: "control-plane", about: control_plane::ABOUT, run: control_plane::run },
+    Area { name: "memory", about: memory::ABOUT, run: memory::run },
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 

@@ -145,10 +145,6 @@ pub const HELM: &str = "RUSSET_HELM";
 pub const FLUX: &str = "RUSSET_FLUX_KUSTOMIZE";
 pub const LIBFAKETIME: &str = "RUSSET_LIBFAKETIME";
 
-/// All of them.
-pub const PROGRAMS: &[&str] =
-    &[ETCD, KUBECTL, KUBE_APISERVER, KUBE_CONTROLLER_MANAGER, HELM, FLUX, LIBFAKETIME];
-
 /// The program of a variable, built or installed when it is not there.
 pub fn program(variable: &str) -> Result<PathBuf> {
     match variable {

@@ -173,22 +173,28 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
     Ok(ORACLE_SUITES.iter().filter(wanted).collect())
 }
 
+/// The programs of suites, by the variables that tests know them by; built when they are not there.
+fn programs(suites: &[&OracleSuite]) -> Result<BTreeMap<&'static str, PathBuf>> {
+    let mut programs = BTreeMap::new();
+    for name in suites.iter().flat_map(|suite| suite.programs) {
+        if !programs.contains_key(name) {
+            programs.insert(*name, oracles::program(name)?);
+        }
+    }
+    Ok(programs)
+}
+
 /// The suites named, or all of them; closes with `N passed, N failed`. `build` only builds their programs.
 pub fn oracle(arguments: &[String]) -> Result<()> {
     if arguments == ["build"] {
-        for name in oracles::PROGRAMS {
-            println!("export {name}={}", oracles::program(name)?.display());
+        for (name, program) in programs(&chosen(&[])?)? {
+            println!("export {name}={}", program.display());
         }
         return Ok(());
     }
     let suites = chosen(arguments)?;
     let (prepared, python) = setup::with_python()?;
-    let mut programs: BTreeMap<&str, PathBuf> = BTreeMap::new();
-    for name in suites.iter().flat_map(|suite| suite.programs) {
-        if !programs.contains_key(name) {
-            programs.insert(name, oracles::program(name)?);
-        }
-    }
+    let programs = programs(&suites)?;
     build_with(&prepared)?;
     let (mut all, mut clean) = (Tally::default(), true);
     for suite in suites {

@@ -11,4 +11,4 @@ mod platform;
 
 pub use error::{Error, install_error_handler};
 pub use graph::{depends, synchronize};
-pub use platform::leave;
+pub use platform::{be_prompt, leave};

@@ -50,6 +50,14 @@ impl Engine {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// The most memory the process held so far, where the system tells.
+    pub fn process_peak(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+        Some(kibibytes * 1024)
+    }
+
     pub async fn exit(&mut self) -> ExitStatus {
         within("the exit of an engine", async {
             loop {
@@ -94,6 +102,10 @@ impl Engine {
 pub struct Lab {
     /// More flags for the engines that are started from now on.
     pub flags: Vec<&'static str>,
+    /// Element type of the weights in memory; 32 bits are quicker on a CPU.
+    pub dtype: &'static str,
+    /// Tokens of a sequence.
+    pub context_tokens: u32,
     identities: Identities,
     sockets: TempDir,
 }
@@ -109,7 +121,13 @@ fn join(addresses: &[SocketAddr]) -> String {
 
 impl Lab {
     pub fn new() -> Self {
-        Self { flags: Vec::new(), identities: Identities::new(), sockets: tempfile::tempdir().unwrap() }
+        Self {
+            flags: Vec::new(),
+            dtype: "f32",
+            context_tokens: 4096,
+            identities: Identities::new(),
+            sockets: tempfile::tempdir().unwrap(),
+        }
     }
 
     /// A pipeline with this split; index = rank.
@@ -154,7 +172,8 @@ impl Lab {
                 command
                     .arg("--model-dir")
                     .arg(model)
-                    .args(["--served-model-name", "small", "--dtype", "f32", "--context-tokens", "4096"])
+                    .args(["--served-model-name", "small", "--dtype", self.dtype])
+                    .args(["--context-tokens", &self.context_tokens.to_string()])
                     .args(&self.flags)
                     .args(["--group-uid", "g", "--epoch", "1", "--rank", &rank.to_string()])
                     .args(["--listen", &listen[rank].to_string(), "--tls-dir"])

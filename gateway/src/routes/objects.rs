@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type};
-use russet_crds::{ModelDeployment, ModelRoute, ShardGroup};
+use russet_crds::{KvRoom, ModelDeployment, ModelRoute, ShardGroup};
 
 use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, Name, State, Table};
 
@@ -35,11 +35,14 @@ impl Table {
                 let name = object.name_any();
                 let key = (namespace.clone(), name.clone());
                 let endpoints = endpoints.remove(&key).unwrap_or_default();
+                // What a ShardingStrategy says is known once a group was planned with it.
+                let own = object.spec.sharding.as_ref().map(|sharding| sharding.kv.context_tokens);
+                let asked = own.unwrap_or(KvRoom::default().context_tokens);
                 let context_tokens = planned.get(&key).copied();
                 Deployment {
                     state: state(object),
                     created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
-                    context_tokens: context_tokens.unwrap_or(object.spec.sharding.kv.context_tokens),
+                    context_tokens: context_tokens.unwrap_or(asked),
                     namespace,
                     name,
                     endpoints,
@@ -174,7 +177,7 @@ mod tests {
     #[test]
     fn the_context_is_what_the_groups_were_planned_with() {
         let deployments = [deployment("chat", 1, vec![])];
-        let asked = deployments[0].spec.sharding.kv.context_tokens;
+        let asked = KvRoom::default().context_tokens;
         assert_eq!(Table::from_objects(&deployments, &[], &[]).deployments[0].context_tokens, asked);
         let mut smaller = group("chat-0-x", "chat", 1, Some(1), true);
         smaller.spec.plan.context_tokens = 2048;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource as _, ResourceExt as _};
 use russet_crds::{LocalReference, ModelCopy, ModelDeployment, ShardGroup, ShardGroupSpec, names};
+use russet_plan::ValidDeployment;
 use russet_plan::place::NewGroup;
 
 use super::decide::Planned;
@@ -49,7 +50,9 @@ pub async fn apply(context: &Context, resources: Resources<Planned>) -> Result<R
     };
     let mut groups = Vec::new();
     for new in &planned.placement.create {
-        let group = ssa::apply(&api, &group_object(&deployment, new)).await.map_err(failed(&new.name))?;
+        let group = ssa::apply(&api, &group_object(&deployment, planned.valid.as_ref(), new))
+            .await
+            .map_err(failed(&new.name))?;
         groups.push(Arc::new(group));
     }
     let mut leaving = 0;
@@ -68,13 +71,15 @@ pub async fn apply(context: &Context, resources: Resources<Planned>) -> Result<R
     Ok(Resources { deployment, stage: Applied { planned, groups, leaving } })
 }
 
-fn group_object(deployment: &ModelDeployment, new: &NewGroup) -> ShardGroup {
+fn group_object(deployment: &ModelDeployment, valid: Option<&ValidDeployment>, new: &NewGroup) -> ShardGroup {
     let NewGroup { name, replica, plan } = new;
+    let pools = valid.map(ValidDeployment::pools).unwrap_or_default();
     let spec = ShardGroupSpec {
         deployment_ref: LocalReference::new(deployment.name_any()),
         model_ref: deployment.spec.model_ref.clone(),
         replica: *replica,
         plan: plan.clone(),
+        pool_refs: pools.into_iter().map(LocalReference::new).collect(),
         epoch: 1,
     };
     let mut group = ShardGroup::new(name, spec);

@@ -19,6 +19,7 @@ use super::apply::Applied;
 use super::{Error, Resources};
 use crate::context::Context;
 use crate::node::{availability, until_lost};
+use crate::pool;
 
 /// A deployment and everything its plan depends on.
 #[derive(Clone, Debug)]
@@ -65,7 +66,16 @@ fn observed(
     let namespace = deployment.namespace().unwrap_or_default();
     let key = ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace);
     let model = context.stores.models.get(&key);
-    let view = snapshot(&context.stores.nodes.state(), model.as_deref(), &groups, shards, now);
+    let nodes = context.stores.nodes.state();
+    let mut view = snapshot(&nodes, model.as_deref(), &groups, shards, now);
+    if deployment.spec.strategy_ref.is_some() {
+        let strategies = context.stores.strategies.state();
+        let named = strategies.iter().map(|strategy| (strategy.name_any(), strategy.spec.sharding.clone()));
+        view.strategies = named.collect();
+    }
+    if !deployment.spec.pool_refs.is_empty() {
+        view.pools = pool::areas(&context.stores.pools.state(), &nodes);
+    }
     groups.retain(|group| {
         group.namespace().as_deref() == Some(&namespace)
             && group.spec.deployment_ref.name == deployment.name_any()
@@ -125,6 +135,7 @@ pub fn snapshot(
             deployment: group.spec.deployment_ref.name.clone(),
             model: group.spec.model_ref.name.clone(),
             replica: group.spec.replica,
+            pools: pools(group),
             plan: group.spec.plan.clone(),
             ready,
             deleting: group.metadata.deletion_timestamp.is_some(),
@@ -132,6 +143,10 @@ pub fn snapshot(
         view.groups.insert((group.namespace().unwrap_or_default(), group.name_any()), seen);
     }
     view
+}
+
+fn pools(group: &ShardGroup) -> Vec<String> {
+    group.spec.pool_refs.iter().map(|reference| reference.name.clone()).collect()
 }
 
 /// When the next node of this deployment will count as lost; nothing else wakes it then.

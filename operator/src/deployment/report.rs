@@ -1,11 +1,12 @@
 //! Shows where a deployment stands, and tells people what was decided.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
-use russet_crds::ModelDeployment;
 use russet_crds::conditions::{Reason, Type, get};
+use russet_crds::{ModelDeployment, PlacementReport};
 
 use super::apply::Applied;
 use super::{Error, Resources, status};
@@ -25,7 +26,17 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
             Some((member.node_name.clone(), missing))
         })
         .collect();
-    let status = status::status(applied, &missing, now);
+    let name = deployment.name_any();
+    let api: Api<ModelDeployment> = ssa::beside(&context.client, deployment.as_ref());
+    let mut status = status::status(applied, &missing, now);
+    if status::forgets_why(deployment, &status) {
+        // The cache may not have seen what was written when the plan was made.
+        let there =
+            api.get_opt(&name).await.map_err(|source| Error::Report { name: name.clone(), source })?;
+        if let Some(placement) = there.and_then(|there| there.status).and_then(|status| status.placement) {
+            status = status::status(&reported(applied, placement), &missing, now);
+        }
+    }
     let placement = &applied.stage.planned.placement;
     let tried = !placement.create.is_empty() || !placement.waiting.is_empty();
     let placed = get(&status.conditions, Type::Placed);
@@ -35,8 +46,6 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
     if deployment.status.as_ref() == Some(&status) {
         return Ok(());
     }
-    let name = deployment.name_any();
-    let api: Api<ModelDeployment> = ssa::beside(&context.client, deployment.as_ref());
     ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
 
     for (kind, action) in [(Type::Placed, "Place"), (Type::Ready, "Serve")] {
@@ -56,6 +65,9 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
                     | Reason::NoNodes
                     | Reason::InvalidSpec
                     | Reason::ModelNotFound
+                    | Reason::StrategyNotFound
+                    | Reason::PoolNotFound
+                    | Reason::OutsidePools
                     | Reason::UnsupportedArchitecture
                     | Reason::Serving
                     | Reason::Stopped
@@ -66,4 +78,11 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
         }
     }
     Ok(())
+}
+
+/// The same with this report of an earlier plan.
+fn reported(applied: &Resources<Applied>, placement: PlacementReport) -> Resources<Applied> {
+    let mut deployment = ModelDeployment::clone(&applied.deployment);
+    deployment.status.get_or_insert_default().placement = Some(placement);
+    Resources { deployment: Arc::new(deployment), stage: applied.stage.clone() }
 }

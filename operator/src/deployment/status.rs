@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
-use russet_crds::{ModelDeploymentStatus, PlacementReport, ShardGroup, names};
+use russet_crds::{ModelDeployment, ModelDeploymentStatus, PlacementReport, ShardGroup, names};
 use russet_plan::place::{deployment_hash, is_current};
 use russet_plan::{Note, note};
 
@@ -56,7 +56,14 @@ pub fn status(
         (None, _) if planned.placement.waiting.is_empty() => {
             let decision =
                 status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
-            set(Type::Placed, true, Reason::PlanFound, decision);
+            let stays: Vec<Note> =
+                planned.notes.iter().filter(|note| matches!(note, Note::Outside { .. })).cloned().collect();
+            if stays.is_empty() {
+                set(Type::Placed, true, Reason::PlanFound, decision);
+            } else {
+                let message = format!("{decision}; {}", note::join(&stays));
+                set(Type::Placed, true, Reason::OutsidePools, &message);
+            }
         }
         (None, _) => {
             let (reason, _) = waiting(&planned.notes);
@@ -179,6 +186,15 @@ fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
     (!names.is_empty()).then(|| names.join(","))
 }
 
+/// Why a plan holds of which nobody remembers more.
+const STAYS: &str = "what runs stays where it is";
+
+/// Whether `status` gives no reason for its plan, and `deployment` has not said so before.
+pub fn forgets_why(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
+    let before = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
+    status.placement.as_ref().is_some_and(|report| report.reason == STAYS && before != Some(report))
+}
+
 /// The report of this plan; that of the plan before, while it still holds; or what was refused.
 fn placement(
     resources: &Resources<Applied>,
@@ -194,7 +210,7 @@ fn placement(
         let unchanged = before.filter(|before| before.plan_hash == plan_hash);
         return Some(unchanged.unwrap_or_else(|| PlacementReport {
             decision: current.iter().map(|group| describe(group)).collect::<Vec<_>>().join("; "),
-            reason: "what runs stays where it is".to_owned(),
+            reason: STAYS.to_owned(),
             plan_hash,
             candidates: Vec::new(),
         }));
@@ -296,6 +312,7 @@ mod tests {
                 deployment_ref: LocalReference::new("chat"),
                 model_ref: LocalReference::new("m"),
                 replica: new.replica,
+                pool_refs: Vec::new(),
                 plan: new.plan.clone(),
                 epoch: 1,
             };
@@ -397,6 +414,13 @@ mod tests {
 
         let mut later = plan(1, Some(model()), 64, made.clone());
         Arc::make_mut(&mut later.deployment).status = Some(first.clone());
-        assert_eq!(shown(later, made, 0), first, "looking again changes nothing");
+        assert_eq!(shown(later, made.clone(), 0), first, "looking again changes nothing");
+
+        // A cache that has not seen the report yet would put a poorer one in its place.
+        let mut stale = plan(1, Some(model()), 64, made.clone());
+        Arc::make_mut(&mut stale.deployment).status = None;
+        let deployment = stale.deployment.clone();
+        assert!(forgets_why(&deployment, &shown(stale, made, 0)));
+        assert!(!forgets_why(&deployment, &first));
     }
 }

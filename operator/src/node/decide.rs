@@ -112,13 +112,13 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     }
 
     let mut labels = BTreeMap::new();
-    if let Some(chip) = status.chip.as_deref().and_then(label) {
+    // The vendor says nothing that the chip's name does not.
+    let chip = status.chip.as_deref().map(|chip| chip.strip_prefix("Apple ").unwrap_or(chip));
+    if let Some(chip) = chip.and_then(label) {
         labels.insert(names::LABEL_CHIP.to_owned(), chip);
     }
     if let Some(memory) = &status.memory {
-        // The nearest whole number of gibibytes: firmware keeps a little for itself.
-        let gib = (memory.total_bytes + (1 << 29)) >> 30;
-        labels.insert(names::LABEL_MEMORY.to_owned(), quantity::write(gib << 30));
+        labels.insert(names::LABEL_MEMORY.to_owned(), format!("{}Gi", sold_as(memory.total_bytes)));
     }
     let again = reachable.then(|| LEASE.saturating_sub(seen.age) + Duration::from_millis(50));
     Decision { conditions, labels, again }
@@ -167,6 +167,23 @@ fn reachable(seen: &Seen, before: Option<bool>, now: Timestamp) -> (bool, String
 fn impostor<'a>(seen: &'a Seen, boot: Option<&'a str>) -> Option<(&'a str, &'a str)> {
     let (holder, boot) = (seen.holder.as_deref()?, boot?);
     (holder != boot).then_some((holder, boot))
+}
+
+/// The gibibytes a machine was sold with. Kernels and firmware keep a little for themselves, up to a
+/// twentieth, and do not count it; a whole number of gibibytes is what it is.
+fn sold_as(bytes: u64) -> u64 {
+    const GIB: u64 = 1 << 30;
+    let nearest = (bytes + GIB / 2) / GIB;
+    // A power of two, or that and an eighth, a quarter, a half or three quarters of it.
+    let power = 1 << bytes.max(GIB).ilog2();
+    let sold =
+        [8, 9, 10, 12, 14, 16].map(|eighths| power / 8 * eighths).into_iter().find(|sold| *sold >= bytes);
+    match sold {
+        Some(sold) if !bytes.is_multiple_of(GIB) && bytes >= sold / 20 * 19 && sold.is_multiple_of(GIB) => {
+            sold / GIB
+        }
+        _ => nearest,
+    }
 }
 
 /// A text as a label value: letters, digits, `-`, `_` and `.`, at most 63 of them.
@@ -339,8 +356,30 @@ mod tests {
         let decision = decide(&measured("a"), &Seen::default(), at(0));
         let labels: Vec<String> =
             decision.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        assert_eq!(labels, ["russet.dev/chip=Apple-M3-Ultra-32-core", "russet.dev/memory=512Gi"]);
+        assert_eq!(labels, ["russet.dev/chip=M3-Ultra-32-core", "russet.dev/memory=512Gi"]);
         assert!(label(&"word ".repeat(40)).unwrap().len() <= 63 && label("()").is_none());
+    }
+
+    #[test]
+    fn memory_is_labelled_as_it_was_sold() {
+        for (mebibytes, label) in [
+            (512 * 1024, 512),
+            (100 * 1024, 100), // told to play it
+            (515_600, 512),    // of Linux on 512 GiB
+            (257_600, 256),
+            (192_900, 192),
+            (96_300, 96),
+            (64_100, 64),
+            (31_900, 32),
+            (15_700, 16),
+            (7_800, 8),
+            (36_500, 36),
+            (111_111, 112),
+            (106_000, 104), // nothing sold is near
+            (700, 1),
+        ] {
+            assert_eq!(sold_as(mebibytes << 20), label, "{mebibytes} MiB");
+        }
     }
 
     #[test]

@@ -193,6 +193,11 @@ pub fn model(name: &str, architecture: &str, layers: u32, layer_bytes: u64) -> M
 pub fn deployment(name: &str, model: &str, sharding: Sharding) -> ModelDeployment {
     ModelDeployment::new(
         name,
-        ModelDeploymentSpec { model_ref: LocalReference::new(model), sharding, replicas: 1 },
+        ModelDeploymentSpec {
+            model_ref: LocalReference::new(model),
+            sharding: Some(sharding),
+            replicas: 1,
+            ..ModelDeploymentSpec::default()
+        },
     )
 }

@@ -6,6 +6,8 @@
 mod agent;
 mod harness;
 mod joining;
+mod pools;
+mod strategies;
 
 use harness::{Cluster, GIB, deployment, model, until};
 use kube::api::{Patch, PatchParams};

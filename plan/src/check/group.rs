@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use russet_crds::{Backend, BackendChoice, GroupMember, GroupPlan, Link, LinkKind};
+use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, Link, LinkKind};
 
 use super::Violation;
 use crate::place::Placement;
+use crate::pool::{Area, Demand};
 use crate::snapshot::{Availability, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
@@ -79,12 +80,39 @@ pub fn check(
             _ => wrong.push(Violation::NodeClosed { group: group(), node: member.node_name.clone() }),
         }
     }
+    let areas = || want.areas.iter();
+    if !areas().any(|area| within(view, area, &seen)) {
+        let nodes = seen.iter().map(|node| (*node).clone()).collect();
+        wrong.push(Violation::Area { group: group(), nodes });
+    }
     if builds.len() > 1 {
         wrong.push(Violation::Builds { group: group() });
     }
     if let Err(why) = check_backend(view, want, plan) {
         wrong.push(Violation::Backend { group: group(), backend: plan.backend, why });
     }
+}
+
+/// Whether an area has all nodes, and every two of them say that they are joined as it asks.
+fn within(view: &Snapshot, area: &Area, nodes: &BTreeSet<&String>) -> bool {
+    let says = |node: &String, peer: &String, demand: Demand| {
+        view.nodes.get(node).is_some_and(|seen| {
+            seen.links.iter().any(|link| {
+                let kind = match demand.kind {
+                    FabricKind::Any => true,
+                    FabricKind::Thunderbolt => link.kind == LinkKind::Thunderbolt,
+                    FabricKind::ThunderboltRdma => {
+                        link.kind == LinkKind::Thunderbolt && link.rdma_device.is_some()
+                    }
+                    FabricKind::Unknown => false,
+                };
+                link.peer == *peer && kind && link.bits_per_second.unwrap_or(0) >= demand.bits
+            })
+        })
+    };
+    let mut pairs = nodes.iter().flat_map(|a| nodes.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b);
+    nodes.iter().all(|node| area.nodes.as_ref().is_none_or(|all| all.contains(*node)))
+        && area.demand.is_none_or(|demand| pairs.all(|(a, b)| says(a, b, demand)))
 }
 
 fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wrong: &mut Vec<Violation>) {

@@ -1,11 +1,11 @@
 //! Room for one replica: which nodes are looked at, which split is chosen among those that fit, and
 //! what the others lacked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::BackendChoice;
 
-use crate::fabric::{self, Fabric};
+use crate::fabric::{self, Fabric, Web};
 use crate::fit::Fit;
 use crate::note::Note;
 use crate::quantity::show;
@@ -27,8 +27,12 @@ pub struct Choice {
     pub others: Vec<String>,
 }
 
-/// Nodes with the same engine, by its build.
-type Builds<'a> = BTreeMap<Option<&'a str>, Vec<Seat<'a>>>;
+/// Nodes that may share a group: of one area, with the same engine, joined as the area asks.
+#[derive(Clone)]
+struct Company<'a> {
+    build: Option<&'a str>,
+    seats: Vec<Seat<'a>>,
+}
 
 /// Looks for room for one replica, as if the groups for which `without` is true were gone, and with
 /// or without what agents have not released.
@@ -41,10 +45,10 @@ pub fn find(
     without: impl Fn(&Key) -> bool + Copy,
 ) -> Result<Choice, Vec<Note>> {
     let mut notes = Vec::new();
-    // Ranks of one group need equal engines, so groups of several look at one build at a time.
     let mut seats = Vec::new();
-    let mut builds = Builds::new();
-    for (name, node) in &view.nodes {
+    // Those that can meet others.
+    let mut ringed = Vec::new();
+    for (name, node) in view.nodes.iter().filter(|(name, _)| want.allows(std::iter::once(name.as_str()))) {
         if node.availability != Availability::Open {
             notes.push(Note::Closed { node: name.clone(), availability: node.availability });
             continue;
@@ -65,14 +69,14 @@ pub fn find(
         if node.backends.is_empty()
             || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("ring"))
         {
-            builds.entry(node.engine_build.as_deref()).or_default().push(seat.clone());
+            ringed.push((node.engine_build.as_deref(), seat.clone()));
         } else if !matches!(want.split, Split::Single) {
             notes.push(Note::NoRing { node: name.clone() });
         }
         seats.push(seat);
     }
     if seats.is_empty() {
-        notes.push(Note::NoNodes);
+        notes.push(no_nodes(view, want));
         return Err(notes);
     }
     if let Split::Auto | Split::Single = want.split {
@@ -91,24 +95,27 @@ pub fn find(
         }
         notes.extend(too_small);
     }
-    // Engines of an older release know nothing of tensor groups and would hold whole layers.
-    let mut cutting = builds.clone();
-    for seats in cutting.values_mut() {
-        seats.retain(|seat| view.nodes.get(seat.node).is_some_and(|node| node.cuts_layers));
+    if want.split == Split::Single {
+        return Err(notes);
     }
-    cutting.retain(|_, seats| !seats.is_empty());
+    let companies = companies(view, want, &ringed, &mut notes);
+    // Engines of an older release know nothing of tensor groups and would hold whole layers.
+    let mut cutting = companies.clone();
+    for company in &mut cutting {
+        company.seats.retain(|seat| view.nodes.get(seat.node).is_some_and(|node| node.cuts_layers));
+    }
+    cutting.retain(|company| !company.seats.is_empty());
     let mut meeting = meeting(view, want, replica, count_unreleased, without);
     match &want.split {
-        Split::Single => Err(notes),
         Split::Auto => {
             meeting.rdma_only = true;
             if let Some(decided) = auto_tensor(want, fit, &cutting, &meeting, &notes) {
                 return decided;
             }
-            several(want, fit, &builds, &meeting, notes)
+            several(want, fit, &companies, &meeting, notes)
         }
         Split::Tensor(_) | Split::Hybrid(_) => {
-            for seat in builds.values().flatten() {
+            for (_, seat) in &ringed {
                 if let Some(node) = view.nodes.get(seat.node).filter(|node| !node.cuts_layers) {
                     notes.push(Note::NoTensor {
                         node: seat.node.to_owned(),
@@ -118,8 +125,54 @@ pub fn find(
             }
             several(want, fit, &cutting, &meeting, notes)
         }
-        _ => several(want, fit, &builds, &meeting, notes),
+        _ => several(want, fit, &companies, &meeting, notes),
     }
+}
+
+fn no_nodes(view: &Snapshot, want: &ValidDeployment) -> Note {
+    let pools = want.pools();
+    if pools.is_empty() {
+        return Note::NoNodes;
+    }
+    let nodes = view.nodes.keys().filter(|name| want.allows(std::iter::once(name.as_str()))).count();
+    Note::NoNodesInPools { pools, nodes }
+}
+
+/// Who may share a group with whom; the notes say which nodes an area keeps apart.
+fn companies<'a>(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    ringed: &[(Option<&'a str>, Seat<'a>)],
+    notes: &mut Vec<Note>,
+) -> Vec<Company<'a>> {
+    // Ranks of one group need equal engines.
+    let mut builds: BTreeMap<Option<&str>, Vec<&Seat<'a>>> = BTreeMap::new();
+    for (build, seat) in ringed {
+        builds.entry(*build).or_default().push(seat);
+    }
+    let mut companies = Vec::new();
+    for area in &want.areas {
+        let web = area.demand.map(|demand| (demand, Web::new(&view.nodes)));
+        for (build, seats) in &builds {
+            let seats: Vec<Seat<'a>> =
+                seats.iter().filter(|seat| area.holds(seat.node)).map(|seat| (*seat).clone()).collect();
+            let Some((demand, web)) = &web else {
+                companies.push(Company { build: *build, seats });
+                continue;
+            };
+            let names: Vec<&str> = seats.iter().map(|seat| seat.node).collect();
+            for domain in web.domains(&names, *demand) {
+                let seats = seats.iter().filter(|seat| domain.contains(&seat.node)).cloned().collect();
+                companies.push(Company { build: *build, seats });
+            }
+            let why = web.lacking(&names, *demand);
+            if !why.is_empty() {
+                notes.push(Note::Apart { asks: area.asks.join(" and "), demand: *demand, why });
+            }
+        }
+    }
+    companies.retain(|company| !company.seats.is_empty());
+    companies
 }
 
 /// The cables, without those in use.
@@ -147,6 +200,7 @@ fn meeting<'v>(
     passing.extend(lasting.clone());
     Meeting {
         choice: want.backend,
+        asked_at: want.asked_at.clone(),
         rdma_only: false,
         free: Fabric::new(&view.nodes, passing),
         soon: Fabric::new(&view.nodes, lasting),
@@ -157,7 +211,7 @@ fn meeting<'v>(
 fn auto_tensor(
     want: &ValidDeployment,
     fit: &Fit<'_>,
-    builds: &Builds<'_>,
+    companies: &[Company<'_>],
     meeting: &Meeting<'_>,
     notes: &[Note],
 ) -> Option<Result<Choice, Vec<Note>>> {
@@ -165,7 +219,7 @@ fn auto_tensor(
         return None;
     }
     for size in want.shape.tensor_sizes().into_iter().filter(|&size| size > 1) {
-        let results = builds.values().map(|seats| tensor::candidate(fit, seats, size, meeting));
+        let results = companies.iter().map(|company| tensor::candidate(fit, &company.seats, size, meeting));
         let (found, refusals) = sorted(results);
         if let Some(choice) = choice(found, notes, || {
             format!(
@@ -228,14 +282,14 @@ fn sizes(want: &ValidDeployment, most: u32) -> Vec<(u32, u32)> {
 fn several(
     want: &ValidDeployment,
     fit: &Fit<'_>,
-    builds: &Builds<'_>,
+    companies: &[Company<'_>],
     meeting: &Meeting<'_>,
     mut notes: Vec<Note>,
 ) -> Result<Choice, Vec<Note>> {
-    let most = builds.values().map(Vec::len).max().unwrap_or(0);
+    let most = companies.iter().map(|company| company.seats.len()).max().unwrap_or(0);
     let mut refusals = Vec::new();
     for (stages, size) in sizes(want, most as u32) {
-        let results = builds.values().map(|seats| match &want.split {
+        let results = companies.iter().map(|Company { seats, .. }| match &want.split {
             Split::Layers(layers) => pipeline::explicit(fit, seats, layers),
             Split::Tensor(_) => tensor::candidate(fit, seats, size, meeting),
             Split::Hybrid(wanted) => {
@@ -252,7 +306,7 @@ fn several(
         if refusals.iter().any(|note| matches!(note, Note::PortsBusy { .. })) {
             break;
         }
-        if builds.is_empty() {
+        if companies.is_empty() && !notes.iter().any(|note| matches!(note, Note::Apart { .. })) {
             refusals.push(Note::TooFewNodes { ranks: stages * size, nodes: 0 });
         }
     }
@@ -261,39 +315,41 @@ fn several(
     if asked || !refusals.iter().all(|note| matches!(note, Note::TooFewNodes { .. })) {
         notes.extend(refusals);
     }
+    let mut builds: BTreeMap<Option<&str>, BTreeSet<&str>> = BTreeMap::new();
+    for company in companies {
+        builds.entry(company.build).or_default().extend(company.seats.iter().map(|seat| seat.node));
+    }
     if builds.len() > 1 {
         let name = |build: &Option<&str>| build.unwrap_or("an unknown build").to_owned();
-        let names = |seats: &Vec<Seat<'_>>| seats.iter().map(|seat| seat.node.to_owned()).collect();
-        let builds = builds.iter().map(|(build, seats)| (name(build), names(seats))).collect();
+        let names = |nodes: &BTreeSet<&str>| nodes.iter().map(|node| (*node).to_owned()).collect();
+        let builds = builds.iter().map(|(build, nodes)| (name(build), names(nodes))).collect();
         notes.push(Note::Builds { builds });
     }
     Err(notes)
 }
 
 fn why(want: &ValidDeployment, fit: &Fit<'_>) -> String {
+    let at = &want.asked_at;
     match &want.split {
         Split::Auto | Split::Single => format!(
             "no single node holds the model's {}; these are the fewest that do",
             show(fit.whole().total())
         ),
         Split::Pipeline => {
-            "spec.sharding.mode asks for a pipeline; these are the fewest nodes that hold it".to_owned()
+            format!("{at}.mode asks for a pipeline; these are the fewest nodes that hold it")
         }
         Split::Ranks(ranks) => format!(
-            "spec.sharding.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token"
+            "{at}.ranks asks for {ranks}; layers are balanced by the bytes each rank reads for a token"
         ),
-        Split::Layers(_) => "spec.sharding.layersPerRank asks for exactly this split".to_owned(),
+        Split::Layers(_) => format!("{at}.layersPerRank asks for exactly this split"),
         Split::Tensor(Some(size)) => {
-            format!(
-                "spec.sharding asks for a tensor group of {size}; every rank holds 1/{size} of every layer"
-            )
+            format!("{at} asks for a tensor group of {size}; every rank holds 1/{size} of every layer")
         }
         Split::Tensor(None) => {
-            "spec.sharding.mode asks for a tensor group; these are the fewest nodes that hold it".to_owned()
+            format!("{at}.mode asks for a tensor group; these are the fewest nodes that hold it")
         }
         Split::Hybrid(_) => {
-            "spec.sharding asks for stages of tensor groups; these are the fewest nodes that hold them"
-                .to_owned()
+            format!("{at} asks for stages of tensor groups; these are the fewest nodes that hold them")
         }
     }
 }

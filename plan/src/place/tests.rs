@@ -1,15 +1,19 @@
 //! Tables of placements a person can follow, and thousands of random clusters for the checker.
 
+use std::sync::Arc;
+
 use russet_crds::{
-    BackendChoice, GroupMember, KvRoom, Link, LinkKind, LocalReference, ModelDeploymentSpec, Sharding,
-    ShardingMode,
+    BackendChoice, FabricKind, GroupMember, KvRoom, Link, LinkKind, LocalReference, ModelDeploymentSpec,
+    Sharding, ShardingMode,
 };
 use russet_wire::shape::ModelShape;
 
 mod cut;
+mod pools;
 
 use super::*;
 use crate::check::check;
+use crate::pool::{Area, Demand};
 use crate::snapshot::Node;
 use crate::validate::validate;
 
@@ -36,22 +40,21 @@ fn view(nodes: &[(&str, u64)], layers: u32) -> Snapshot {
     Snapshot {
         nodes: nodes.iter().map(|(name, gib)| ((*name).to_owned(), node(*gib))).collect(),
         models: [(("ns".to_owned(), "m".to_owned()), shape)].into(),
-        groups: BTreeMap::new(),
+        ..Snapshot::default()
     }
 }
 
 fn spec(mode: ShardingMode, ranks: Option<u32>, replicas: i32) -> ModelDeploymentSpec {
     ModelDeploymentSpec {
         model_ref: LocalReference::new("m"),
-        sharding: Sharding {
-            tensor_size: None,
-            backend: Default::default(),
+        sharding: Some(Sharding {
             mode,
             ranks,
-            layers_per_rank: None,
             kv: KvRoom { context_tokens: 1024, max_sequences: 1, headroom_percent: 0 },
-        },
+            ..Sharding::default()
+        }),
         replicas,
+        ..ModelDeploymentSpec::default()
     }
 }
 
@@ -272,6 +275,7 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
         view.nodes.insert(format!("n{index}"), node);
     }
     random_links(seeded, &mut view);
+    view.pools = random_pools(seeded, &view);
     for model in ["m", "n"] {
         let layers = 1 + seeded.below(12) as u32;
         let embedding = seeded.below(2 * GIB);
@@ -300,6 +304,20 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
     view
 }
 
+/// Two pools of some nodes, which may ask for links.
+fn random_pools(seeded: &mut Seeded, view: &Snapshot) -> BTreeMap<String, Result<Area, Note>> {
+    let kinds = [FabricKind::Any, FabricKind::Thunderbolt, FabricKind::ThunderboltRdma];
+    let mut area = |name: &str| {
+        let nodes = view.nodes.keys().filter(|_| seeded.below(4) > 0).cloned().collect();
+        let demand = (seeded.below(2) == 0).then(|| Demand {
+            kind: kinds[seeded.below(3) as usize],
+            bits: [0, 40, 80][seeded.below(3) as usize],
+        });
+        Area { pool: Some(name.to_owned()), nodes: Some(Arc::new(nodes)), demand, asks: Vec::new() }
+    };
+    ["p", "q"].map(|name| (name.to_owned(), Ok(area(name)))).into()
+}
+
 /// Cables between some nodes, sometimes two, sometimes with addresses, sometimes reported by one end.
 fn random_links(seeded: &mut Seeded, view: &mut Snapshot) {
     let names: Vec<String> = view.nodes.keys().cloned().collect();
@@ -321,7 +339,7 @@ fn random_links(seeded: &mut Seeded, view: &mut Snapshot) {
                         address: address(node),
                         peer_address: address(peer),
                         rdma_device: (flaw != 2 || node == near).then(|| format!("rdma_en{peer}{wire}")),
-                        bits_per_second: None,
+                        bits_per_second: [None, Some(40), Some(80)][seeded.below(3) as usize],
                     };
                     if flaw != 3 || node == near {
                         view.nodes.get_mut(node).unwrap().links.push(link);
@@ -380,17 +398,24 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
     };
     ModelDeploymentSpec {
         model_ref: LocalReference::new(model),
-        sharding: Sharding {
+        sharding: Some(Sharding {
             tensor_size,
             backend,
             mode,
             ranks,
             layers_per_rank,
+            min_bits_per_second: (seeded.below(8) == 0).then(|| "40".to_owned()),
             kv: KvRoom {
                 context_tokens: 16 + seeded.below(20_000) as u32,
                 max_sequences: 1 + seeded.below(8) as u32,
                 headroom_percent: seeded.below(30) as u32,
             },
+        }),
+        strategy_ref: None,
+        pool_refs: match seeded.below(8) {
+            0 => vec![LocalReference::new("p")],
+            1 => vec![LocalReference::new("q"), LocalReference::new("p")],
+            _ => Vec::new(),
         },
         replicas: seeded.below(4) as i32,
     }
@@ -398,7 +423,7 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
 
 #[test]
 fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
-    let (mut created, mut refused, mut drained, mut moved) = (0, 0, 0, 0);
+    let (mut created, mut refused, mut drained, mut moved, mut joined) = (0, 0, 0, 0, 0);
     // Groups made, by backend and by whether they have several stages of several ranks.
     let mut kinds: BTreeMap<(String, bool), usize> = BTreeMap::new();
     for seed in 0..2000 {
@@ -422,6 +447,8 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
                 created += placement.create.len();
                 for new in &placement.create {
                     let (plan, size) = (&new.plan, new.plan.tensor_size);
+                    let asked = want.areas.iter().all(|area| area.demand.is_some());
+                    joined += usize::from(asked && plan.members.len() > 1);
                     let hybrid = size > 1 && plan.members.len() as u32 > size;
                     let tensor = if size > 1 { "cut" } else { "whole" };
                     *kinds.entry((format!("{:?} {tensor}", plan.backend), hybrid)).or_default() += 1;
@@ -441,6 +468,7 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
             if !now.nodes.is_empty() {
                 let pick = seeded.below(now.nodes.len() as u64) as usize;
                 let other = random_view(&mut seeded);
+                now.pools = random_pools(&mut seeded, &now);
                 if let (Some(node), Some(new)) =
                     (now.nodes.values_mut().nth(pick), other.nodes.values().next())
                 {
@@ -452,8 +480,8 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
     }
     // The loop has seen all the ways through: a table of what it really did.
     assert!(
-        created > 2000 && refused > 700 && drained > 30 && moved > 200,
-        "{created} {refused} {drained} {moved}"
+        created > 2000 && refused > 700 && drained > 30 && moved > 200 && joined > 20,
+        "{created} {refused} {drained} {moved} {joined}"
     );
     for (kind, hybrid) in [
         ("None whole", false),
@@ -484,16 +512,13 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         for node in view.nodes.values_mut() {
             (node.engine_build, node.links) = (None, Vec::new());
         }
-        let spec = ModelDeploymentSpec { replicas: 1, ..random_spec(&mut seeded, &view) };
+        let spec =
+            ModelDeploymentSpec { pool_refs: Vec::new(), replicas: 1, ..random_spec(&mut seeded, &view) };
         let spec = ModelDeploymentSpec {
-            sharding: Sharding {
-                tensor_size: None,
-                backend: Default::default(),
-                mode: ShardingMode::Auto,
-                ranks: None,
-                layers_per_rank: None,
-                ..spec.sharding
-            },
+            sharding: Some(Sharding {
+                kv: spec.sharding.clone().unwrap_or_default().kv,
+                ..Sharding::default()
+            }),
             ..spec
         };
         let want = want(&view, &spec);

@@ -56,7 +56,8 @@ pub fn candidate(
         refusal = match backend {
             Backend::Ring => match tcp(fit, seats, cut) {
                 Ok((ranks, siblings)) => {
-                    let why = passed_over.unwrap_or_else(|| "spec.sharding.backend asks for it".to_owned());
+                    let asked = || format!("{}.backend asks for it", meeting.asked_at);
+                    let why = passed_over.unwrap_or_else(asked);
                     return Ok(made(ranks, siblings, cut.size, backend, why));
                 }
                 Err(note) => note,

@@ -140,8 +140,10 @@ pub fn together(fit: &Fit<'_>, teams: &[Team<'_>]) -> Note {
     let all = 0..fit.layers();
     let others = fit.share(all.clone(), true, false, size).total().saturating_mul(u64::from(size) - 1);
     let first = fit.share(all, true, true, size).total();
-    let engines =
-        fit.need(0..0, false, false).overhead.saturating_mul(u64::from(size) * (teams.len() as u64 - 1));
+    let engines = fit
+        .share(0..0, false, false, size)
+        .overhead
+        .saturating_mul(u64::from(size) * (teams.len() as u64 - 1));
     let seats = || teams.iter().flat_map(|team| &team.seats);
     Note::Together {
         nodes: seats().map(|seat| seat.node.to_owned()).collect(),

@@ -19,6 +19,8 @@ const SHOWN: usize = 3;
 pub struct Meeting<'v> {
     /// What was asked for.
     pub choice: BackendChoice,
+    /// Where it was asked for, for people.
+    pub asked_at: String,
     /// Whether TCP will not do, because another way would be better than that.
     pub rdma_only: bool,
     /// The cables nobody uses.

@@ -5,7 +5,8 @@ use russet_crds::{BackendChoice, Sharding, ShardingMode};
 use russet_wire::partition::Partition;
 use russet_wire::shape::ModelShape;
 
-use super::{MAX_RANKS, invalid};
+use super::{Asked, MAX_RANKS, invalid};
+use crate::fabric::MESH_RANKS;
 use crate::note::Note;
 
 /// The split asked for.
@@ -51,37 +52,38 @@ impl Hybrid {
     }
 }
 
-const MODE: &str = "spec.sharding.mode";
-const RANKS: &str = "spec.sharding.ranks";
-const SIZE: &str = "spec.sharding.tensorSize";
-const LAYERS: &str = "spec.sharding.layersPerRank";
-const BACKEND: &str = "spec.sharding.backend";
+const MODE: &str = "mode";
+const RANKS: &str = "ranks";
+const SIZE: &str = "tensorSize";
+const LAYERS: &str = "layersPerRank";
+const BACKEND: &str = "backend";
 
 /// Reads the split; what comes out is only of use when nothing was noted.
-pub fn split(sharding: &Sharding, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
-    let Sharding { mode, ranks, tensor_size, layers_per_rank, backend, kv: _ } = sharding;
+pub fn split(asked: &Asked, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
+    let Sharding { mode, ranks, tensor_size, layers_per_rank, backend, kv: _, min_bits_per_second: _ } =
+        &asked.sharding;
     let before = notes.len();
     if let Some(ranks) = *ranks
         && (ranks == 0 || ranks > MAX_RANKS)
     {
-        notes.push(invalid(RANKS, format!("{ranks} ranks cannot be; use 1 to {MAX_RANKS}")));
+        notes.push(invalid(asked.field(RANKS), format!("{ranks} ranks cannot be; use 1 to {MAX_RANKS}")));
     }
     if let Some(layers) = layers_per_rank {
         if layers.len() > MAX_RANKS as usize {
             let problem = format!("{} ranks are too many; name at most {MAX_RANKS}", layers.len());
-            notes.push(invalid(LAYERS, problem));
+            notes.push(invalid(asked.field(LAYERS), problem));
         }
         if let Err(error) = Partition::new(layers.clone(), shape.layers) {
-            notes.push(invalid(LAYERS, error.to_string()));
+            notes.push(invalid(asked.field(LAYERS), error.to_string()));
         }
     }
     if *backend == BackendChoice::Unknown {
-        notes.push(Note::Newer { field: BACKEND });
+        notes.push(Note::Newer { field: asked.field(BACKEND) });
     }
     let rdma = matches!(backend, BackendChoice::Jaccl | BackendChoice::JacclRing);
     let cut = match mode {
         ShardingMode::Unknown => {
-            notes.push(Note::Newer { field: MODE });
+            notes.push(Note::Newer { field: asked.field(MODE) });
             return Split::Auto;
         }
         ShardingMode::Tensor | ShardingMode::Hybrid => true,
@@ -90,13 +92,13 @@ pub fn split(sharding: &Sharding, shape: &ModelShape, notes: &mut Vec<Note>) -> 
             if tensor_size.is_some_and(|size| size != 1) {
                 let problem =
                     format!("{mode:?} cuts no layer; leave tensorSize out, or use mode Tensor or Hybrid");
-                notes.push(invalid(SIZE, problem));
+                notes.push(invalid(asked.field(SIZE), problem));
             }
             if rdma {
                 let problem = format!(
                     "{backend:?} carries the sums of tensor groups, and mode {mode:?} has none; use Auto, or mode Tensor or Hybrid"
                 );
-                notes.push(invalid(BACKEND, problem));
+                notes.push(invalid(asked.field(BACKEND), problem));
             }
             false
         }
@@ -106,40 +108,36 @@ pub fn split(sharding: &Sharding, shape: &ModelShape, notes: &mut Vec<Note>) -> 
         return Split::Auto;
     }
     let layers = layers_per_rank.as_deref();
-    if cut {
-        tensor(*mode, *ranks, *tensor_size, layers, shape, notes)
-    } else {
-        pipeline(*mode, *ranks, layers, shape, notes)
-    }
+    if cut { tensor(asked, layers, shape, notes) } else { pipeline(asked, *mode, layers, shape, notes) }
 }
 
 fn pipeline(
+    asked: &Asked,
     mode: ShardingMode,
-    ranks: Option<u32>,
     layers: Option<&[u32]>,
     shape: &ModelShape,
     notes: &mut Vec<Note>,
 ) -> Split {
+    let ranks = asked.sharding.ranks;
     if let Some(ranks) = ranks.filter(|&ranks| ranks > shape.layers) {
         let problem = format!(
             "{ranks} ranks cannot share {} layers; every rank needs one, so ask for at most {}",
             shape.layers, shape.layers
         );
-        notes.push(invalid(RANKS, problem));
+        notes.push(invalid(asked.field(RANKS), problem));
     }
     if let (Some(ranks), Some(layers)) = (ranks, layers)
         && ranks as usize != layers.len()
     {
-        let problem =
-            format!("names {} ranks, spec.sharding.ranks says {ranks}; make them equal", layers.len());
-        notes.push(invalid(LAYERS, problem));
+        let problem = format!("names {} ranks, ranks says {ranks}; make them equal", layers.len());
+        notes.push(invalid(asked.field(LAYERS), problem));
     }
     let size = layers.map(|layers| layers.len() as u32).or(ranks);
     if let (ShardingMode::Single, Some(size)) = (mode, size)
         && size != 1
     {
         let problem = format!("Single runs on one rank, not {size}; leave ranks out or use Pipeline");
-        notes.push(invalid(MODE, problem));
+        notes.push(invalid(asked.field(MODE), problem));
     }
     match (size, layers, mode) {
         (Some(1), ..) | (None, _, ShardingMode::Single) => Split::Single,
@@ -150,15 +148,18 @@ fn pipeline(
     }
 }
 
-fn tensor(
-    mode: ShardingMode,
-    ranks: Option<u32>,
-    size: Option<u32>,
-    layers: Option<&[u32]>,
-    shape: &ModelShape,
-    notes: &mut Vec<Note>,
-) -> Split {
+fn tensor(asked: &Asked, layers: Option<&[u32]>, shape: &ModelShape, notes: &mut Vec<Note>) -> Split {
+    let Sharding { mode, ranks, tensor_size: size, backend, .. } = asked.sharding;
     let stages = layers.map(|layers| layers.len() as u32);
+    let members = size.or(ranks.map(|ranks| ranks / stages.unwrap_or(1).max(1)));
+    let members = members.filter(|_| size.is_some() || stages.is_some() || mode == ShardingMode::Tensor);
+    if let Some(members) = members.filter(|&members| backend == BackendChoice::Jaccl && members > MESH_RANKS)
+    {
+        let problem = format!(
+            "Jaccl joins at most {MESH_RANKS} ranks, and every stage has {members}; use JacclRing or Auto, or fewer ranks a stage"
+        );
+        notes.push(invalid(asked.field(BACKEND), problem));
+    }
     let sizes = shape.tensor_sizes();
     let list = alternatives(&sizes);
     // Mode Tensor has one stage; Auto has several when the numbers say so.
@@ -174,34 +175,34 @@ fn tensor(
     if single {
         if stages.is_some_and(|stages| stages > 1) {
             let problem = "mode Tensor has one stage with every layer; leave it out, or use mode Hybrid for several stages";
-            notes.push(invalid(LAYERS, problem.to_owned()));
+            notes.push(invalid(asked.field(LAYERS), problem.to_owned()));
         }
         if let (Some(ranks), Some(size)) = (ranks, size)
             && ranks != size
         {
             let problem = format!(
-                "{size} differs from the {ranks} of spec.sharding.ranks, but in mode Tensor all ranks share every layer; make them equal, or use mode Hybrid"
+                "{size} differs from the {ranks} of ranks, but in mode Tensor all ranks share every layer; make them equal, or use mode Hybrid"
             );
-            notes.push(invalid(SIZE, problem));
+            notes.push(invalid(asked.field(SIZE), problem));
         }
         let field = if size.is_some() { SIZE } else { RANKS };
         let wanted = size.or(ranks);
         match wanted.map_or_else(|| none(&sizes, shape), |size| shape.uncuttable(size)) {
-            Some(why) => notes.push(invalid(field, format!("{why}; use {list}"))),
+            Some(why) => notes.push(invalid(asked.field(field), format!("{why}; use {list}"))),
             None if wanted == Some(1) => return Split::Single,
             None => {}
         }
         return Split::Tensor(wanted);
     }
     if let Some(why) = size.and_then(|size| shape.uncuttable(size)) {
-        notes.push(invalid(SIZE, format!("{why}; use {list}")));
+        notes.push(invalid(asked.field(SIZE), format!("{why}; use {list}")));
     } else if size.is_none()
         && let Some(why) = none(&sizes, shape)
     {
-        notes.push(invalid(MODE, format!("{why}; use Pipeline")));
+        notes.push(invalid(asked.field(MODE), format!("{why}; use Pipeline")));
     }
     if size == Some(1) {
-        return pipeline(ShardingMode::Pipeline, ranks, layers, shape, notes);
+        return pipeline(asked, ShardingMode::Pipeline, layers, shape, notes);
     }
     let hybrid = Hybrid { stages, size, ranks, layers: layers.map(<[u32]>::to_vec) };
     if let Some(ranks) = ranks
@@ -221,7 +222,7 @@ fn tensor(
                 "{ranks} ranks do not make two or more stages of equal size, each of {list} ranks; use another number of ranks"
             ),
         };
-        notes.push(invalid(RANKS, problem));
+        notes.push(invalid(asked.field(RANKS), problem));
     }
     Split::Hybrid(hybrid)
 }

@@ -32,9 +32,9 @@ fn sharded(
     size: Option<u32>,
     backend: BackendChoice,
 ) -> ModelDeploymentSpec {
-    let mut spec = spec(mode, ranks, 1);
-    (spec.sharding.tensor_size, spec.sharding.backend) = (size, backend);
-    spec
+    let spec = spec(mode, ranks, 1);
+    let sharding = spec.sharding.map(|own| Sharding { tensor_size: size, backend, ..own });
+    ModelDeploymentSpec { sharding, ..spec }
 }
 
 const MESH_3: [(&str, &str); 3] = [("b", "c"), ("c", "d"), ("b", "d")];
@@ -225,7 +225,7 @@ fn a_port_carries_one_group_and_a_successor_waits_for_it() {
     assert!(decision.contains(reason), "{decision}");
     // A successor lets its predecessor go first, although memory would hold both.
     let mut longer = spec.clone();
-    longer.sharding.kv.context_tokens = 512;
+    longer.sharding.as_mut().unwrap().kv.context_tokens = 512;
     let longer = want(&now, &longer);
     let (step, notes) = checked(&now, &longer);
     assert!(step.create.is_empty() && notes.contains("makes room first"), "{notes}");

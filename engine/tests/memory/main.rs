@@ -1,0 +1,170 @@
+//! What the planner reserves for a rank (`plan/src/fit.rs`), beside the most that MLX held in real engines
+//! whose caches were filled to the last token they were planned for. Sizes come from the headers, read as
+//! agents read them. The large models run in `cargo xtask proof memory`, not in every test run: they take
+//! minutes, and gigabytes.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+#[path = "../support/engines.rs"]
+mod engines;
+#[path = "../support/identities.rs"]
+mod identities;
+#[path = "../support/model.rs"]
+mod model;
+mod weights;
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures::future::join_all;
+use russet_agent::store::{Context, Store, Wanted};
+use russet_plan::fit::{ENGINE_BASE, Fit, Need, Room};
+use russet_rpc::engine::GenerateRequest;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::event::Event;
+use russet_wire::partition::Partition;
+use russet_wire::request::GenerationRequest;
+use russet_wire::shape::ModelShape;
+
+use tonic::transport::Channel;
+
+use engines::{Lab, say};
+use weights::{Numbers, Sizes};
+
+/// Tokens that the template puts around a question.
+const MARKS: u32 = 4;
+/// Tokens of every answer. Sequences get their steps in turn, so all prompts are read before the first answer
+/// is over, and all caches are full at the same time.
+const ANSWER: u32 = 3;
+const MIB: u64 = 1 << 20;
+/// A busy machine's CPU takes minutes to read a prompt in 16 bits; the engine itself ends a step that hangs.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// One rank of one run.
+struct Rank {
+    /// Such as `rank 1 of a pipeline of 2`.
+    name: String,
+    need: Need,
+    /// The most that MLX held.
+    peak: u64,
+    /// The most that the process held, where the system tells.
+    process: Option<u64>,
+}
+
+/// Shows every rank of `model` to `look`: alone, of a pipeline of two, and of a tensor group of two.
+async fn measure(model: &Path, sizes: &Sizes, room: Room, look: impl Fn(Rank)) {
+    let shape = shape_of(model).await;
+    assert_eq!(shape.total_bytes(), sizes.bytes(), "headers and file disagree");
+    let (all, half) = (shape.layers as usize, shape.layers as usize / 2);
+    for (group, layers, members) in [
+        ("one rank", vec![all], 1),
+        ("a pipeline of 2", vec![all - half, half], 1),
+        ("a tensor group of 2", vec![all], 2),
+    ] {
+        let peaks = fill(model, &layers, members, room).await;
+        let split = layers.iter().flat_map(|&count| vec![count as u32; members]).collect();
+        let partition = Partition::with_tensor(split, members as u32, shape.layers).unwrap();
+        let fit = Fit::new(&shape, room);
+        for (rank, (peak, process)) in peaks.into_iter().enumerate() {
+            let need = fit.part(&partition.part(rank as u32).unwrap());
+            let name =
+                if partition.size() == 1 { group.to_owned() } else { format!("rank {rank} of {group}") };
+            look(Rank { name, need, peak, process });
+        }
+    }
+}
+
+/// The model's sizes, as the agent that looks at it reports them.
+async fn shape_of(model: &Path) -> ModelShape {
+    // Installed already by another test of this process: the same provider.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let context = Context::new("http://127.0.0.1:1", vec![model.to_owned()]).unwrap();
+    let shelf = tempfile::tempdir().unwrap();
+    let store = Store::open(shelf.path().to_owned(), context).unwrap();
+    let uri = format!("file://{}", model.display());
+    let wanted = Wanted { uri, revision: None, pinned: false, token: None, sha256: None };
+    store.headers(&wanted).await.unwrap().shape
+}
+
+/// Peaks of MLX and of the process, by rank, once every sequence there is room for was as long as it may be.
+async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec<(u64, Option<u64>)> {
+    let mut lab = Lab::new();
+    lab.dtype = "auto"; // as agents start them
+    lab.context_tokens = room.context_tokens;
+    // No agent watches these engines.
+    lab.flags = vec!["--orphan-seconds", "3600"];
+    let engines = lab.start_stages(model, layers, members);
+    let client = lab.client(&engines[0]).await;
+    let question = "a".repeat((room.context_tokens - MARKS - ANSWER) as usize);
+    let answers = join_all((0..room.max_sequences).map(|_| async {
+        let request = GenerationRequest { max_tokens: Some(ANSWER), ignore_eos: true, ..say(&question) };
+        end_of(client.clone(), request).await
+    }));
+    for end in tokio::time::timeout(PATIENCE, answers).await.unwrap() {
+        let Event::Finished { usage, .. } = end else { panic!("{end:?} in place of an answer") };
+        assert_eq!(usage.prompt_tokens + usage.completion_tokens, room.context_tokens);
+    }
+    let mut peaks = Vec::new();
+    for engine in &engines {
+        peaks.push((engine.until(|_| true).await.peak_memory_bytes, engine.process_peak()));
+    }
+    peaks
+}
+
+/// How an answer ended.
+async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -> Event {
+    let mut events = client.generate(GenerateRequest::from(request)).await.unwrap().into_inner();
+    let mut last = None;
+    while let Some(event) = events.message().await.unwrap() {
+        last = Some(Event::from(event));
+    }
+    last.unwrap()
+}
+
+/// Small enough for every run of the tests. The planner's room for the program itself would hide all else
+/// here, so it does not count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_never_take_more_than_was_planned() {
+    let room = Room { context_tokens: 700, max_sequences: 3, headroom_percent: 0 };
+    let sizes = Sizes {
+        model_type: "llama",
+        numbers: Numbers::F32,
+        hidden: 128,
+        intermediate: 512,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        layers: 4,
+        vocabulary: 4000,
+        tied: false,
+    };
+    let model = weights::write(&sizes);
+    measure(model.path(), &sizes, room, |Rank { name, need, peak, .. }| {
+        let planned = need.total() - ENGINE_BASE;
+        assert!(peak <= planned, "{name}: {peak} bytes at the most, {planned} planned: {need:?}");
+        let bound = peak + peak / 10 + 16 * MIB;
+        assert!(planned <= bound, "{name}: {planned} bytes planned for {peak} at the most: {need:?}");
+    })
+    .await;
+}
+
+/// Prints a line of JSON per rank for `cargo xtask proof memory`, which judges them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes and gigabytes: cargo xtask proof memory"]
+async fn large_models() {
+    // As a deployment that does not say.
+    let headroom_percent = 5;
+    for (what, sizes, context_tokens, max_sequences) in weights::LARGE {
+        let room = Room { context_tokens, max_sequences, headroom_percent };
+        let model = weights::write(&sizes);
+        measure(model.path(), &sizes, room, |Rank { name, need, peak, process }| {
+            let Need { weights, kv, overhead } = need;
+            let line = serde_json::json!({
+                "what": format!("{what}, {max_sequences} × {context_tokens} tokens, {name}"),
+                "weights": weights, "kv": kv, "overhead": overhead, "peak": peak, "process": process,
+            });
+            println!("\n{line}");
+        })
+        .await;
+    }
+}

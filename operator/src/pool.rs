@@ -1,0 +1,47 @@
+//! NodePools: which nodes they have, what memory is free there, and who is joined with whom. What a
+//! deployment makes of a pool is the planner's business.
+
+mod decide;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
+use russet_crds::NodePool;
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::deployment::snapshot;
+use crate::reconcile::after;
+use crate::ssa;
+
+pub use decide::areas;
+
+/// Why a pool could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Its status was not written.
+    #[error("NodePool {name}: its status could not be written")]
+    Report {
+        /// The pool.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one pool.
+pub async fn reconcile(pool: Arc<NodePool>, context: Arc<Context>) -> Result<Action, Error> {
+    let now = Timestamp::now();
+    let (nodes, groups) = (context.stores.nodes.state(), context.stores.groups.state());
+    let view = snapshot(&nodes, None, &groups, &context.stores.shards.state(), now);
+    let status = decide::status(&pool, &nodes, &view, now);
+    if pool.status.as_ref() != Some(&status) {
+        let name = pool.name_any();
+        let api: Api<NodePool> = Api::all(context.client.clone());
+        ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
+    }
+    Ok(after([]))
+}

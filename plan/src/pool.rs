@@ -1,0 +1,211 @@
+//! Pools: which nodes a selector takes, and where the ranks of one group may be. A plain set of nodes
+//! and what must join them; who asks for it, a NodePool or something else, is only a name here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use russet_crds::{FabricDemand, FabricKind, LabelOperator, NodePoolSpec, NodeSelector};
+
+use crate::note::Note;
+use crate::quantity;
+
+/// Labels of a node.
+pub type Labels = BTreeMap<String, String>;
+
+/// Nodes among which one group may be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Area {
+    /// The NodePool; absent where there are no pools.
+    pub pool: Option<String>,
+    /// The nodes; absent for every node.
+    pub nodes: Option<Arc<BTreeSet<String>>>,
+    /// What must join every two nodes of a group of several ranks.
+    pub demand: Option<Demand>,
+    /// Who asks for that, for people.
+    pub asks: Vec<String>,
+}
+
+impl Area {
+    /// The area with one more demand on its links.
+    pub fn also(mut self, demand: Demand, who: String) -> Self {
+        self.demand = Some(self.demand.map_or(demand, |own| own.and(demand)));
+        self.asks.push(who);
+        self
+    }
+
+    /// Whether a node is in it.
+    pub fn holds(&self, node: &str) -> bool {
+        self.nodes.as_ref().is_none_or(|nodes| nodes.contains(node))
+    }
+}
+
+/// The least link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Its kind.
+    pub kind: FabricKind,
+    /// Bits per second both ends must report; 0 asks nothing of them.
+    pub bits: u64,
+}
+
+impl Demand {
+    /// Both of two demands.
+    pub fn and(self, other: Demand) -> Demand {
+        Demand { kind: self.kind.max(other.kind), bits: self.bits.max(other.bits) }
+    }
+}
+
+/// Reads a demand; `field` is where it stands.
+pub fn demand(demand: &FabricDemand, field: &str) -> Result<Demand, Note> {
+    let FabricDemand { kind, min_bits_per_second } = demand;
+    if *kind == FabricKind::Unknown {
+        return Err(Note::Newer { field: format!("{field}.kind") });
+    }
+    let bits = min_bits_per_second.as_deref().map(|text| rate(text, &format!("{field}.minBitsPerSecond")));
+    Ok(Demand { kind: *kind, bits: bits.transpose()?.unwrap_or(0) })
+}
+
+/// Reads a rate such as `60G`.
+pub fn rate(text: &str, field: &str) -> Result<u64, Note> {
+    quantity::parse(text).map_err(|_| Note::Invalid {
+        field: field.to_owned(),
+        why: format!("{text:?} is not a number of bits per second; write one such as 60G"),
+    })
+}
+
+/// The pool among these nodes, or what makes it none.
+pub fn area<'a>(
+    name: &str,
+    spec: &NodePoolSpec,
+    nodes: impl Iterator<Item = (&'a str, &'a Labels)>,
+) -> Result<Area, Note> {
+    let NodePoolSpec { selector, fabric } = spec;
+    if selector.match_expressions.iter().any(|rule| rule.operator == LabelOperator::Unknown) {
+        return Err(Note::Newer { field: "spec.selector.matchExpressions[].operator".to_owned() });
+    }
+    let demand = fabric.as_ref().map(|fabric| self::demand(fabric, "spec.fabric")).transpose()?;
+    let taken = nodes.filter(|(_, labels)| selects(selector, labels)).map(|(node, _)| node.to_owned());
+    let nodes = Some(Arc::new(taken.collect()));
+    let area = Area { pool: Some(name.to_owned()), nodes, ..Area::default() };
+    Ok(match demand {
+        Some(demand) => area.also(demand, format!("NodePool {name}")),
+        None => area,
+    })
+}
+
+/// Whether a node with these labels meets all of a selector, as Kubernetes reads selectors.
+pub fn selects(selector: &NodeSelector, labels: &Labels) -> bool {
+    let NodeSelector { match_labels, match_expressions } = selector;
+    match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+        && match_expressions.iter().all(|rule| {
+            let value = labels.get(&rule.key);
+            let named = value.is_some_and(|value| rule.values.contains(value));
+            match rule.operator {
+                LabelOperator::In => named,
+                LabelOperator::NotIn => !named,
+                LabelOperator::Exists => value.is_some(),
+                LabelOperator::DoesNotExist => value.is_none(),
+                LabelOperator::Unknown => false,
+            }
+        })
+}
+
+/// What the nodes have of the labels a selector that takes none asks for, for people.
+pub fn hint<'a>(selector: &NodeSelector, nodes: impl Iterator<Item = &'a Labels> + Clone) -> String {
+    /// Values of one label that are worth reading.
+    const SHOWN: usize = 8;
+    let mut keys: Vec<&str> = selector.match_labels.keys().map(String::as_str).collect();
+    keys.extend(selector.match_expressions.iter().map(|rule| rule.key.as_str()));
+    keys.dedup();
+    let have = keys.into_iter().map(|key| {
+        let values: BTreeSet<&str> =
+            nodes.clone().filter_map(|labels| labels.get(key)).map(String::as_str).collect();
+        match values.len() {
+            0 => format!("no node has the label {key}"),
+            count => {
+                let more = if count > SHOWN { ", …" } else { "" };
+                let values: Vec<&str> = values.into_iter().take(SHOWN).collect();
+                format!("{key} is {}{more} on the nodes there are", values.join(", "))
+            }
+        }
+    });
+    have.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::LabelRule;
+
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn rule(key: &str, operator: LabelOperator, values: &[&str]) -> NodeSelector {
+        let values = values.iter().map(|value| (*value).to_owned()).collect();
+        let rule = LabelRule { key: key.to_owned(), operator, values };
+        NodeSelector { match_expressions: vec![rule], ..NodeSelector::default() }
+    }
+
+    #[test]
+    fn selectors_read_as_those_of_kubernetes() {
+        use LabelOperator::*;
+        let node = labels(&[("memory", "512Gi"), ("chip", "M3-Ultra")]);
+        let exactly =
+            |pairs: &[(&str, &str)]| NodeSelector { match_labels: labels(pairs), ..NodeSelector::default() };
+        let both = NodeSelector {
+            match_labels: labels(&[("memory", "512Gi")]),
+            ..rule("chip", NotIn, &["M3-Ultra"])
+        };
+        for (selector, want) in [
+            (NodeSelector::default(), true),
+            (exactly(&[("memory", "512Gi")]), true),
+            (exactly(&[("memory", "512Gi"), ("chip", "M4-Max")]), false),
+            (exactly(&[("rack", "a")]), false),
+            (rule("chip", In, &["M4-Max", "M3-Ultra"]), true),
+            (rule("chip", In, &["M4-Max"]), false),
+            (rule("rack", In, &["a"]), false),
+            (rule("chip", NotIn, &["M4-Max"]), true),
+            (rule("rack", NotIn, &["a"]), true),
+            (rule("chip", Exists, &[]), true),
+            (rule("rack", Exists, &[]), false),
+            (rule("chip", DoesNotExist, &[]), false),
+            (rule("rack", DoesNotExist, &[]), true),
+            (rule("chip", Unknown, &[]), false),
+            (both, false),
+        ] {
+            assert_eq!(selects(&selector, &node), want, "{selector:?}");
+        }
+    }
+
+    #[test]
+    fn a_selector_that_takes_nobody_learns_what_there_is() {
+        let nodes = [labels(&[("memory", "64Gi")]), labels(&[("memory", "512Gi")]), labels(&[])];
+        let hint = |key: &str| super::hint(&rule(key, LabelOperator::Exists, &[]), nodes.iter());
+        assert_eq!(hint("memory"), "memory is 512Gi, 64Gi on the nodes there are");
+        assert_eq!(hint("rack"), "no node has the label rack");
+    }
+
+    #[test]
+    fn words_of_newer_releases_and_rates_that_are_none_make_no_area() {
+        let nodes = [("a", labels(&[]))];
+        let area = |spec: &NodePoolSpec| super::area("p", spec, nodes.iter().map(|(node, it)| (*node, it)));
+        let fabric = |kind, bits: &str| NodePoolSpec {
+            fabric: Some(FabricDemand { kind, min_bits_per_second: Some(bits.to_owned()) }),
+            ..NodePoolSpec::default()
+        };
+        let made = area(&fabric(FabricKind::Thunderbolt, "60G")).unwrap();
+        assert_eq!(made.demand, Some(Demand { kind: FabricKind::Thunderbolt, bits: 60_000_000_000 }));
+        assert!(made.holds("a") && !made.holds("b"));
+        let selector = rule("a", LabelOperator::Unknown, &[]);
+        for (spec, words) in [
+            (NodePoolSpec { selector, fabric: None }, "operator is a word of a newer release"),
+            (fabric(FabricKind::Unknown, "1"), "spec.fabric.kind is a word of a newer release"),
+            (fabric(FabricKind::Any, "99999999T"), "minBitsPerSecond: \"99999999T\" is not a number of bits"),
+        ] {
+            let note = area(&spec).unwrap_err().to_string();
+            assert!(note.contains(words), "{note}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Whether a ShardingStrategy can work: by itself, and for the models of the deployments that use it.
+
+use russet_crds::Sharding;
+use russet_wire::shape::ModelShape;
+
+use super::{Asked, shape_notes, split};
+use crate::note::{self, Note};
+
+/// Deployments that a judgement names.
+const SHOWN: usize = 5;
+
+/// What can be said of a strategy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// It can work; for these deployments it cannot, and why.
+    Works(Vec<String>),
+    /// It can never work, and why.
+    Never(Vec<Note>),
+    /// It works for none of the deployments that use it, and why.
+    ForNobody(Vec<String>),
+}
+
+/// Judges a strategy; `users` are the deployments that name it, each with its model where that is known.
+pub fn judge<'a>(
+    sharding: &Sharding,
+    users: impl Iterator<Item = (String, &'a str, &'a ModelShape)>,
+) -> Judgement {
+    let asked = Asked { at: "spec".to_owned(), sharding: sharding.clone() };
+    let notes = notes(&asked, &willing(sharding));
+    if !notes.is_empty() {
+        return Judgement::Never(notes);
+    }
+    let (mut refused, mut works) = (Vec::new(), false);
+    for (user, model, shape) in users {
+        let mut notes = shape_notes(model, shape);
+        if notes.is_empty() {
+            notes = self::notes(&asked, shape);
+        }
+        match notes.is_empty() {
+            true => works = true,
+            false if refused.len() < SHOWN => {
+                refused.push(format!("ModelDeployment {user}: {}", note::join(&notes)));
+            }
+            false => {}
+        }
+    }
+    if works || refused.is_empty() { Judgement::Works(refused) } else { Judgement::ForNobody(refused) }
+}
+
+fn notes(asked: &Asked, shape: &ModelShape) -> Vec<Note> {
+    let mut notes = Vec::new();
+    asked.room(shape, &mut notes);
+    asked.links(&mut notes);
+    split::split(asked, shape, &mut notes);
+    notes
+}
+
+/// A model that can be cut in every way that the numbers of a strategy may mean: what contradicts
+/// this one contradicts every model.
+fn willing(sharding: &Sharding) -> ModelShape {
+    let Sharding { ranks, tensor_size, layers_per_rank, .. } = sharding;
+    let parts = ranks.unwrap_or(1).saturating_mul(tensor_size.unwrap_or(1)).clamp(1, super::MAX_RANKS.pow(2));
+    // Without numbers, so many parts that every usual size divides them.
+    let parts = if parts == 1 { 64 } else { parts };
+    let layers = layers_per_rank
+        .as_ref()
+        .map_or(4096, |layers| layers.iter().fold(0_u32, |sum, &count| sum.saturating_add(count)));
+    ModelShape {
+        layers,
+        attention_heads: parts,
+        key_value_heads: parts,
+        head_dim: 1,
+        intermediate_size: parts,
+        ..ModelShape::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{BackendChoice, KvRoom, ShardingMode};
+
+    use super::*;
+
+    fn judged(sharding: &Sharding, users: &[(&str, &ModelShape)]) -> String {
+        let users = users.iter().map(|(user, shape)| ((*user).to_owned(), "m", *shape));
+        match judge(sharding, users) {
+            Judgement::Works(refused) => format!("works {}", refused.join("; ")),
+            Judgement::Never(notes) => format!("never {}", note::join(&notes)),
+            Judgement::ForNobody(refused) => format!("nobody {}", refused.join("; ")),
+        }
+    }
+
+    #[test]
+    fn a_strategy_that_contradicts_itself_can_never_work() {
+        use ShardingMode::*;
+        let of = |mode, ranks, tensor_size, layers: &[u32], backend| Sharding {
+            mode,
+            ranks,
+            tensor_size,
+            layers_per_rank: (!layers.is_empty()).then(|| layers.to_vec()),
+            backend,
+            ..Sharding::default()
+        };
+        let auto = BackendChoice::Auto;
+        for (sharding, want) in [
+            (Sharding::default(), "works "),
+            (of(Tensor, Some(2), None, &[], auto), "works "),
+            (of(Tensor, Some(7), Some(7), &[], auto), "works "),
+            (of(Tensor, None, None, &[], auto), "works "),
+            (of(Hybrid, Some(12), None, &[], auto), "works "),
+            (of(Hybrid, Some(4), Some(2), &[44, 36], auto), "works "),
+            (of(Hybrid, None, None, &[], auto), "works "),
+            (of(Pipeline, Some(64), None, &[], auto), "works "),
+            (of(Pipeline, None, None, &[3, 2, 1], auto), "works "),
+            (of(Single, None, None, &[], auto), "works "),
+            (of(Tensor, Some(8), None, &[], BackendChoice::Jaccl), "works "),
+            (of(Tensor, Some(4), Some(2), &[], auto), "never spec.tensorSize: 2 differs from the 4 of ranks"),
+            (
+                of(Pipeline, None, None, &[3, 0], auto),
+                "never spec.layersPerRank: rank 1 would hold no layers",
+            ),
+            (of(Single, Some(2), None, &[], auto), "never spec.mode: Single runs on one rank, not 2"),
+            (
+                of(Hybrid, Some(6), Some(4), &[], auto),
+                "never spec.ranks: 6 ranks do not make two or more stages",
+            ),
+            (
+                of(Pipeline, None, None, &[], BackendChoice::Jaccl),
+                "never spec.backend: Jaccl carries the sums",
+            ),
+            (
+                of(Tensor, Some(16), None, &[], BackendChoice::Jaccl),
+                "never spec.backend: Jaccl joins at most 8 ranks, and every stage has 16",
+            ),
+            (of(Unknown, None, None, &[], auto), "never spec.mode is a word of a newer release"),
+        ] {
+            let said = judged(&sharding, &[]);
+            assert!(said.starts_with(want), "{sharding:?}: {said}");
+        }
+        let kv = KvRoom { context_tokens: 0, ..KvRoom::default() };
+        assert!(
+            judged(&Sharding { kv, ..Sharding::default() }, &[])
+                .starts_with("never spec.kv.contextTokens: 0")
+        );
+        let fast = Some("99999999T".to_owned());
+        let said = judged(&Sharding { min_bits_per_second: fast, ..Sharding::default() }, &[]);
+        assert!(said.starts_with("never spec.minBitsPerSecond:"), "{said}");
+    }
+
+    #[test]
+    fn a_strategy_is_of_use_while_it_works_for_somebody() {
+        let model = |heads| ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 2,
+            layer_bytes: vec![1; 2],
+            attention_heads: heads,
+            key_value_heads: heads,
+            head_dim: 8,
+            intermediate_size: 240,
+            ..ModelShape::default()
+        };
+        let three = Sharding { mode: ShardingMode::Tensor, ranks: Some(3), ..Sharding::default() };
+        let (six, eight) = (model(6), model(8));
+        let alien = ModelShape { architecture: "mamba".to_owned(), ..model(6) };
+        let no = "ModelDeployment ns/b: spec.ranks: 8 KV heads cannot be cut into 3; use 1, 2, 4 or 8";
+        assert_eq!(judged(&three, &[("ns/a", &six)]), "works ");
+        assert_eq!(judged(&three, &[("ns/a", &six), ("ns/b", &eight)]), format!("works {no}"));
+        assert_eq!(judged(&three, &[("ns/b", &eight)]), format!("nobody {no}"));
+        let said = judged(&three, &[("ns/c", &alien)]);
+        assert!(
+            said.starts_with("nobody ModelDeployment ns/c: Model \"m\" has the architecture \"mamba\""),
+            "{said}"
+        );
+    }
+}

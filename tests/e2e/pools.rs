@@ -1,0 +1,39 @@
+//! A pool of the one machine that a person labelled, and a split that is named instead of written down.
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::ask;
+use russet_tests::cluster::{Cluster, repository};
+
+use crate::mistakes::apply;
+use crate::path::{delete_object, gone, serves};
+
+const NODE: &str = "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: node-b";
+
+/// With nothing said, the deployment would run on node-a.
+pub async fn pools(cluster: &mut Cluster) -> Result<()> {
+    let model = repository().join("manifests/samples/quickstart/model.yaml");
+    cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
+    let written = "apiVersion: russet.dev/v1alpha1\nkind: NodePool\nmetadata: {name: far}\n\
+                   spec: {selector: {matchLabels: {rack: far}}}\n---\n\
+                   apiVersion: russet.dev/v1alpha1\nkind: ShardingStrategy\nmetadata: {name: small}\n\
+                   spec: {mode: Single, kv: {contextTokens: 1024, maxSequences: 4}}\n---\n\
+                   apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: pooled}\n\
+                   spec: {modelRef: {name: smoke}, strategyRef: {name: small}, poolRefs: [{name: far}]}\n";
+    apply(cluster, &format!("{written}---\n{NODE}, labels: {{rack: far}}}}\n")).await?;
+    serves(cluster, "pooled").await?;
+    let deployment = cluster.get("modeldeployments pooled").await?;
+    let nodes = deployment["status"]["nodes"].as_str().context("no nodes are named")?;
+    ensure!(nodes == "node-b", "pooled runs on {nodes}");
+    let answer = ask::answer(&cluster.base_url(), "pooled", "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "the answer was \"{answer}\"");
+    for (kind, words) in
+        [("nodepools", ["far", "True", "1/1"]), ("shardingstrategies", ["small", "Single", "True"])]
+    {
+        let table = cluster.russet(&["get", kind]).await?;
+        ensure!(words.iter().all(|word| table.contains(word)), "{words:?} are not all in\n{table}");
+    }
+    gone(cluster, "pooled").await?;
+    delete_object(cluster, "nodepools/far").await?;
+    delete_object(cluster, "shardingstrategies/small").await?;
+    apply(cluster, &format!("{NODE}}}\n")).await
+}

@@ -1,0 +1,78 @@
+//! What the planner reserves for a rank, against the most that MLX held in real engines.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{Goal, Row};
+use crate::{cargo, mlx};
+
+pub const ABOUT: &str = "Models with random weights of more than a gigabyte each, on one rank, on a pipeline of 2 and on a tensor \
+    group of 2: real engines, started as agents start them and asked over mutual TLS until every sequence they were planned for is as \
+    long as it may be, all at the same time. `ours` is what the planner reserves for the rank, from the headers as the agent \
+    reads them and with the default headroom of 5 %; `peer` is MLX's own peak there. *never below* is the first over the \
+    second; *never far above* is the first over what is allowed at most, the second and 10 % and 256 MiB. What the whole process held at \
+    its most, which counts pages of the program and of files too, is told and not judged.";
+
+const MIB: f64 = 1048576.0;
+
+/// Runs the large half of the engine's memory tests.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    // The whole workspace, so that nothing is built a second time with other features.
+    let test = ["test", "--workspace", "--test", "memory", "--", "--ignored", "--nocapture"];
+    let output = cargo::command(prepared, &test)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run the memory test of the engine")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the memory test of the engine failed:\n{text}");
+    let ranks = text.lines().filter(|line| line.starts_with('{')).map(rows).collect::<Result<Vec<_>>>()?;
+    Ok(ranks.into_iter().flatten().collect())
+}
+
+/// What is said of one rank.
+fn rows(line: &str) -> Result<Vec<Row>> {
+    let told: Value = serde_json::from_str(line).with_context(|| format!("not a rank: {line}"))?;
+    let number = |name: &str| {
+        told[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {line}"))
+    };
+    let what = told["what"].as_str().context("a rank without a name")?;
+    let (planned, peak) = (number("weights")? + number("kv")? + number("overhead")?, number("peak")?);
+    let row = |said: &str, ours, ratio, goal| Row {
+        area: "memory",
+        what: format!("{what}: {said}"),
+        ours,
+        peer: Some(peak),
+        unit: "MiB",
+        ratio,
+        goal,
+    };
+    let mut rows = vec![
+        row("never below", planned, Some(planned / peak), Goal::AtLeast(1.0)),
+        row("never far above", planned, Some(planned / (1.1 * peak + 256.0)), Goal::AtMost(1.0)),
+    ];
+    if told["process"].is_number() {
+        rows.push(row("the process", number("process")?, None, Goal::None));
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_rank_is_held_to_both_bounds() {
+        let mib = |count: f64| count * super::MIB;
+        for (planned, below, above) in [(999.0, "NO", "yes"), (1000.0, "yes", "yes"), (1400.0, "yes", "NO")] {
+            let line = serde_json::json!({
+                "what": "rank", "weights": mib(planned - 50.0), "kv": mib(40.0), "overhead": mib(10.0),
+                "peak": mib(1000.0), "process": mib(1200.0),
+            });
+            let rows = super::rows(&line.to_string()).unwrap_or_else(|error| panic!("{error}"));
+            let verdicts: Vec<&str> = rows.iter().map(super::Row::verdict).collect();
+            assert_eq!(verdicts, [below, above, ""], "{planned}");
+        }
+        assert!(super::rows("{}").is_err());
+    }
+}
