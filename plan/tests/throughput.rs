@@ -38,11 +38,8 @@ fn file() -> Option<String> {
     match std::fs::read_to_string(&path) {
         Ok(text) => Some(text),
         Err(error) => {
-            assert!(
-                std::env::var_os("CI").is_none(),
-                "{}: {error}; set RUSSET_THROUGHPUT to the absolute path of throughput.csv",
-                path.display()
-            );
+            let named = std::env::var_os("RUSSET_THROUGHPUT").is_some();
+            assert!(!named, "RUSSET_THROUGHPUT names {}: {error}", path.display());
             eprintln!("skipped: {}: {error}; RUSSET_THROUGHPUT names throughput.csv", path.display());
             None
         }
