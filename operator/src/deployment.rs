@@ -21,8 +21,6 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::reconcile::after;
 
-pub use observe::snapshot;
-
 /// A deployment and how far it has come.
 #[derive(Clone, Debug)]
 pub struct Resources<Stage> {

@@ -15,7 +15,7 @@ use russet_plan::snapshot::Availability;
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::node::availability;
+use russet_plan::cluster::availability;
 use crate::reconcile::after;
 
 /// Why a Model could not be looked after.

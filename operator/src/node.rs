@@ -17,8 +17,6 @@ use crate::context::Context;
 use crate::leave;
 use crate::reconcile::after;
 
-pub use decide::{availability, until_lost};
-
 /// Why a node could not be looked after.
 #[derive(Debug, Error)]
 pub enum Error {

@@ -9,14 +9,12 @@ use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use russet_crds::NodePool;
+use russet_plan::cluster::Cluster;
 use thiserror::Error;
 
 use crate::context::Context;
-use crate::deployment::snapshot;
 use crate::reconcile::after;
 use crate::ssa;
-
-pub use decide::areas;
 
 /// Why a pool could not be looked after.
 #[derive(Debug, Error)]
@@ -35,9 +33,13 @@ pub enum Error {
 /// Looks after one pool.
 pub async fn reconcile(pool: Arc<NodePool>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
-    let (nodes, groups) = (context.stores.nodes.state(), context.stores.groups.state());
-    let view = snapshot(&nodes, None, &groups, &context.stores.shards.state(), now);
-    let status = decide::status(&pool, &nodes, &view, now);
+    let cluster = Cluster {
+        nodes: context.stores.nodes.state(),
+        groups: context.stores.groups.state(),
+        shards: context.stores.shards.state(),
+        ..Cluster::default()
+    };
+    let status = decide::status(&pool, &cluster.nodes, &cluster.snapshot(now), now);
     if pool.status.as_ref() != Some(&status) {
         let name = pool.name_any();
         let api: Api<NodePool> = Api::all(context.client.clone());

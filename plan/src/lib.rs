@@ -7,6 +7,7 @@
 
 pub mod check;
 pub mod chips;
+pub mod cluster;
 pub mod fabric;
 pub mod fit;
 pub mod note;
@@ -18,6 +19,7 @@ pub mod snapshot;
 pub mod speed;
 pub mod validate;
 
+pub use cluster::Cluster;
 pub use note::Note;
 pub use place::{Placement, place};
 pub use snapshot::Snapshot;

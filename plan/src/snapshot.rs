@@ -8,6 +8,7 @@ use russet_wire::shape::ModelShape;
 
 use crate::note::Note;
 use crate::pool::Area;
+use crate::speed::Machine;
 
 /// A namespace and a name.
 pub type Key = (String, String);
@@ -45,6 +46,8 @@ pub struct Node {
     pub cuts_layers: bool,
     /// Links to other nodes, as this node reports them.
     pub links: Vec<Link>,
+    /// What its GPU can do, where its chip is in the catalogue.
+    pub machine: Option<Machine>,
 }
 
 /// Whether a node takes new work, and what becomes of the work it has.

@@ -1,7 +1,7 @@
 //! What runs when: building, the demo, the tests, lints. Each suite is told what it needs by
 //! environment variables, so that `cargo test` alone finds the same tests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -276,7 +276,14 @@ struct Tally {
     current: String,
     /// Those of its binary that were skipped.
     unjudged: BTreeSet<String>,
+    /// The newest lines of its binary.
+    newest: VecDeque<String>,
+    /// What binaries with failures said last.
+    faults: Vec<String>,
 }
+
+/// Lines before a bad result that are worth reading again at the end, where a long log may have been cut.
+const SHOWN: usize = 60;
 
 impl Tally {
     fn read(&mut self, line: &str) {
@@ -287,7 +294,15 @@ impl Tally {
         if said.trim_start().starts_with("skipped: ") {
             self.unjudged.insert(self.current.clone());
         }
+        if self.newest.len() == SHOWN {
+            self.newest.pop_front();
+        }
+        self.newest.push_back(line.to_owned());
         if let Some((passed, failed)) = result(line) {
+            let newest = self.newest.drain(..);
+            if failed > 0 {
+                self.faults.extend(newest);
+            }
             self.passed += passed.saturating_sub(self.unjudged.len() as u64);
             self.failed += failed;
             self.skipped.append(&mut self.unjudged);
@@ -295,19 +310,23 @@ impl Tally {
     }
 
     fn add(&mut self, other: Self, suite: &str) {
-        let Self { passed, failed, skipped, current: _, unjudged: _ } = other;
+        let Self { passed, failed, skipped, current: _, unjudged: _, newest: _, faults } = other;
+        self.faults.extend(faults);
         self.passed += passed;
         self.failed += failed;
         self.skipped.extend(skipped.into_iter().map(|name| format!("{suite}: {name}")));
     }
 }
 
-/// The last line is what scripts look for.
+/// The last line is what scripts look for; lines with a bar before them say again what failed.
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.skipped.is_empty() {
             let names: Vec<&str> = self.skipped.iter().map(String::as_str).collect();
             writeln!(out, "{} skipped: {}", names.len(), names.join(", "))?;
+        }
+        for line in &self.faults {
+            writeln!(out, "  | {line}")?;
         }
         write!(out, "{} passed, {} failed", self.passed, self.failed)
     }
@@ -336,11 +355,12 @@ mod tests {
         let ok =
             "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
         let bad = "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out";
+        let again = format!("  | test b ... FAILED\n  | {bad}\n6 passed, 2 failed");
         let skipped = ["test b ...   skipped: no cable", "  b passed after 1 of 2: 0.0 s"];
         for (lines, wanted) in [
             (vec!["test some::name ... ok"], "0 passed, 0 failed"),
             (vec![ok], "3 passed, 0 failed"),
-            (vec![ok, bad], "6 passed, 2 failed"),
+            (vec![ok, "test b ... FAILED", bad], &again),
             (vec!["test a ... ok", skipped[0], skipped[1], "ok", ok], "1 skipped: b\n2 passed, 0 failed"),
             // Twice by the same test, once in its middle, and one more of another binary.
             (

@@ -13,7 +13,7 @@ use russet_plan::snapshot::Availability;
 
 use super::decide::Told;
 use crate::context::Context;
-use crate::node::{availability, until_lost};
+use russet_plan::cluster::{availability, until_lost};
 
 /// A group and what surrounds it.
 #[derive(Clone, Debug)]

@@ -13,12 +13,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, Scheduling, names};
 use russet_plan::quantity;
-use russet_plan::snapshot::Availability;
 
 /// A Lease not renewed for so long has expired; agents renew every five seconds.
 const LEASE: Duration = Duration::from_secs(20);
-/// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
-const LOST_AFTER: Duration = Duration::from_secs(60);
 
 /// The conditions of a node that are the operator's.
 pub const OWN: [Type; 5] = [Type::Reachable, Type::Ready, Type::Reconciling, Type::Stalled, Type::Drained];
@@ -210,37 +207,6 @@ fn label(text: &str) -> Option<String> {
     }
 }
 
-/// What a placement may do with a node.
-pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
-    let status = node.status.clone().unwrap_or_default();
-    if !conditions::is_true(&status.conditions, Type::Reachable) {
-        let silent = conditions::get(&status.conditions, Type::Reachable)
-            .map(|condition| now.duration_since(condition.last_transition_time.0));
-        let lost = silent.is_some_and(|silent| silent.unsigned_abs() >= LOST_AFTER && silent.is_positive());
-        return if lost { Availability::Lost } else { Availability::Unreachable };
-    }
-    match node.spec.scheduling {
-        Scheduling::Cordoned | Scheduling::Unknown => Availability::Cordoned,
-        Scheduling::Draining => Availability::Draining,
-        Scheduling::Enabled if node.metadata.deletion_timestamp.is_some() => Availability::Draining,
-        Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => {
-            Availability::Unmeasured
-        }
-        Scheduling::Enabled => Availability::Open,
-    }
-}
-
-/// How long until an unreachable node counts as lost. Nothing happens then that a watch would tell.
-pub fn until_lost(node: &InferenceNode, now: Timestamp) -> Option<Duration> {
-    if availability(node, now) != Availability::Unreachable {
-        return None;
-    }
-    let status = node.status.as_ref()?;
-    let since = conditions::get(&status.conditions, Type::Reachable)?.last_transition_time.0;
-    // A little more, so that whoever waits does not wake just before.
-    Some(LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs()) + Duration::from_millis(100))
-}
-
 #[cfg(test)]
 mod tests {
     use russet_crds::{InferenceNodeStatus, NodeMemory};
@@ -393,26 +359,5 @@ mod tests {
             "{}",
             ready.message
         );
-    }
-
-    #[test]
-    fn a_silent_node_is_unreachable_first_and_lost_later() {
-        for (reachable, since, scheduling, want) in [
-            (true, 0, Scheduling::Enabled, Availability::Open),
-            (true, 0, Scheduling::Cordoned, Availability::Cordoned),
-            (true, 0, Scheduling::Draining, Availability::Draining),
-            (false, 59, Scheduling::Enabled, Availability::Unreachable),
-            (false, 60, Scheduling::Enabled, Availability::Lost),
-            (false, -90, Scheduling::Enabled, Availability::Unreachable),
-        ] {
-            let mut node = measured("a");
-            node.spec.scheduling = scheduling;
-            let conditions = &mut node.status.as_mut().unwrap().conditions;
-            conditions::set(conditions, Type::Reachable, reachable, Reason::LeaseRenewed, "", None, at(0));
-            conditions::set(conditions, Type::Ready, reachable, Reason::Settled, "", None, at(0));
-            assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
-            assert_eq!(until_lost(&node, at(since)).is_some(), want == Availability::Unreachable);
-        }
-        assert_eq!(availability(&named("new"), at(0)), Availability::Unreachable);
     }
 }

@@ -8,27 +8,13 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, NodePool, NodePoolStatus, PoolMemory};
 use russet_plan::fabric::Web;
-use russet_plan::pool::{self, Area, Labels};
+use russet_plan::cluster::{area, labels};
+use russet_plan::pool;
 use russet_plan::snapshot::Availability;
 use russet_plan::{Note, Snapshot, quantity};
 
 /// Domains that a status shows; the schema says the same.
 const DOMAINS: usize = 16;
-
-/// The planner's idea of every pool.
-pub fn areas(pools: &[Arc<NodePool>], nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, Result<Area, Note>> {
-    let labels = labels(nodes);
-    pools.iter().map(|pool| (pool.name_any(), area(pool, &labels))).collect()
-}
-
-fn labels(nodes: &[Arc<InferenceNode>]) -> BTreeMap<&str, &Labels> {
-    let named = nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, node.labels())));
-    named.collect()
-}
-
-fn area(pool: &NodePool, labels: &BTreeMap<&str, &Labels>) -> Result<Area, Note> {
-    pool::area(&pool.name_any(), &pool.spec, labels.iter().map(|(name, labels)| (*name, *labels)))
-}
 
 /// Where a pool stands.
 pub fn status(
