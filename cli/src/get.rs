@@ -36,7 +36,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     };
     let found = resources::named(&all, &word)?;
     let several = found.len() > 1;
-    for resource in found {
+    for (index, resource) in found.into_iter().enumerate() {
         let namespace = (!arguments.all_namespaces).then_some(arguments.connection.namespace.as_str());
         let mut path = match &name {
             Some(name) => resource.object(&arguments.connection.namespace, name),
@@ -59,7 +59,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
                 }
             }
             "json" => println!("{}", serde_json::to_string_pretty(&plain(&client, &path).await?)?),
-            "yaml" => print!("{}", serde_norway::to_string(&plain(&client, &path).await?)?),
+            "yaml" => {
+                let between = if index > 0 { "---\n" } else { "" };
+                print!("{between}{}", serde_norway::to_string(&plain(&client, &path).await?)?);
+            }
             other => bail!("output \"{other}\" is not known; use table, wide, yaml or json"),
         }
     }
@@ -118,10 +121,15 @@ pub fn render(table: &Value, wide: bool, with_namespace: bool) -> String {
         }
         lines.push(line);
     }
+    lay_out(&lines)
+}
+
+/// Lays lines of equally many cells out in columns, three spaces apart.
+pub fn lay_out(lines: &[Vec<String>]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
+    let widths: Vec<usize> = (0..lines.first().map_or(0, Vec::len)).map(width).collect();
     let mut text = String::new();
-    for line in &lines {
+    for line in lines {
         let padded: Vec<String> =
             line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         text.push_str(padded.join("   ").trim_end());

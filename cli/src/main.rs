@@ -10,6 +10,7 @@ mod cordon;
 mod delete;
 mod describe;
 mod descriptors;
+mod documents;
 mod drain;
 mod etcd;
 mod gateway;
@@ -21,6 +22,7 @@ mod layout;
 mod leave;
 mod logs;
 mod operator;
+mod plan;
 mod resources;
 mod serve;
 mod signals;
@@ -54,6 +56,8 @@ enum Verb {
     Get(get::Arguments),
     /// Create or change objects from YAML files, by server-side apply.
     Apply(apply::Arguments),
+    /// Show what the planner would do with YAML files, on a server's cluster or a described one.
+    Plan(plan::Arguments),
     /// Delete one object.
     Delete(delete::Arguments),
     /// Show one object with its conditions and events.
@@ -94,7 +98,9 @@ fn main() -> std::process::ExitCode {
         }
     };
     let result = runtime.block_on(async {
-        match arguments.verb {
+        let done = match arguments.verb {
+            // Its exit says whether everything has a place.
+            Verb::Plan(arguments) => return plan::run(arguments).await,
             Verb::Up(arguments) => up::run(arguments).await,
             Verb::Join(arguments) => join::run(arguments).await,
             Verb::Leave(arguments) => leave::run(arguments).await,
@@ -113,12 +119,13 @@ fn main() -> std::process::ExitCode {
             Verb::Operator(arguments) => operator::run(arguments).await,
             Verb::Gateway(arguments) => gateway::run(arguments).await,
             Verb::Agent(arguments) => agent::run(arguments).await,
-        }
+        };
+        done.map(|()| std::process::ExitCode::SUCCESS)
     });
     // Tasks that still wait on a peer must not keep a process that has said its last word.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     match result {
-        Ok(()) => std::process::ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             std::process::ExitCode::FAILURE

@@ -89,6 +89,8 @@ pub enum Reason {
     PlanFound,
     /// No set of nodes can hold it; the message has the numbers.
     NothingFits,
+    /// It fits, and what else waits is worth more together.
+    Outweighed,
     /// No node can take work.
     NoNodes,
     /// The named Model does not exist.

@@ -38,6 +38,12 @@ use crate::LocalReference;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(
+        name = "Predicted",
+        type_ = "string",
+        json_path = ".status.placement.predicted.tokensPerSecond",
+        priority = 1
+    ),
     printcolumn(name = "Strategy", type_ = "string", json_path = ".spec.strategyRef.name", priority = 1),
     printcolumn(name = "Pools", type_ = "string", json_path = ".spec.poolRefs[*].name", priority = 1),
     printcolumn(
@@ -240,8 +246,25 @@ pub struct PlacementReport {
     pub reason: String,
     /// Digest of the plan.
     pub plan_hash: String,
+    /// How fast each replica should answer; absent where a node's chip is not in the catalogue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
     /// What else was looked at, best first, with the numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub candidates: Vec<String>,
+}
+
+/// What the performance model expects of a replica; of the slowest one where they differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Predicted {
+    /// Tokens a second of one stream that nobody else disturbs, such as `41.3`.
+    pub tokens_per_second: String,
+    /// Tokens a second of all streams together, as many as there is room for.
+    pub total_tokens_per_second: String,
+    /// Milliseconds from a prompt of 1,024 tokens to its first token.
+    pub ttft_milliseconds: u32,
+    /// Tokens for which KV cache is reserved, all conversations together.
+    pub kv_tokens: u64,
 }

@@ -15,8 +15,8 @@ use russet_plan::snapshot::Availability;
 use thiserror::Error;
 
 use crate::context::Context;
-use russet_plan::cluster::availability;
 use crate::reconcile::after;
+use russet_plan::cluster::availability;
 
 /// Why a Model could not be looked after.
 #[derive(Debug, Error)]

@@ -18,6 +18,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
+use russet_crds::conditions::Reason;
 use russet_crds::{
     InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard, ShardGroup,
     ShardingStrategy, names,
@@ -315,6 +316,7 @@ impl Wake {
 
     fn deployment(&self, deployment: &ModelDeployment, _: Change) {
         let _ = self.deployments.send(ObjectRef::from_obj(deployment));
+        self.outweighed();
         // Also the one it named before, which nobody remembers.
         self.all_strategies();
         wake(&self.stores.routes, &self.routes, |route| {
@@ -328,6 +330,7 @@ impl Wake {
         // Pools show what is promised, and a group promises the same for as long as it lives.
         if change == Change::Deleted || group.status.is_none() {
             self.all_pools();
+            self.outweighed();
         }
         if change == Change::Deleted {
             // Its memory may be what another deployment waits for, and a Model may wait for its end.
@@ -372,6 +375,15 @@ impl Wake {
 
     fn all_deployments(&self) {
         wake(&self.stores.deployments, &self.deployments, |_| true);
+    }
+
+    /// Those that wait for others to have their places.
+    fn outweighed(&self) {
+        let reason = format!("{:?}", Reason::Outweighed);
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            let status = deployment.status.as_ref();
+            status.is_some_and(|status| status.conditions.iter().any(|condition| condition.reason == reason))
+        });
     }
 
     fn deployments_of_model(&self, namespace: Option<&str>, model: &str) {

@@ -8,14 +8,20 @@
 pub mod check;
 pub mod chips;
 pub mod cluster;
+pub mod described;
 pub mod fabric;
 pub mod fit;
+pub mod forecast;
 pub mod note;
 pub mod place;
 pub mod pool;
+pub mod proposal;
 pub mod quantity;
+#[cfg(test)]
+mod seeded;
 pub mod shard;
 pub mod snapshot;
+pub mod solve;
 pub mod speed;
 pub mod validate;
 

@@ -169,6 +169,13 @@ pub enum Note {
         /// Bytes the whole model needs on one node.
         needed: u64,
     },
+    /// A replica waits although it fits, because what else waits is worth more.
+    Outweighed {
+        /// Index of the replica.
+        replica: i32,
+        /// The deployments that get the room.
+        by: Vec<String>,
+    },
     /// A running replica stays although the spec changed, because its successor fits nowhere.
     KeptOutdated {
         /// The ShardGroup.
@@ -221,6 +228,7 @@ impl Note {
             | Note::TooFewNodes { .. }
             | Note::NothingFits { .. }
             | Note::KeptOutdated { .. } => Reason::NothingFits,
+            Note::Outweighed { .. } => Reason::Outweighed,
             Note::DrainFirst { .. } => Reason::InProgress,
             Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
             Note::Placed { .. } => Reason::PlanFound,
@@ -356,6 +364,11 @@ impl fmt::Display for Note {
                 out,
                 "replica {replica} fits nowhere ({} on one node); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node",
                 show(*needed)
+            ),
+            Note::Outweighed { replica, by } => write!(
+                out,
+                "replica {replica} fits, but the room there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",
+                by.join(", ")
             ),
             Note::KeptOutdated { group } => {
                 write!(out, "ShardGroup {group} keeps running as it was, because its successor fits nowhere")

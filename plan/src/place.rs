@@ -12,6 +12,8 @@
 //! ```
 
 mod choose;
+mod ways;
+mod worth;
 
 use std::collections::BTreeMap;
 
@@ -20,12 +22,17 @@ use russet_wire::partition::Partition;
 use sha2::{Digest as _, Sha256};
 
 use crate::fit::Fit;
+use crate::forecast::Forecast;
 use crate::note::Note;
 use crate::quantity::show;
 use crate::shard::Candidate;
 use crate::snapshot::{Availability, Group, Key, Snapshot};
+use crate::solve::Advice;
 use crate::validate::{Split, ValidDeployment};
 use choose::{Choice, find};
+
+pub use ways::{Ways, ways};
+pub use worth::{Scale, Way};
 
 /// What must change for one deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,8 +99,14 @@ impl Placement {
     }
 }
 
-/// Decides what must exist for `want`.
+/// Decides what must exist for `want`, as if nobody else waited.
 pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) {
+    place_as(view, want, &Advice::default())
+}
+
+/// Decides what must exist for `want`, its new replicas where `advice` has them.
+pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Placement, Vec<Note>) {
+    let forecast = Forecast::new(view, &want.shape, want.room);
     let mut view = view.clone();
     let mut placement = Placement::default();
     let mut notes = Vec::new();
@@ -129,9 +142,16 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
             }
             continue;
         }
+        let advised = advice.splits.get(&(want.key(), replica));
         let nothing_less = |_: &Key| false;
         match find(&view, want, &fit, replica, true, nothing_less) {
-            Ok(choice) => {
+            Ok(_) if advised == Some(&None) => {
+                notes.push(Note::Outweighed { replica, by: advice.preferred() });
+                placement.waiting.push(replica);
+                placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+            }
+            Ok(choices) => {
+                let Some(choice) = choices.choose(&view, advised.and_then(Option::as_ref)) else { continue };
                 let new = new_group(want, &fit, replica, &choice.candidate);
                 if view.groups.contains_key(&(want.namespace.clone(), new.name.clone())) {
                     // The same plan, being deleted: its name is free once its agents let go.
@@ -181,8 +201,13 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
             }
         }
     }
-    placement.report = report(&placement, &found);
+    placement.report = report(&placement, &found, &forecast);
     (placement, notes)
+}
+
+/// The replicas of a deployment that have no current group.
+pub fn pending(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i32> {
+    (0..want.replicas).filter(|replica| split_groups(view, want, fit, *replica).0.is_empty()).collect()
 }
 
 /// What a deployment that cannot be planned still allows: replicas nobody wants any more go.
@@ -353,7 +378,11 @@ fn holders(view: &Snapshot) -> Vec<String> {
     groups.chain(nodes).collect()
 }
 
-fn report(placement: &Placement, found: &[(i32, Choice)]) -> Option<PlacementReport> {
+fn report(
+    placement: &Placement,
+    found: &[(i32, Choice)],
+    forecast: &Forecast<'_>,
+) -> Option<PlacementReport> {
     let (_, first) = found.first()?;
     let decision = match found {
         [(_, choice)] => choice.candidate.show(),
@@ -365,10 +394,13 @@ fn report(placement: &Placement, found: &[(i32, Choice)]) -> Option<PlacementRep
             all.join("; ")
         }
     };
+    let plans = placement.create.iter().map(|new| &new.plan);
+    let slowest = plans.min_by(|a, b| forecast.rate(a).total_cmp(&forecast.rate(b)));
     Some(PlacementReport {
         decision,
         reason: first.why.clone(),
         plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
+        predicted: slowest.and_then(|plan| forecast.predicted(plan)),
         candidates: first.others.clone(),
     })
 }

@@ -10,9 +10,10 @@ pub mod tensor;
 use russet_crds::{Backend, GroupMember, GroupPlan};
 
 use crate::fit::{Fit, Need};
+use crate::speed::Machine;
 
 /// A node that may take a rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Seat<'a> {
     /// Name of the node.
     pub node: &'a str,
@@ -22,6 +23,8 @@ pub struct Seat<'a> {
     pub limit: u64,
     /// Ranks of the same deployment it already has; replicas spread where they can.
     pub siblings: usize,
+    /// What its GPU can do, where that is known.
+    pub machine: Option<Machine>,
 }
 
 /// One rank of a candidate.

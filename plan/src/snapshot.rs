@@ -14,7 +14,7 @@ use crate::speed::Machine;
 pub type Key = (String, String);
 
 /// Everything a placement may depend on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Machines, by name.
     pub nodes: BTreeMap<String, Node>,
@@ -29,7 +29,7 @@ pub struct Snapshot {
 }
 
 /// A machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Node {
     /// Bytes models may take in all.
     pub serving_limit: u64,

@@ -53,6 +53,13 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Seconds in which MLX reads `bytes` and runs the kernels of `layers`, for one token.
+    pub fn step(&self, bytes: f64, layers: u32) -> f64 {
+        let by = Engine::Mlx.coefficients();
+        let cycles = by.layer + by.core * self.cores;
+        bytes / (READ * self.bandwidth) + f64::from(layers) * cycles / self.clock()
+    }
+
     /// Cycles of the GPU in a second.
     pub fn clock(&self) -> f64 {
         self.flops / (self.cores * FLOPS)
@@ -129,13 +136,6 @@ impl Group {
 /// How fast `group` runs `model` under `load`; `None` for a group without machines or a model without layers.
 pub fn predict(engine: Engine, model: &Model, group: &Group, load: Load) -> Option<Speed> {
     predict_with(engine, &engine.coefficients(), model, group, load)
-}
-
-/// Seconds one layer of `model` takes on `machine` in a step, by which the layers of a pipeline are balanced.
-pub fn layer_time(engine: Engine, model: &Model, machine: Machine, load: Load) -> Option<f64> {
-    let body = Model { bytes: model.bytes - model.head_bytes, head_bytes: 0.0, ..*model };
-    let speed = predict(engine, &body, &Group::single(machine, model.layers), load)?;
-    Some(1.0 / speed.decode / f64::from(model.layers))
 }
 
 /// What `predict` does, with other coefficients, which is how they are fitted.

@@ -12,7 +12,7 @@ use russet_wire::shape::ModelShape;
 use crate::fit::Room;
 use crate::note::Note;
 use crate::pool::{self, Area, Demand};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Key, Snapshot};
 
 pub use russet_wire::architecture::ARCHITECTURES;
 
@@ -45,6 +45,11 @@ pub struct ValidDeployment {
 }
 
 impl ValidDeployment {
+    /// Its namespace and name.
+    pub fn key(&self) -> Key {
+        (self.namespace.clone(), self.name.clone())
+    }
+
     /// The NodePools asked for.
     pub fn pools(&self) -> Vec<String> {
         self.areas.iter().filter_map(|area| area.pool.clone()).collect()

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{Model, ModelCopySpec, Want};
-use russet_plan::place::scale_down;
-use russet_plan::{Note, Placement, ValidDeployment, note, place, validate};
+use russet_plan::place::{place_as, scale_down};
+use russet_plan::solve::{Advice, solve};
+use russet_plan::{Note, Placement, ValidDeployment, note, validate};
 
 use super::Resources;
 use super::observe::Observed;
@@ -54,7 +55,7 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
     };
     let stage = match checked {
         Ok(valid) => {
-            let (placement, notes) = place(&observed.view, &valid);
+            let (placement, notes) = place_as(&observed.view, &valid, &advice(&observed, &valid));
             let copies = copies(&observed, &placement);
             Planned { observed, valid: Some(valid), obstacle: None, placement, notes, copies }
         }
@@ -66,6 +67,23 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
         }
     };
     Resources { deployment, stage }
+}
+
+/// Where its new replicas go when everything that waits is placed together.
+fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
+    let rivals = observed.rivals.iter().filter_map(|(deployment, model)| {
+        let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+        match obstacle(&deployment.spec.model_ref.name, model.as_deref()) {
+            Some(_) => None,
+            None => validate(&observed.view, &namespace, &name, &deployment.spec).ok(),
+        }
+    });
+    let rivals: Vec<ValidDeployment> = rivals.collect();
+    if rivals.is_empty() {
+        return Advice::default();
+    }
+    let all: Vec<&ValidDeployment> = rivals.iter().chain([valid]).collect();
+    solve(&observed.view, &all)
 }
 
 fn obstacle(name: &str, model: Option<&Model>) -> Option<Obstacle> {

@@ -10,8 +10,8 @@ use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt as _};
 use russet_crds::{Model, ModelDeployment, Shard, ShardGroup};
-use russet_plan::cluster::{Cluster, until_lost};
 use russet_plan::Snapshot;
+use russet_plan::cluster::{Cluster, until_lost};
 
 use super::apply::Applied;
 use super::{Error, Resources};
@@ -24,13 +24,16 @@ pub struct Observed {
     pub model: Option<Arc<Model>>,
     /// The cluster.
     pub view: Snapshot,
+    /// The other deployments, each with its Model; only where something is about to be placed.
+    pub rivals: Vec<Rival>,
     /// The deployment's own groups, those being deleted included.
     pub groups: Vec<Arc<ShardGroup>>,
 }
 
 /// From the caches.
 pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<Observed> {
-    observed(context, deployment, context.stores.groups.state(), context.stores.shards.state(), now)
+    let (groups, shards) = (context.stores.groups.state(), context.stores.shards.state());
+    observed(context, deployment, Vec::new(), groups, shards, now)
 }
 
 /// From the server.
@@ -48,22 +51,38 @@ pub async fn live(
     // group accounts for that.
     let groups = groups.items.into_iter().filter_map(|group| group.0.ok()).map(Arc::new).collect();
     let shards = shards.items.into_iter().filter_map(|shard| shard.0.ok()).map(Arc::new).collect();
-    Ok(observed(context, deployment, groups, shards, now))
+    Ok(observed(context, deployment, rivals(context, deployment), groups, shards, now))
+}
+
+type Rival = (Arc<ModelDeployment>, Option<Arc<Model>>);
+
+/// The other deployments.
+fn rivals(context: &Context, deployment: &ModelDeployment) -> Vec<Rival> {
+    let mut others = context.stores.deployments.state();
+    others.retain(|other| {
+        other.metadata.uid != deployment.metadata.uid && other.metadata.deletion_timestamp.is_none()
+    });
+    others.into_iter().map(|other| (other.clone(), model(context, &other))).collect()
+}
+
+fn model(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Model>> {
+    let namespace = deployment.namespace().unwrap_or_default();
+    context.stores.models.get(&ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace))
 }
 
 fn observed(
     context: &Context,
     deployment: &Arc<ModelDeployment>,
+    rivals: Vec<Rival>,
     groups: Vec<Arc<ShardGroup>>,
     shards: Vec<Arc<Shard>>,
     now: Timestamp,
 ) -> Resources<Observed> {
     let namespace = deployment.namespace().unwrap_or_default();
-    let key = ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace);
-    let model = context.stores.models.get(&key);
+    let model = model(context, deployment);
     let cluster = Cluster {
         nodes: context.stores.nodes.state(),
-        models: model.iter().cloned().collect(),
+        models: model.iter().chain(rivals.iter().filter_map(|(_, model)| model.as_ref())).cloned().collect(),
         strategies: context.stores.strategies.state(),
         pools: context.stores.pools.state(),
         groups,
@@ -76,7 +95,7 @@ fn observed(
             && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Resources { deployment: deployment.clone(), stage: Observed { model, view, groups } }
+    Resources { deployment: deployment.clone(), stage: Observed { model, view, rivals, groups } }
 }
 
 /// When the next node of this deployment will count as lost; nothing else wakes it then.

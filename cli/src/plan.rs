@@ -1,0 +1,168 @@
+//! `russet plan`: what the planner would do with YAML files, on the cluster of a server or on one that is
+//! only described. It writes nothing and decides nothing; that is `russet_plan::proposal`.
+
+mod text;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use russet_crds::{GROUP, VERSION};
+use russet_plan::described::{Described, KINDS, Origin};
+use russet_plan::place::Removal;
+use russet_plan::proposal::{Proposal, Replica, propose};
+use serde_json::{Value, json};
+
+use crate::client::{self, Connection};
+use crate::documents::{self, Document, is_standard_input};
+
+/// The exit when something cannot be read.
+const UNREADABLE: u8 = 2;
+/// The exit when something has no place.
+const NOT_PLACED: u8 = 3;
+
+/// Arguments of `russet plan`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exits with 0 when everything has a place, 3 when something has none, 2 when a file cannot be read."
+)]
+pub struct Arguments {
+    /// What would be applied: a YAML file, a folder of them, or `-`; may be given several times.
+    #[arg(short, long = "filename", required = true)]
+    filename: Vec<PathBuf>,
+    /// The cluster, as `kubectl get inferencenodes,models,shardgroups,… -A -o yaml` prints it, in place of
+    /// a server's.
+    #[arg(long)]
+    cluster: Vec<PathBuf>,
+    /// `table`, `yaml` or `json`.
+    #[arg(short, long, default_value = "table", value_parser = ["table", "yaml", "json"])]
+    output: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Prints the proposals.
+pub async fn run(arguments: Arguments) -> Result<ExitCode> {
+    let Arguments { filename, cluster, output, connection } = arguments;
+    let seen = match read(&filename, &cluster, &connection.namespace) {
+        // A description says since when a node is silent and not when it was looked at, so a silent one is
+        // unreachable, and never for so long that its work would move away.
+        Ok((spec, Some(described))) => with(described, spec).map(|described| (described, Timestamp::MIN)),
+        Ok((spec, None)) => with(listed(&connection).await?, spec).map(|listed| (listed, Timestamp::now())),
+        Err(error) => Err(error),
+    };
+    let (described, now) = match seen {
+        Ok(seen) => seen,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return Ok(ExitCode::from(UNREADABLE));
+        }
+    };
+    let cluster = described.cluster();
+    let view = cluster.snapshot(now);
+    let proposals = propose(&cluster.models, &view, &described.deployments());
+    match output.as_str() {
+        "json" => println!("{}", serde_json::to_string_pretty(&json(&proposals))?),
+        "yaml" => print!("{}", serde_norway::to_string(&json(&proposals))?),
+        _ => print!("{}", text::show(&view, &proposals)),
+    }
+    let placed = proposals.iter().all(|proposal| proposal.placed);
+    Ok(if placed { ExitCode::SUCCESS } else { ExitCode::from(NOT_PLACED) })
+}
+
+/// What is to be applied, and the cluster where it is described.
+fn read(
+    filename: &[PathBuf],
+    cluster: &[PathBuf],
+    namespace: &str,
+) -> Result<(Vec<Document>, Option<Described>)> {
+    if filename.iter().chain(cluster).filter(|path| is_standard_input(path)).count() > 1 {
+        bail!("standard input can be read once only; name a file in place of one of the `-`");
+    }
+    let spec = documents::read(filename)?;
+    if cluster.is_empty() {
+        return Ok((spec, None));
+    }
+    let described = take(Described::new(namespace), Origin::Cluster, documents::read(cluster)?)?;
+    Ok((spec, Some(described)))
+}
+
+/// The cluster with what is to be applied.
+fn with(cluster: Described, spec: Vec<Document>) -> Result<Described> {
+    let described = take(cluster, Origin::Spec, spec)?;
+    if described.deployments().is_empty() {
+        bail!(
+            "the files hold no ModelDeployment of {GROUP}/{VERSION}, so there is nothing to plan; add one with -f"
+        );
+    }
+    Ok(described)
+}
+
+/// Takes all documents, or says of every one that cannot be read why.
+fn take(mut described: Described, origin: Origin, documents: Vec<Document>) -> Result<Described> {
+    let mut wrong = Vec::new();
+    for document in documents {
+        let place = document.to_string();
+        wrong.extend(described.add(origin, &place, document.object).err());
+    }
+    match wrong.as_slice() {
+        [] => Ok(described),
+        all => bail!("{}", all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: ")),
+    }
+}
+
+/// The cluster of the server.
+async fn listed(connection: &Connection) -> Result<Described> {
+    let client = connection.client().await?;
+    let mut described = Described::new(&connection.namespace);
+    for (kind, plural) in KINDS {
+        let path = format!("/apis/{GROUP}/{VERSION}/{plural}");
+        let mut list = client::get_json(&client, &path, "application/json").await.with_context(|| {
+            format!("the {plural} could not be listed; with --cluster no server is asked")
+        })?;
+        let items = list.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take);
+        for mut item in items.unwrap_or_default() {
+            if let Some(fields) = item.as_object_mut() {
+                fields.insert("apiVersion".to_owned(), json!(format!("{GROUP}/{VERSION}")));
+                fields.insert("kind".to_owned(), json!(kind));
+            }
+            // One that a newer release wrote does not hide the others, as for the operator.
+            if let Err(misfit) = described.add(Origin::Server, "the server", item) {
+                eprintln!("warning: {misfit}");
+            }
+        }
+    }
+    Ok(described)
+}
+
+fn json(proposals: &[Proposal]) -> Value {
+    let replica = |replica: &Replica| {
+        let Replica { name, replica, plan } = replica;
+        json!({"name": name, "replica": replica, "plan": plan})
+    };
+    let deployment = |proposal: &Proposal| {
+        let Proposal { namespace, name, placed, report, create, keep, delete, waiting, notes } = proposal;
+        let delete = delete.iter().map(|old| json!({"name": old.name, "why": word(old.why)}));
+        json!({
+            "namespace": namespace,
+            "name": name,
+            "placed": placed,
+            "report": report,
+            "create": create.iter().map(replica).collect::<Vec<_>>(),
+            "keep": keep.iter().map(replica).collect::<Vec<_>>(),
+            "delete": delete.collect::<Vec<_>>(),
+            "waiting": waiting,
+            "notes": notes,
+        })
+    };
+    json!({"deployments": proposals.iter().map(deployment).collect::<Vec<_>>()})
+}
+
+fn word(why: Removal) -> &'static str {
+    match why {
+        Removal::ScaledDown => "ScaledDown",
+        Removal::Replaced => "Replaced",
+        Removal::Drained => "Drained",
+    }
+}

@@ -1,0 +1,248 @@
+//! The planner's view of a cluster, read from its objects: what the operator has in its caches, or what
+//! `kubectl get … -o yaml` printed. Not a client, and no clock: the time is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Type, is_true};
+use russet_crds::{InferenceNode, Model, NodePool, Scheduling, Shard, ShardGroup, ShardingStrategy};
+
+use crate::chips;
+use crate::note::Note;
+use crate::pool::{self, Area, Labels};
+use crate::snapshot::{Availability, Group, Node, Snapshot};
+
+/// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
+const LOST_AFTER: Duration = Duration::from_secs(60);
+
+/// Objects that a placement may depend on.
+#[derive(Clone, Debug, Default)]
+pub struct Cluster {
+    /// Machines.
+    pub nodes: Vec<Arc<InferenceNode>>,
+    /// Models; those of the deployments to be placed are enough.
+    pub models: Vec<Arc<Model>>,
+    /// Ways to split.
+    pub strategies: Vec<Arc<ShardingStrategy>>,
+    /// Pools of machines.
+    pub pools: Vec<Arc<NodePool>>,
+    /// Replicas, those being deleted included.
+    pub groups: Vec<Arc<ShardGroup>>,
+    /// Ranks.
+    pub shards: Vec<Arc<Shard>>,
+}
+
+impl Cluster {
+    /// The view at `now`.
+    pub fn snapshot(&self, now: Timestamp) -> Snapshot {
+        let strategies = self.strategies.iter();
+        let shape = |model: &Arc<Model>| model.status.as_ref().and_then(|status| status.shape.clone());
+        let key = |model: &Arc<Model>| (model.namespace().unwrap_or_default(), model.name_any());
+        Snapshot {
+            nodes: self.seen_nodes(now),
+            models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
+            strategies: strategies.map(|one| (one.name_any(), one.spec.sharding.clone())).collect(),
+            pools: areas(&self.pools, &self.nodes),
+            groups: self.groups.iter().map(|group| seen_group(group)).collect(),
+        }
+    }
+
+    fn seen_nodes(&self, now: Timestamp) -> BTreeMap<String, Node> {
+        let living: BTreeSet<String> = self.groups.iter().filter_map(|group| group.uid()).collect();
+        // Bytes of claimed Shards whose group lives, and of all Shards whose group is gone, by node.
+        let (mut claimed, mut orphaned) = (BTreeMap::<&str, u64>::new(), BTreeMap::<&str, u64>::new());
+        for shard in &self.shards {
+            let bytes = shard.spec.reserved_bytes();
+            let sum = if !living.contains(&shard.spec.group_uid) {
+                orphaned.entry(&shard.spec.node_name).or_default()
+            } else if shard.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Claimed)) {
+                claimed.entry(&shard.spec.node_name).or_default()
+            } else {
+                continue;
+            };
+            *sum = sum.saturating_add(bytes);
+        }
+        let of = |sums: &BTreeMap<&str, u64>, name: &str| sums.get(name).copied().unwrap_or(0);
+        let seen = |node: &Arc<InferenceNode>| {
+            let name = node.name_any();
+            let (claimed, orphaned) = (of(&claimed, &name), of(&orphaned, &name));
+            (name, seen_node(node, claimed, orphaned, now))
+        };
+        self.nodes.iter().map(seen).collect()
+    }
+}
+
+fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) -> Node {
+    let status = node.status.clone().unwrap_or_default();
+    let memory = status.memory.unwrap_or_default();
+    let gib = u32::try_from(memory.total_bytes.div_ceil(1 << 30)).ok();
+    let chip = status.chip.as_deref().and_then(|chip| chips::find(chip, None, gib));
+    Node {
+        serving_limit: memory.serving_limit_bytes,
+        unreleased: memory.granted_bytes.saturating_sub(claimed).max(orphaned),
+        availability: availability(node, now),
+        engine_build: status.engine_build,
+        backends: status.backends,
+        cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
+        links: status.links,
+        machine: chip.map(Into::into),
+    }
+}
+
+fn seen_group(group: &ShardGroup) -> ((String, String), Group) {
+    let ready = group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready));
+    let seen = Group {
+        deployment: group.spec.deployment_ref.name.clone(),
+        model: group.spec.model_ref.name.clone(),
+        replica: group.spec.replica,
+        pools: group.spec.pool_refs.iter().map(|reference| reference.name.clone()).collect(),
+        plan: group.spec.plan.clone(),
+        ready,
+        deleting: group.metadata.deletion_timestamp.is_some(),
+    };
+    ((group.namespace().unwrap_or_default(), group.name_any()), seen)
+}
+
+/// Every pool among these nodes, with what makes one none.
+pub fn areas(pools: &[Arc<NodePool>], nodes: &[Arc<InferenceNode>]) -> BTreeMap<String, Result<Area, Note>> {
+    let labels = labels(nodes);
+    pools.iter().map(|pool| (pool.name_any(), area(pool, &labels))).collect()
+}
+
+/// Labels of nodes, by name.
+pub fn labels(nodes: &[Arc<InferenceNode>]) -> BTreeMap<&str, &Labels> {
+    let named = nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, node.labels())));
+    named.collect()
+}
+
+/// A pool among nodes with these labels.
+pub fn area(pool: &NodePool, labels: &BTreeMap<&str, &Labels>) -> Result<Area, Note> {
+    pool::area(&pool.name_any(), &pool.spec, labels.iter().map(|(name, labels)| (*name, *labels)))
+}
+
+/// What a placement may do with a node.
+pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
+    let status = node.status.clone().unwrap_or_default();
+    if !conditions::is_true(&status.conditions, Type::Reachable) {
+        let silent = conditions::get(&status.conditions, Type::Reachable)
+            .map(|condition| now.duration_since(condition.last_transition_time.0));
+        let lost = silent.is_some_and(|silent| silent.unsigned_abs() >= LOST_AFTER && silent.is_positive());
+        return if lost { Availability::Lost } else { Availability::Unreachable };
+    }
+    match node.spec.scheduling {
+        Scheduling::Cordoned | Scheduling::Unknown => Availability::Cordoned,
+        Scheduling::Draining => Availability::Draining,
+        Scheduling::Enabled if node.metadata.deletion_timestamp.is_some() => Availability::Draining,
+        Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => {
+            Availability::Unmeasured
+        }
+        Scheduling::Enabled => Availability::Open,
+    }
+}
+
+/// How long until an unreachable node counts as lost. Nothing happens then that a watch would tell.
+pub fn until_lost(node: &InferenceNode, now: Timestamp) -> Option<Duration> {
+    if availability(node, now) != Availability::Unreachable {
+        return None;
+    }
+    let status = node.status.as_ref()?;
+    let since = conditions::get(&status.conditions, Type::Reachable)?.last_transition_time.0;
+    // A little more, so that whoever waits does not wake just before.
+    Some(LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs()) + Duration::from_millis(100))
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::conditions::Reason;
+    use russet_crds::{
+        GroupMember, GroupPlan, InferenceNodeSpec, InferenceNodeStatus, NodeMemory, ShardGroupSpec,
+        ShardSpec, ShardStatus,
+    };
+
+    use super::*;
+
+    #[test]
+    fn memory_is_free_only_when_the_agent_has_released_it() {
+        let group = |uid: &str| {
+            let member =
+                GroupMember { node_name: "a".to_owned(), weight_bytes: 100, ..GroupMember::default() };
+            let plan = GroupPlan { members: vec![member], ..GroupPlan::default() };
+            let mut group = ShardGroup::new(uid, ShardGroupSpec { plan, ..ShardGroupSpec::default() });
+            group.metadata.uid = Some(uid.to_owned());
+            Arc::new(group)
+        };
+        let shard = |uid: &str, claimed: bool| {
+            let spec = ShardSpec {
+                group_uid: uid.to_owned(),
+                node_name: "a".to_owned(),
+                weight_bytes: 100,
+                ..ShardSpec::default()
+            };
+            let mut shard = Shard::new(uid, spec);
+            let mut status = ShardStatus::default();
+            let reason = Reason::MemoryGranted;
+            conditions::set(
+                &mut status.conditions,
+                Type::Claimed,
+                claimed,
+                reason,
+                "",
+                None,
+                Timestamp::UNIX_EPOCH,
+            );
+            shard.status = Some(status);
+            Arc::new(shard)
+        };
+        for (story, granted, groups, shards, unreleased) in [
+            ("nothing runs", 0, vec![], vec![], 0),
+            ("created, not granted yet", 0, vec![group("g")], vec![shard("g", false)], 0),
+            ("granted and claimed", 100, vec![group("g")], vec![shard("g", true)], 0),
+            ("claimed, the node not reported yet", 0, vec![group("g")], vec![shard("g", true)], 0),
+            ("group gone, Shard still there", 100, vec![], vec![shard("g", true)], 100),
+            ("group gone, Shard not granted yet but might be", 0, vec![], vec![shard("g", false)], 100),
+            ("group and Shard gone, not released", 100, vec![], vec![], 100),
+            ("one gone and unreleased, another claimed", 200, vec![group("g")], vec![shard("g", true)], 100),
+        ] {
+            let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
+            let memory = NodeMemory { granted_bytes: granted, ..NodeMemory::default() };
+            node.status =
+                Some(InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() });
+            let cluster = Cluster { nodes: vec![Arc::new(node)], groups, shards, ..Cluster::default() };
+            let view = cluster.snapshot(Timestamp::UNIX_EPOCH);
+            assert_eq!(view.nodes["a"].unreleased, unreleased, "{story}");
+        }
+    }
+
+    fn named(name: &str) -> InferenceNode {
+        InferenceNode::new(name, InferenceNodeSpec::default())
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + second).unwrap()
+    }
+
+    #[test]
+    fn a_silent_node_is_unreachable_first_and_lost_later() {
+        for (reachable, since, scheduling, want) in [
+            (true, 0, Scheduling::Enabled, Availability::Open),
+            (true, 0, Scheduling::Cordoned, Availability::Cordoned),
+            (true, 0, Scheduling::Draining, Availability::Draining),
+            (false, 59, Scheduling::Enabled, Availability::Unreachable),
+            (false, 60, Scheduling::Enabled, Availability::Lost),
+            (false, -90, Scheduling::Enabled, Availability::Unreachable),
+        ] {
+            let mut node = named("a");
+            node.status = Some(InferenceNodeStatus::default());
+            node.spec.scheduling = scheduling;
+            let conditions = &mut node.status.as_mut().unwrap().conditions;
+            conditions::set(conditions, Type::Reachable, reachable, Reason::LeaseRenewed, "", None, at(0));
+            conditions::set(conditions, Type::Ready, reachable, Reason::Settled, "", None, at(0));
+            assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
+            assert_eq!(until_lost(&node, at(since)).is_some(), want == Availability::Unreachable);
+        }
+        assert_eq!(availability(&named("new"), at(0)), Availability::Unreachable);
+    }
+}

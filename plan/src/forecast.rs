@@ -1,0 +1,213 @@
+//! How fast a plan will answer: the performance model on the machines and links that a view names. What
+//! machines and links can do is in `speed`; what is made of the answer is decided in `place`.
+
+use std::cmp::Reverse;
+
+use russet_crds::{Backend, GroupMember, GroupPlan, LinkKind, Predicted};
+use russet_wire::shape::ModelShape;
+
+use crate::fit::Room;
+use crate::snapshot::Snapshot;
+use crate::speed::{Engine, Fence, Group, Link, Load, Machine, Model, Speed, Stage, predict};
+
+/// Tokens of the prompt that is planned for.
+const PROMPT: u32 = 1024;
+/// Tokens in the cache while answering that are planned for.
+const CONTEXT: u32 = 2048;
+/// What a machine counts as whose chip nobody knows: an M4 Pro, in the middle of what people have. It only
+/// serves to compare; no rate is shown for it.
+const UNKNOWN: Machine = Machine { bandwidth: 273e9, flops: 9.2e12, cores: 20.0, neural: 1.0 };
+
+/// Predictions for one model.
+#[derive(Clone, Debug)]
+pub struct Forecast<'a> {
+    view: &'a Snapshot,
+    model: Model,
+    room: Room,
+}
+
+impl<'a> Forecast<'a> {
+    /// For a model with this room on the nodes of `view`.
+    pub fn new(view: &'a Snapshot, shape: &ModelShape, room: Room) -> Self {
+        Self { view, model: Model::of(shape), room }
+    }
+
+    /// Tokens a second of one stream, to compare plans by. Machines nobody knows count as equal ones.
+    pub fn rate(&self, plan: &GroupPlan) -> f64 {
+        self.speed(plan, 1, Some(UNKNOWN)).map_or(0.0, |speed| speed.decode)
+    }
+
+    /// What to promise people; nothing where a chip is not known.
+    pub fn predicted(&self, plan: &GroupPlan) -> Option<Predicted> {
+        let alone = self.speed(plan, 1, None)?;
+        let full = self.speed(plan, self.room.max_sequences, None)?;
+        Some(Predicted {
+            tokens_per_second: show_rate(alone.decode),
+            total_tokens_per_second: show_rate(full.total),
+            ttft_milliseconds: (alone.ttft * 1e3).round().min(f64::from(u32::MAX)) as u32,
+            kv_tokens: u64::from(self.room.context_tokens) * u64::from(self.room.max_sequences),
+        })
+    }
+
+    fn speed(&self, plan: &GroupPlan, streams: u32, unknown: Option<Machine>) -> Option<Speed> {
+        let load = Load {
+            prompt: PROMPT.min(self.room.context_tokens),
+            context: CONTEXT.min(self.room.context_tokens),
+            streams,
+        };
+        predict(Engine::Mlx, &self.model, &self.group(plan, unknown)?, load)
+    }
+
+    fn group<'p>(&self, plan: &'p GroupPlan, unknown: Option<Machine>) -> Option<Group> {
+        let teams: Vec<_> = plan.members.chunks(plan.tensor_size.max(1) as usize).collect();
+        let machine = |node: &String| self.view.nodes.get(node).and_then(|node| node.machine).or(unknown);
+        let stages: Option<Vec<Stage>> = teams
+            .iter()
+            .map(|team| {
+                let machines = team.iter().map(|member| machine(&member.node_name)).collect::<Option<_>>()?;
+                Some(Stage { machines, layers: team.first()?.layers })
+            })
+            .collect();
+        let inside = teams.iter().flat_map(|team| team.iter().zip(team.iter().cycle().skip(1)));
+        // Stages meet over TCP, whatever carries the sums of their members.
+        let between = teams.iter().zip(teams.iter().skip(1)).flat_map(|(a, b)| a.iter().zip(b.iter()));
+        let names = |(a, b): (&'p GroupMember, &'p GroupMember)| (a.node_name.as_str(), b.node_name.as_str());
+        Some(Group {
+            stages: stages?,
+            members: self.worst(plan.backend, inside.map(names)),
+            neighbours: self.worst(Backend::Ring, between.map(names)),
+            // The engine leaves MLX's own; the other one is known to hang GPUs.
+            fence: Fence::Default,
+        })
+    }
+
+    /// The slowest link among pairs of nodes, as messages of `backend` see it.
+    fn worst<'n>(&self, backend: Backend, pairs: impl Iterator<Item = (&'n str, &'n str)>) -> Link {
+        let links = pairs.filter(|(a, b)| a != b).map(|(a, b)| self.link(backend, a, b));
+        let slower = |a: Link, b: Link| if b.latency > a.latency { b } else { a };
+        links.reduce(slower).unwrap_or(Link::RDMA)
+    }
+
+    /// The best link two nodes report; a wired network where they report none, as most have one.
+    fn link(&self, backend: Backend, a: &str, b: &str) -> Link {
+        let rank = |kind: LinkKind| match kind {
+            LinkKind::Thunderbolt => 0,
+            LinkKind::Ethernet => 1,
+            LinkKind::Other => 2,
+            LinkKind::Wifi => 3,
+        };
+        let reported = [(a, b), (b, a)].into_iter().flat_map(|(node, peer)| {
+            let links = self.view.nodes.get(node).map(|node| node.links.as_slice()).unwrap_or_default();
+            links.iter().filter(move |link| link.peer == peer)
+        });
+        let best = reported.min_by_key(|link| (rank(link.kind), Reverse(link.bits_per_second)));
+        best.map_or(Link::of(backend, LinkKind::Ethernet, None), |link| {
+            Link::of(backend, link.kind, link.bits_per_second)
+        })
+    }
+}
+
+/// A rate with as many digits as mean something.
+pub fn show_rate(rate: f64) -> String {
+    match rate {
+        rate if rate >= 99.95 => format!("{rate:.0}"),
+        rate if rate >= 9.995 => format!("{rate:.1}"),
+        rate => format!("{rate:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chips;
+    use crate::snapshot::Node;
+
+    /// Llama 3.3 70B in 4 bits: 80 layers of 855 million parameters.
+    fn llama() -> ModelShape {
+        let layer = 855_654_400_u64 * 9 / 16;
+        let head = 8192 * 128_256 * 9 / 16;
+        ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 80,
+            hidden_size: 8192,
+            vocabulary: 128_256,
+            parameters: 70_553_706_496,
+            attention_heads: 64,
+            key_value_heads: 8,
+            head_dim: 128,
+            intermediate_size: 28672,
+            layer_bytes: vec![layer; 80],
+            embedding_bytes: head,
+            head_bytes: head,
+            kv_bytes_per_token_per_layer: 4096,
+            quantization_group_size: 64,
+            ..ModelShape::default()
+        }
+    }
+
+    fn view(chips: &[(&str, &str)]) -> Snapshot {
+        let node = |chip: &str| Node {
+            machine: chips::find(chip, None, Some(512)).map(Into::into),
+            ..Node::default()
+        };
+        Snapshot {
+            nodes: chips.iter().map(|(name, chip)| ((*name).to_owned(), node(chip))).collect(),
+            ..Snapshot::default()
+        }
+    }
+
+    fn plan(backend: Backend, tensor_size: u32, members: &[(&str, u32)]) -> GroupPlan {
+        let member = |(node, layers): &(&str, u32)| GroupMember {
+            node_name: (*node).to_owned(),
+            layers: *layers,
+            ..GroupMember::default()
+        };
+        GroupPlan {
+            backend,
+            tensor_size,
+            members: members.iter().map(member).collect(),
+            ..GroupPlan::default()
+        }
+    }
+
+    #[test]
+    fn plans_are_as_fast_as_their_machines_and_links() {
+        let view =
+            view(&[("ultra", "M3 Ultra"), ("other", "M3 Ultra"), ("max", "M4 Max"), ("linux", "EPYC")]);
+        let room = Room { context_tokens: 8192, max_sequences: 4, headroom_percent: 5 };
+        let shape = llama();
+        let forecast = Forecast::new(&view, &shape, room);
+        let single = plan(Backend::None, 1, &[("ultra", 80)]);
+        let rate = |plan: &GroupPlan| forecast.rate(plan);
+        let tensor = plan(Backend::Jaccl, 2, &[("ultra", 80), ("other", 80)]);
+        let tcp = plan(Backend::Ring, 2, &[("ultra", 80), ("other", 80)]);
+        let pipeline = plan(Backend::Ring, 1, &[("ultra", 40), ("other", 40)]);
+        let mixed = plan(Backend::Ring, 1, &[("ultra", 40), ("max", 40)]);
+        // 40 GB at 819 GB/s are 17.5 at most; 2 × 80 sums with MLX's own fence eat what the halves win.
+        assert!((11.0..16.0).contains(&rate(&single)), "{}", rate(&single));
+        for (story, faster, slower) in [
+            ("a pipeline answers no sooner than one machine", &single, &pipeline),
+            ("the slower machine sets the pace", &pipeline, &mixed),
+            ("RDMA beats TCP", &tensor, &tcp),
+        ] {
+            assert!(rate(faster) > rate(slower), "{story}: {} {}", rate(faster), rate(slower));
+        }
+        let predicted = forecast.predicted(&single).unwrap();
+        assert_eq!(predicted.tokens_per_second, show_rate(rate(&single)));
+        assert_eq!(predicted.kv_tokens, 32768);
+        let total: f64 = predicted.total_tokens_per_second.parse().unwrap();
+        assert!(total > rate(&single), "four streams share the reading of weights: {total}");
+        assert!((1000..20_000).contains(&predicted.ttft_milliseconds), "{}", predicted.ttft_milliseconds);
+        let nobody_knows = plan(Backend::None, 1, &[("linux", 80)]);
+        assert!(forecast.predicted(&nobody_knows).is_none() && rate(&nobody_knows) > 0.0);
+    }
+
+    #[test]
+    fn rates_are_shown_with_three_digits() {
+        for (rate, shown) in
+            [(0.4567, "0.46"), (9.996, "10.0"), (41.26, "41.3"), (99.96, "100"), (128.4, "128")]
+        {
+            assert_eq!(show_rate(rate), shown);
+        }
+    }
+}

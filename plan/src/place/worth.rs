@@ -1,0 +1,118 @@
+//! What a way to run a replica is worth, as one number by which ways are compared, alone and all deployments
+//! together. Its constants are what owners of clusters say about theirs (docs/plan.md).
+//!
+//! ```text
+//! worth = ½ + ½ × min(1, speed / (0.8 × the best speed there is))      placed at all, and how fast
+//!       − 1/12 for every node beyond the fewest that can hold it        a second node must give 1.5 times the speed
+//!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit
+//! ```
+
+use std::cmp::Ordering;
+
+use crate::shard::Candidate;
+
+/// Share of the best speed from which on a difference counts no more: a tighter fit is worth it.
+const ENOUGH: f64 = 0.8;
+/// What a node beyond the fewest costs. By this, two nodes must answer 1.5 times as fast as one, four 2.5.
+const NODE: f64 = 1.0 / 12.0;
+/// What all the gaps of a cluster are worth.
+const GAPS: f64 = 1e-3;
+/// What any placement is worth at least: a replica that runs somehow is better than none.
+const LEAST: f64 = 0.05;
+
+/// A way to run one replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Way {
+    /// The split.
+    pub candidate: Candidate,
+    /// Tokens a second of one stream.
+    pub rate: f64,
+    /// Share of the cluster's gaps it takes: large free pieces count more than the same bytes in small ones.
+    pub gaps: f64,
+}
+
+/// What the ways of one deployment are measured by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// The best speed of all ways, tokens a second.
+    pub best: f64,
+    /// The fewest nodes of all ways.
+    pub fewest: usize,
+}
+
+impl Scale {
+    /// The scale of these ways; `None` when there are none.
+    pub fn of<'w>(ways: impl Iterator<Item = &'w Way> + Clone) -> Option<Self> {
+        let fewest = ways.clone().map(|way| way.candidate.ranks.len()).min()?;
+        Some(Self { best: ways.map(|way| way.rate).fold(0.0, f64::max), fewest })
+    }
+
+    /// What a way is worth, from nearly 0 to 1; without its gaps.
+    pub fn worth(&self, way: &Way) -> f64 {
+        let share = if self.best > 0.0 { (way.rate / (ENOUGH * self.best)).min(1.0) } else { 1.0 };
+        let nodes = way.candidate.ranks.len().saturating_sub(self.fewest) as f64;
+        (0.5 + 0.5 * share - NODE * nodes).max(LEAST)
+    }
+
+    /// The same less what its gaps are worth.
+    pub fn net(&self, way: &Way) -> f64 {
+        self.worth(way) - GAPS * way.gaps
+    }
+
+    /// The better of two ways comes first: replicas of a deployment spread first of all.
+    pub fn compare(&self, a: &Way, b: &Way) -> Ordering {
+        let spread = a.candidate.siblings.cmp(&b.candidate.siblings);
+        let worth = self.net(b).total_cmp(&self.net(a));
+        spread.then(worth).then_with(|| a.candidate.show().cmp(&b.candidate.show()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::Backend;
+
+    use super::*;
+    use crate::fit::Need;
+    use crate::shard::Rank;
+
+    fn way(nodes: usize, rate: f64, gaps: f64) -> Way {
+        let rank = Rank {
+            node: "a".to_owned(),
+            layers: 1,
+            need: Need::default(),
+            left: 0,
+            rdma_devices: Vec::new(),
+        };
+        let candidate = Candidate {
+            ranks: vec![rank; nodes],
+            siblings: 0,
+            tensor_size: 1,
+            backend: Backend::None,
+            why_backend: None,
+        };
+        Way { candidate, rate, gaps }
+    }
+
+    #[test]
+    fn more_nodes_must_really_win() {
+        for (story, a, b, first) in [
+            ("a quarter more is not worth a second node", way(1, 10.0, 0.0), way(2, 12.5, 0.0), true),
+            ("1.4 times is not", way(1, 10.0, 0.0), way(2, 14.0, 0.0), true),
+            ("1.6 times is", way(1, 10.0, 0.0), way(2, 16.0, 0.0), false),
+            ("four nodes must give much more", way(1, 10.0, 0.0), way(4, 20.0, 0.0), true),
+            ("and may", way(1, 10.0, 0.0), way(4, 28.0, 0.0), false),
+            ("a machine a tenth slower is a tighter fit", way(1, 10.0, 0.2), way(1, 9.0, 0.1), false),
+            ("one half as fast is none", way(1, 10.0, 0.9), way(1, 5.0, 0.1), true),
+        ] {
+            let scale = Scale::of([&a, &b].into_iter()).unwrap();
+            assert_eq!(scale.compare(&a, &b) == Ordering::Less, first, "{story}");
+        }
+    }
+
+    #[test]
+    fn a_replica_that_runs_is_worth_more_than_none() {
+        let (slow, fast) = (way(16, 0.1, 1.0), way(1, 100.0, 0.0));
+        let scale = Scale::of([&slow, &fast].into_iter()).unwrap();
+        assert!(scale.net(&slow) > 0.0 && scale.net(&fast) <= 1.0);
+    }
+}

@@ -1,0 +1,392 @@
+//! What the planner would do for several deployments: each is placed on the view that those before it
+//! leave, with an eye on those that still wait, as the operator places one after another. Nothing is written here, and nothing is decided that
+//! `place` does not decide; whoever shows a proposal needs no second look at the cluster.
+
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use russet_crds::conditions::{Type, get};
+use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport};
+
+use crate::note::Note;
+use crate::place::{
+    NewGroup, OldGroup, Placement, Removal, deployment_hash, is_current, place_as, scale_down,
+};
+use crate::shard::describe;
+use crate::snapshot::{Group, Key, Snapshot};
+use crate::solve::solve;
+use crate::validate::{ValidDeployment, validate};
+
+/// Candidates of a report; the schema says the same.
+const SHOWN: usize = 5;
+
+/// What would become of one deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proposal {
+    /// Namespace of the ModelDeployment.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Whether every replica it wants is there or can come.
+    pub placed: bool,
+    /// The decision and its reason, as the deployment's status would show them.
+    pub report: PlacementReport,
+    /// Replicas that would be created.
+    pub create: Vec<Replica>,
+    /// Replicas that would stay.
+    pub keep: Vec<Replica>,
+    /// Replicas that would go.
+    pub delete: Vec<OldGroup>,
+    /// Replicas that would wait.
+    pub waiting: Vec<i32>,
+    /// What else is to be said, the remedy last.
+    pub notes: Vec<String>,
+}
+
+/// A replica and its split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Name of the ShardGroup.
+    pub name: String,
+    /// Its index.
+    pub replica: i32,
+    /// The split.
+    pub plan: GroupPlan,
+}
+
+/// Plans the deployments one after another, each on the view that those before it leave.
+pub fn propose(
+    models: &[Arc<Model>],
+    view: &Snapshot,
+    deployments: &[Arc<ModelDeployment>],
+) -> Vec<Proposal> {
+    let checked: Vec<_> = deployments.iter().map(|deployment| check(models, view, deployment)).collect();
+    let rivals: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
+    let mut view = view.clone();
+    let mut proposals = Vec::new();
+    for (deployment, checked) in deployments.iter().zip(&checked) {
+        let (proposal, after) = one(&view, deployment, checked, &rivals);
+        proposals.push(proposal);
+        view = after;
+    }
+    proposals
+}
+
+/// A deployment that can be planned, or why it cannot.
+fn check(
+    models: &[Arc<Model>],
+    view: &Snapshot,
+    deployment: &ModelDeployment,
+) -> Result<ValidDeployment, Vec<String>> {
+    let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    match obstacle(models, &namespace, &deployment.spec.model_ref.name) {
+        Some(obstacle) => Err(vec![obstacle]),
+        None => validate(view, &namespace, &name, &deployment.spec).map_err(|notes| texts(&notes)),
+    }
+}
+
+/// One deployment, and the view it leaves.
+fn one(
+    view: &Snapshot,
+    deployment: &ModelDeployment,
+    checked: &Result<ValidDeployment, Vec<String>>,
+    rivals: &[&ValidDeployment],
+) -> (Proposal, Snapshot) {
+    let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    let replicas = deployment.spec.replicas;
+    let (Settled { placement, after }, notes, report) = match checked {
+        Ok(valid) => {
+            let (settled, notes) = settle(view, valid, rivals);
+            let notes = texts(&notes);
+            let report = report(&settled, valid, &notes);
+            (settled, notes, report)
+        }
+        Err(why) => {
+            // Even a deployment that makes no sense may be scaled down.
+            let placement = scale_down(view, &namespace, &name, replicas);
+            let mut after = view.clone();
+            after
+                .groups
+                .retain(|key, _| key.0 != namespace || !placement.delete.iter().any(|old| old.name == key.1));
+            let notes = if replicas == 0 { Vec::new() } else { why.clone() };
+            let report = if replicas == 0 { stopped() } else { refused(&notes) };
+            (Settled { placement, after }, notes, report)
+        }
+    };
+    let Placement { keep, create, delete, waiting, report: _ } = placement;
+    let keep = keep.into_iter().filter_map(|key| {
+        let Group { replica, plan, .. } = after.groups.get(&key)?;
+        Some(Replica { name: key.1, replica: *replica, plan: plan.clone() })
+    });
+    let created = |NewGroup { name, replica, plan }| Replica { name, replica, plan };
+    let proposal = Proposal {
+        namespace,
+        name,
+        placed: waiting.is_empty() && (checked.is_ok() || replicas == 0),
+        report,
+        keep: keep.collect(),
+        create: create.into_iter().map(created).collect(),
+        delete,
+        waiting,
+        notes,
+    };
+    (proposal, after)
+}
+
+/// What keeps a deployment from being planned whatever it asks for.
+fn obstacle(models: &[Arc<Model>], namespace: &str, name: &str) -> Option<String> {
+    let named =
+        |model: &&Arc<Model>| model.name_any() == name && model.namespace().as_deref() == Some(namespace);
+    let Some(model) = models.iter().find(named) else {
+        return Some(format!(
+            "Model {name:?} does not exist in namespace {namespace}; create it, add it with its status to the description of the cluster, or correct spec.modelRef.name"
+        ));
+    };
+    if model.metadata.deletion_timestamp.is_some() {
+        return Some(format!(
+            "Model {name} is being deleted and waits for its deployments; name another one in spec.modelRef"
+        ));
+    }
+    let status = model.status.as_ref();
+    if status.is_some_and(|status| status.shape.is_some()) {
+        return None;
+    }
+    let ready = status.and_then(|status| get(&status.conditions, Type::Ready));
+    let why = ready
+        .map_or("nobody has read its headers; apply it and let an agent read them", |ready| &ready.message);
+    Some(format!(
+        "Model {name} has no status.shape, so its size is unknown: {why}; to plan without that, add it with its status to the description of the cluster"
+    ))
+}
+
+/// A placement, and the view once it was carried out.
+struct Settled {
+    placement: Placement,
+    after: Snapshot,
+}
+
+/// What becomes of a deployment. Where a replica had to go before its successor can come, the operator looks
+/// again once the memory is released, and so does this.
+fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) -> (Settled, Vec<Note>) {
+    let (first, mut notes) = place_as(view, want, &solve(view, rivals));
+    let after = first.apply(view, want);
+    if !first.delete.iter().any(|old| old.why == Removal::Drained) {
+        return (Settled { placement: first, after }, notes);
+    }
+    let (second, more) = place_as(&after, want, &solve(&after, rivals));
+    let after = second.apply(&after, want);
+    notes.extend(more);
+    let came = |key: &Key| first.create.iter().any(|new| key.0 == want.namespace && new.name == key.1);
+    let report = match (first.report, second.report) {
+        (Some(first), Some(second)) => {
+            let decision = format!("{}; {}", first.decision, second.decision);
+            Some(PlacementReport { decision, ..second })
+        }
+        (first, second) => second.or(first),
+    };
+    let placement = Placement {
+        keep: second.keep.into_iter().filter(|key| !came(key)).collect(),
+        create: first.create.into_iter().chain(second.create).collect(),
+        delete: first.delete.into_iter().chain(second.delete).collect(),
+        waiting: second.waiting,
+        report,
+    };
+    (Settled { placement, after }, notes)
+}
+
+/// What the status would show: the planner's own report where it placed something, else what runs, else what
+/// stood in the way.
+fn report(settled: &Settled, want: &ValidDeployment, notes: &[String]) -> PlacementReport {
+    let Settled { placement, after } = settled;
+    let mut current: Vec<(&Key, &Group)> = after
+        .groups_of(&want.namespace, &want.name)
+        .filter(|(_, group)| !group.deleting && is_current(after, want, group))
+        .collect();
+    current.sort_by_key(|(key, group)| (group.replica, *key));
+    let plan_hash = deployment_hash(current.iter().map(|(_, group)| group.plan.hash.as_str()));
+    if let Some(report) = &placement.report {
+        return PlacementReport { plan_hash, ..report.clone() };
+    }
+    if current.is_empty() {
+        return if placement.waiting.is_empty() { stopped() } else { refused(notes) };
+    }
+    let runs = current.iter().map(|(_, group)| describe(&group.plan.members, group.plan.tensor_size));
+    PlacementReport {
+        decision: runs.collect::<Vec<_>>().join("; "),
+        reason: "what runs stays where it is".to_owned(),
+        plan_hash,
+        ..PlacementReport::default()
+    }
+}
+
+fn stopped() -> PlacementReport {
+    PlacementReport {
+        decision: "nothing runs".to_owned(),
+        reason: "scaled to zero".to_owned(),
+        ..PlacementReport::default()
+    }
+}
+
+/// The last note names the remedy.
+fn refused(notes: &[String]) -> PlacementReport {
+    let (reason, others) =
+        notes.split_last().map_or((String::new(), &[][..]), |(last, others)| (last.clone(), others));
+    PlacementReport {
+        decision: "not placed".to_owned(),
+        reason,
+        candidates: others.iter().take(SHOWN).cloned().collect(),
+        ..PlacementReport::default()
+    }
+}
+
+/// Notes for people; that a replica was placed is what the report says at length.
+fn texts(notes: &[Note]) -> Vec<String> {
+    notes.iter().filter(|note| !matches!(note, Note::Placed { .. })).map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{
+        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvRoom, LocalReference, ModelDeploymentSpec,
+        ModelSpec, ModelStatus, NodeMemory, Sharding, conditions,
+    };
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+    use crate::cluster::Cluster;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Nodes of so many GiB, and the models `small` (about 4 GiB), `large` (about 16 GiB) and `unread`.
+    fn cluster(nodes: &[(&str, u64)]) -> Cluster {
+        let node = |(name, gib): &(&str, u64)| {
+            let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
+            let memory = NodeMemory { serving_limit_bytes: gib * GIB, ..NodeMemory::default() };
+            let mut status = InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() };
+            for kind in [Type::Reachable, Type::Ready] {
+                let reason = conditions::Reason::Settled;
+                conditions::set(
+                    &mut status.conditions,
+                    kind,
+                    true,
+                    reason,
+                    "",
+                    None,
+                    jiff::Timestamp::UNIX_EPOCH,
+                );
+            }
+            node.status = Some(status);
+            Arc::new(node)
+        };
+        let model = |(name, gib): (&str, u64)| {
+            let mut model = Model::new(name, ModelSpec::default());
+            model.metadata.namespace = Some("ns".to_owned());
+            let shape = ModelShape {
+                architecture: "llama".to_owned(),
+                layers: 4,
+                layer_bytes: vec![gib * GIB / 4; 4],
+                ..ModelShape::default()
+            };
+            let shape = (gib > 0).then_some(shape);
+            model.status = Some(ModelStatus { shape, ..ModelStatus::default() });
+            Arc::new(model)
+        };
+        Cluster {
+            nodes: nodes.iter().map(node).collect(),
+            models: [("small", 4), ("large", 16), ("unread", 0)].map(model).to_vec(),
+            ..Cluster::default()
+        }
+    }
+
+    fn deployment(name: &str, model: &str, replicas: i32, headroom_percent: u32) -> Arc<ModelDeployment> {
+        let kv = KvRoom { headroom_percent, ..KvRoom::default() };
+        let spec = ModelDeploymentSpec {
+            model_ref: LocalReference::new(model),
+            sharding: Some(Sharding { kv, ..Sharding::default() }),
+            replicas,
+            ..ModelDeploymentSpec::default()
+        };
+        let mut deployment = ModelDeployment::new(name, spec);
+        deployment.metadata.namespace = Some("ns".to_owned());
+        Arc::new(deployment)
+    }
+
+    /// `name: created kept deleted waiting, decision` of every proposal.
+    fn told(proposals: &[Proposal]) -> Vec<String> {
+        let line = |proposal: &Proposal| {
+            let Proposal { name, create, keep, delete, waiting, report, placed, .. } = proposal;
+            assert_eq!(*placed, waiting.is_empty() && report.decision != "not placed", "{name}");
+            let counts =
+                [create.len(), keep.len(), delete.len(), waiting.len()].map(|count| count.to_string());
+            format!("{name}: {}, {}", counts.join(" "), report.decision)
+        };
+        proposals.iter().map(line).collect()
+    }
+
+    #[test]
+    fn each_deployment_is_planned_on_what_those_before_it_leave() {
+        let cluster = cluster(&[("a", 18), ("b", 6)]);
+        let view = cluster.snapshot(jiff::Timestamp::MIN);
+        let (small, large) = (deployment("s", "small", 2, 5), deployment("l", "large", 1, 5));
+        let alone = propose(&cluster.models, &view, std::slice::from_ref(&small));
+        assert_eq!(told(&alone), ["s: 2 0 0 0, replica 0: 1 rank on b; replica 1: 1 rank on a"]);
+        // Whatever the order: a second replica is worth less than another model at all.
+        let (one, other) = ("s: 1 0 0 1, 1 rank on b", "l: 1 0 0 0, 1 rank on a");
+        let first = propose(&cluster.models, &view, &[small.clone(), large.clone()]);
+        assert_eq!(told(&first), [one, other]);
+        let first = propose(&cluster.models, &view, &[large, small]);
+        assert_eq!(told(&first), [other, one]);
+        assert!(
+            first[1].notes.iter().any(|note| note.contains("node a: the whole model needs")),
+            "{first:?}"
+        );
+    }
+
+    /// The view that one deployment leaves.
+    fn after(cluster: &Cluster, view: &Snapshot, deployment: &ModelDeployment) -> Snapshot {
+        let checked = check(&cluster.models, view, deployment);
+        one(view, deployment, &checked, &checked.iter().collect::<Vec<_>>()).1
+    }
+
+    #[test]
+    fn what_runs_stays_goes_or_makes_room_as_it_would() {
+        let cluster = cluster(&[("a", 6)]);
+        let view = cluster.snapshot(jiff::Timestamp::MIN);
+        let mut settled = after(&cluster, &view, &deployment("s", "small", 1, 5));
+        settled.groups.values_mut().for_each(|group| group.ready = true);
+        for (story, view, wanted, want) in [
+            ("the same again", &settled, deployment("s", "small", 1, 5), "s: 0 1 0 0, 1 rank on a"),
+            ("stopped", &settled, deployment("s", "small", 0, 5), "s: 0 0 1 0, nothing runs"),
+            ("stopped, its model gone", &settled, deployment("s", "ghost", 0, 5), "s: 0 0 1 0, nothing runs"),
+            // 4 GiB twice are more than the node has, so the old one goes first.
+            ("another room", &settled, deployment("s", "small", 1, 20), "s: 1 0 1 0, 1 rank on a"),
+            ("too large", &settled, deployment("s", "large", 1, 5), "s: 0 1 0 1, not placed"),
+        ] {
+            let proposals = propose(&cluster.models, view, std::slice::from_ref(&wanted));
+            assert_eq!(told(&proposals), [want], "{story}: {proposals:?}");
+            let again = propose(&cluster.models, &after(&cluster, view, &wanted), &[wanted]);
+            assert!(
+                again[0].create.is_empty() && again[0].delete.is_empty(),
+                "{story}: planned again {again:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_planned_says_what_to_do() {
+        let cluster = cluster(&[("a", 6)]);
+        let view = cluster.snapshot(jiff::Timestamp::MIN);
+        for (model, replicas, want) in [
+            ("ghost", 1, "Model \"ghost\" does not exist in namespace ns; create it"),
+            (
+                "unread",
+                1,
+                "Model unread has no status.shape, so its size is unknown: nobody has read its headers; apply it",
+            ),
+            ("small", -1, "-1 replicas cannot be"),
+        ] {
+            let proposal = &propose(&cluster.models, &view, &[deployment("d", model, replicas, 5)])[0];
+            assert!(!proposal.placed && proposal.report.reason.contains(want), "{proposal:?}");
+        }
+    }
+}

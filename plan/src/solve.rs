@@ -1,0 +1,185 @@
+//! All that waits for a place, decided together: which way every replica takes so that the sum of what they
+//! are worth is largest. What runs stays where it is; how one deployment gets there, step by step, is `place`.
+//!
+//! ```text
+//! replicas that wait, the heaviest first ─▶ ways of the first ─▶ ways of the second among what is left ─▶ …
+//!      the first dive is the greedy plan; a branch that cannot beat the best sum found is not followed
+//! ```
+
+use std::collections::BTreeMap;
+
+use crate::fit::Fit;
+use crate::place::{Scale, Way, pending, ways};
+use crate::shard::Candidate;
+use crate::snapshot::{Group, Key, Snapshot};
+use crate::validate::ValidDeployment;
+
+/// Looks at ways after which the best plan found is good enough. A handful of replicas needs a few dozen.
+const LOOKS: usize = 4000;
+/// Up to so many replicas every order is tried.
+const ALL_ORDERS: usize = 4;
+/// Share of the best sum that is not worth looking for.
+const CLOSE: f64 = 0.002;
+
+/// Where replicas that wait are to go.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Advice {
+    /// The split of every replica that was looked at; nothing where others are worth more than it. A
+    /// replica that fits nowhere even by itself is not in here.
+    pub splits: BTreeMap<(Key, i32), Option<Candidate>>,
+    /// The sum of what all are worth.
+    pub worth: f64,
+}
+
+impl Advice {
+    /// Deployments that get what is there, for those that get nothing.
+    pub fn preferred(&self) -> Vec<String> {
+        let placed = self.splits.iter().filter(|(_, split)| split.is_some());
+        let mut names: Vec<String> =
+            placed.map(|(((space, name), _), _)| format!("{space}/{name}")).collect();
+        names.dedup();
+        names
+    }
+}
+
+/// One replica that waits.
+struct Wish<'a> {
+    want: &'a ValidDeployment,
+    fit: Fit<'a>,
+    replica: i32,
+    scale: Scale,
+    weight: f64,
+    /// The most it can be worth.
+    most: f64,
+}
+
+/// Decides for every replica of `wants` that has no group yet.
+pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
+    let mut wishes = Vec::new();
+    for want in wants {
+        let fit = Fit::new(&want.shape, want.room);
+        let waiting = pending(view, want, &fit);
+        let Some(first) = waiting.first() else { continue };
+        let Ok(found) = ways(view, want, &fit, *first, true, |_| false) else { continue };
+        let Some(scale) = Scale::of(found.found.iter()) else { continue };
+        let best = found.found.iter().map(|way| scale.net(way)).fold(0.0, f64::max);
+        wishes.extend(waiting.iter().map(|&replica| {
+            let weight = weight(replica);
+            Wish { want, fit: fit.clone(), replica, scale, weight, most: weight * best }
+        }));
+    }
+    // The heaviest first; among equal ones those that need most, which have the fewest ways.
+    wishes.sort_by(|a, b| {
+        let heavier = b.weight.total_cmp(&a.weight);
+        let larger = b.fit.whole().total().cmp(&a.fit.whole().total());
+        heavier.then(larger).then_with(|| a.want.key().cmp(&b.want.key())).then(a.replica.cmp(&b.replica))
+    });
+    let most = wishes.iter().map(|wish| wish.most).sum();
+    let mut search = Search { looks: 0, best: f64::NEG_INFINITY, most, splits: BTreeMap::new() };
+    for order in orders(&wishes.iter().collect::<Vec<_>>()) {
+        search.dive(&order, &mut view.clone(), 0.0, &mut Vec::new());
+    }
+    Advice { splits: search.splits, worth: search.best.max(0.0) }
+}
+
+/// Orders worth trying. What comes first leaves its nodes as suits itself, so another order may leave room
+/// where this one does not: all orders of a few, and of many those in which one comes before the others.
+fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
+    let Some((first, _)) = wishes.split_first() else { return Vec::new() };
+    let front = |at: usize| {
+        let mut rest = wishes.to_vec();
+        (rest.remove(at), rest)
+    };
+    let heads = (0..wishes.len()).map(front);
+    if wishes.len() > ALL_ORDERS {
+        return heads.map(|(head, rest)| [vec![head], rest].concat()).collect();
+    }
+    if wishes.len() == 1 {
+        return vec![vec![first]];
+    }
+    let tails = |(head, rest): (&'w Wish<'a>, Vec<&'w Wish<'a>>)| {
+        orders(&rest).into_iter().map(move |tail| [vec![head], tail].concat())
+    };
+    heads.flat_map(tails).collect()
+}
+
+/// What a replica counts beside others: the first of one deployment more than the second of another.
+fn weight(replica: i32) -> f64 {
+    1.0 / (1.0 + f64::from(replica.max(0)))
+}
+
+struct Search {
+    looks: usize,
+    best: f64,
+    /// What all wishes could be worth if none took anything from another.
+    most: f64,
+    splits: BTreeMap<(Key, i32), Option<Candidate>>,
+}
+
+impl Search {
+    /// Follows the ways of `order[taken.len()]` and those after it, on a view that holds what was taken. `lost`
+    /// is what those before it are short of their most.
+    fn dive(
+        &mut self,
+        order: &[&Wish<'_>],
+        view: &mut Snapshot,
+        lost: f64,
+        taken: &mut Vec<Option<Candidate>>,
+    ) {
+        let Some(wish) = order.get(taken.len()) else {
+            let worth = self.most - lost;
+            if worth > self.best {
+                let keys = order.iter().map(|wish| (wish.want.key(), wish.replica));
+                (self.best, self.splits) = (worth, keys.zip(taken.iter().cloned()).collect());
+            }
+            return;
+        };
+        if self.hopeless(lost) {
+            return;
+        }
+        self.looks += 1;
+        let found = ways(view, wish.want, &wish.fit, wish.replica, true, |_| false);
+        let mut found = found.map(|found| found.found).unwrap_or_default();
+        let net = |way: &Way| wish.scale.net(way);
+        let name = |way: &Way| way.candidate.show();
+        found.sort_by(|a, b| net(b).total_cmp(&net(a)).then_with(|| name(a).cmp(&name(b))));
+        let key = (wish.want.namespace.clone(), format!("~{}", taken.len()));
+        for way in found {
+            let short = wish.most - wish.weight * net(&way);
+            if self.hopeless(lost + short) {
+                break;
+            }
+            view.groups.insert(key.clone(), group(wish, &way.candidate));
+            taken.push(Some(way.candidate));
+            self.dive(order, view, lost + short, taken);
+            taken.pop();
+            view.groups.remove(&key);
+        }
+        if !self.hopeless(lost + wish.most) {
+            taken.push(None);
+            self.dive(order, view, lost + wish.most, taken);
+            taken.pop();
+        }
+    }
+
+    /// Whether a branch that is short of so much is not worth following.
+    fn hopeless(&self, lost: f64) -> bool {
+        let found = self.best > f64::NEG_INFINITY;
+        found && (self.looks >= LOOKS || self.most - lost <= self.best * (1.0 + CLOSE))
+    }
+}
+
+fn group(wish: &Wish<'_>, candidate: &Candidate) -> Group {
+    Group {
+        deployment: wish.want.name.clone(),
+        model: wish.want.model.clone(),
+        replica: wish.replica,
+        pools: wish.want.pools(),
+        plan: candidate.plan(&wish.fit),
+        ready: false,
+        deleting: false,
+    }
+}
+
+#[cfg(test)]
+mod tests;
