@@ -145,9 +145,14 @@ impl<'a> Fit<'a> {
             .saturating_mul(u64::from(self.room.context_tokens))
             .saturating_mul(u64::from(self.room.max_sequences))
             .div_ceil(size);
-        let percent = u128::from(weights.saturating_add(kv)) * u128::from(self.room.headroom_percent) / 100;
-        let headroom = u64::try_from(percent).unwrap_or(u64::MAX);
-        Need { weights, kv, overhead: headroom.max(self.base(count, head, size)) }
+        let need = Need { weights, kv, overhead: 0 };
+        Need { overhead: self.headroom(&need).max(self.base(count, head, size)), ..need }
+    }
+
+    /// What is asked for on top of weights and KV cache.
+    pub fn headroom(&self, need: &Need) -> u64 {
+        let both = u128::from(need.weights.saturating_add(need.kv));
+        u64::try_from(both * u128::from(self.room.headroom_percent) / 100).unwrap_or(u64::MAX)
     }
 
     /// Bytes one of `size` ranks that share these layers reads for every token: what a stage of a

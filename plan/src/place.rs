@@ -298,8 +298,10 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
     let sizes = plan.members.iter().all(|member| {
         partition.part(member.rank).is_some_and(|part| {
             let need = fit.part(&part);
-            (member.weight_bytes, member.kv_bytes, member.overhead_bytes)
-                == (need.weights, need.kv, need.overhead)
+            // What runs was planned with the engine's own share as an older release knew it, and stays while
+            // the headroom that is asked for is there.
+            (member.weight_bytes, member.kv_bytes) == (need.weights, need.kv)
+                && member.overhead_bytes >= fit.headroom(&need)
         })
     });
     split

@@ -161,6 +161,21 @@ fn a_running_group_stays_whatever_better_place_appears() {
 }
 
 #[test]
+fn what_an_older_release_planned_with_less_of_its_own_stays_until_more_headroom_is_asked_for() {
+    let view = view(&[("a", 16), ("b", 16)], 4);
+    let asked = spec(ShardingMode::Auto, None, 1);
+    let mut before = checked(&view, &want(&view, &asked)).0.apply(&view, &want(&view, &asked));
+    let plan = &mut before.groups.values_mut().next().unwrap().plan;
+    plan.members[0].overhead_bytes = GIB / 2;
+    for (percent, stays) in [(0, true), (10, true), (20, false)] {
+        let mut asked = asked.clone();
+        asked.sharding.as_mut().unwrap().kv.headroom_percent = percent;
+        let (placement, _) = place(&before, &want(&view, &asked));
+        assert_eq!(placement.is_empty(), stays, "{percent} %: {placement:?}");
+    }
+}
+
+#[test]
 fn work_moves_off_draining_and_lost_nodes_and_the_old_goes_once_the_new_is_ready() {
     for availability in [Availability::Draining, Availability::Lost] {
         let before = view(&[("a", 5), ("b", 16)], 4);
