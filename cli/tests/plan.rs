@@ -1,5 +1,5 @@
 //! `russet plan` as people and pipelines call it, without a server and without an environment. What
-//! `docs/plan.md` shows is what the program prints; `RUSSET_UPDATE_GOLDENS=1` writes it anew.
+//! `docs/plan.md` and `docs/tiers.md` show is what the program prints; `RUSSET_UPDATE_GOLDENS=1` writes it anew.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -41,8 +41,14 @@ fn plan(arguments: &[&str], input: &str) -> (i32, String, String) {
 }
 
 #[test]
-fn the_page_shows_what_the_program_prints() {
-    let page = root().join("docs/plan.md");
+fn the_pages_show_what_the_program_prints() {
+    for (name, least) in [("docs/plan.md", 2), ("docs/tiers.md", 4)] {
+        shows(name, least);
+    }
+}
+
+fn shows(name: &str, least: usize) {
+    let page = root().join(name);
     let written = std::fs::read_to_string(&page).unwrap();
     let (mut fresh, mut shown, mut skipping) = (String::new(), 0, false);
     for line in written.lines() {
@@ -67,7 +73,7 @@ fn the_page_shows_what_the_program_prints() {
             (shown, skipping) = (shown + 1, true);
         }
     }
-    assert!(shown >= 2, "docs/plan.md shows {shown} answers");
+    assert!(shown >= least, "{name} shows {shown} answers");
     if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
         std::fs::write(&page, &fresh).unwrap();
     }
@@ -75,7 +81,7 @@ fn the_page_shows_what_the_program_prints() {
     let differs = written.lines().zip(fresh.lines()).find(|(written, fresh)| written != fresh);
     assert!(
         written == fresh,
-        "docs/plan.md shows what `russet plan` does not print any more: {differs:#?}; \
+        "{name} shows what `russet plan` does not print any more: {differs:#?}; \
          RUSSET_UPDATE_GOLDENS=1 cargo test -p russet-cli --test plan writes it anew"
     );
 }

@@ -89,6 +89,10 @@ pub enum Reason {
     PlanFound,
     /// No set of nodes can hold it; the message has the numbers.
     NothingFits,
+    /// The named Tier does not exist.
+    TierNotFound,
+    /// A workload group of the tier lacks nodes.
+    NodesMissing,
     /// It fits, and what else waits is worth more together.
     Outweighed,
     /// No node can take work.

@@ -18,6 +18,7 @@ mod references;
 mod shard;
 mod shard_group;
 mod sharding_strategy;
+mod tier;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -35,6 +36,7 @@ pub use references::*;
 pub use shard::*;
 pub use shard_group::*;
 pub use sharding_strategy::*;
+pub use tier::*;
 
 /// API group of every kind.
 pub const GROUP: &str = "russet.dev";
@@ -48,6 +50,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         InferenceNode::crd(),
         NodePool::crd(),
         ShardingStrategy::crd(),
+        Tier::crd(),
         Model::crd(),
         ModelCopy::crd(),
         ModelDeployment::crd(),

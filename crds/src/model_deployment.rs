@@ -26,6 +26,7 @@ use crate::LocalReference;
         label_selector_path = ".status.selector"
     ),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.modelRef.name"),
+    printcolumn(name = "Tier", type_ = "string", json_path = ".spec.tierRef.name"),
     printcolumn(
         name = "Ready",
         type_ = "string",
@@ -58,6 +59,10 @@ use crate::LocalReference;
 #[schemars(extend("x-kubernetes-validations" = [
     {"rule": "!has(self.sharding) || !has(self.strategyRef)",
      "message": "sharding and strategyRef exclude each other; leave one of them out"},
+    {"rule": "!has(self.tierRef) || !has(self.poolRefs) || size(self.poolRefs) == 0",
+     "message": "a tier has its own pools; leave poolRefs or tierRef out"},
+    {"rule": "!has(self.workloadGroup) || has(self.tierRef)",
+     "message": "workloadGroup is one of a tier's; name the tier in tierRef"},
 ]))]
 pub struct ModelDeploymentSpec {
     /// The Model, in the same namespace.
@@ -73,6 +78,13 @@ pub struct ModelDeploymentSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub pool_refs: Vec<LocalReference>,
+    /// The Tier that says where it runs and how important it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_ref: Option<LocalReference>,
+    /// The workload group of a Dedicated tier whose nodes it shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub workload_group: Option<String>,
     /// Independent copies that answer side by side; 0 stops the deployment.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]

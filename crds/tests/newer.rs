@@ -56,10 +56,11 @@ fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
 type Reader = fn(Value) -> Result<(), serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, Reader); 10] = [
+const READERS: [(&str, Reader); 11] = [
     ("InferenceNode", read::<InferenceNode>),
     ("NodePool", read::<NodePool>),
     ("ShardingStrategy", read::<ShardingStrategy>),
+    ("Tier", read::<Tier>),
     ("Model", read::<Model>),
     ("ModelCopy", read::<ModelCopy>),
     ("ModelDeployment", read::<ModelDeployment>),

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
 use russet_crds::{
     InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Shard, ShardGroup,
-    ShardingStrategy, names,
+    ShardingStrategy, Tier, names,
 };
 
 use crate::accounts::Credential;
@@ -52,6 +52,8 @@ pub struct Stores {
     pub pools: Store<NodePool>,
     /// Ways to split.
     pub strategies: Store<ShardingStrategy>,
+    /// Promises to deployments.
+    pub tiers: Store<Tier>,
     /// Models.
     pub models: Store<Model>,
     /// Models on machines.

@@ -9,6 +9,7 @@
 
 pub mod accounts;
 mod authority;
+mod cluster;
 mod context;
 mod csr;
 mod deployment;
@@ -24,6 +25,7 @@ mod reconcile;
 mod route;
 mod ssa;
 mod strategy;
+mod tier;
 pub mod tokens;
 mod watch;
 

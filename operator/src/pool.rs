@@ -9,12 +9,14 @@ use jiff::Timestamp;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use russet_crds::NodePool;
-use russet_plan::cluster::Cluster;
 use thiserror::Error;
 
+use crate::cluster;
 use crate::context::Context;
 use crate::reconcile::after;
 use crate::ssa;
+
+pub use decide::memory;
 
 /// Why a pool could not be looked after.
 #[derive(Debug, Error)]
@@ -33,12 +35,7 @@ pub enum Error {
 /// Looks after one pool.
 pub async fn reconcile(pool: Arc<NodePool>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
-    let cluster = Cluster {
-        nodes: context.stores.nodes.state(),
-        groups: context.stores.groups.state(),
-        shards: context.stores.shards.state(),
-        ..Cluster::default()
-    };
+    let cluster = cluster::cached(&context, Vec::new());
     let status = decide::status(&pool, &cluster.nodes, &cluster.snapshot(now), now);
     if pool.status.as_ref() != Some(&status) {
         let name = pool.name_any();

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
 use russet_crds::{
     InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard, ShardGroup,
-    ShardingStrategy, names,
+    ShardingStrategy, Tier, names,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -30,7 +30,7 @@ use crate::accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
-use crate::{authority, csr, deployment, group, model, node, pool, route, strategy};
+use crate::{authority, csr, deployment, group, model, node, pool, route, strategy, tier};
 
 /// What a controller is told to look at.
 struct Wake {
@@ -38,6 +38,7 @@ struct Wake {
     nodes: UnboundedSender<ObjectRef<InferenceNode>>,
     pools: UnboundedSender<ObjectRef<NodePool>>,
     strategies: UnboundedSender<ObjectRef<ShardingStrategy>>,
+    tiers: UnboundedSender<ObjectRef<Tier>>,
     models: UnboundedSender<ObjectRef<Model>>,
     deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
     groups: UnboundedSender<ObjectRef<ShardGroup>>,
@@ -66,6 +67,7 @@ pub async fn run(
     let (nodes, nodes_writer) = store();
     let (pools, pools_writer) = store();
     let (strategies, strategies_writer) = store();
+    let (tiers, tiers_writer) = store();
     let (models, models_writer) = store();
     let (copies, copies_writer) = store();
     let (deployments, deployments_writer) = store();
@@ -78,6 +80,7 @@ pub async fn run(
         nodes,
         pools,
         strategies,
+        tiers,
         models,
         copies,
         deployments,
@@ -91,6 +94,7 @@ pub async fn run(
     let (node_sender, node_queue) = mpsc::unbounded_channel();
     let (pool_sender, pool_queue) = mpsc::unbounded_channel();
     let (strategy_sender, strategy_queue) = mpsc::unbounded_channel();
+    let (tier_sender, tier_queue) = mpsc::unbounded_channel();
     let (model_sender, model_queue) = mpsc::unbounded_channel();
     let (deployment_sender, deployment_queue) = mpsc::unbounded_channel();
     let (group_sender, group_queue) = mpsc::unbounded_channel();
@@ -101,6 +105,7 @@ pub async fn run(
         nodes: node_sender,
         pools: pool_sender,
         strategies: strategy_sender,
+        tiers: tier_sender,
         models: model_sender,
         deployments: deployment_sender,
         groups: group_sender,
@@ -114,6 +119,7 @@ pub async fn run(
         reflect(Api::all(client.clone()), nodes_writer, wake.clone(), Wake::node).boxed(),
         reflect(Api::all(client.clone()), pools_writer, wake.clone(), Wake::pool).boxed(),
         reflect(Api::all(client.clone()), strategies_writer, wake.clone(), Wake::strategy).boxed(),
+        reflect(Api::all(client.clone()), tiers_writer, wake.clone(), Wake::tier).boxed(),
         reflect(Api::all(client.clone()), models_writer, wake.clone(), Wake::model).boxed(),
         reflect(Api::all(client.clone()), copies_writer, wake.clone(), Wake::copy).boxed(),
         reflect(Api::all(client.clone()), deployments_writer, wake.clone(), Wake::deployment).boxed(),
@@ -140,6 +146,7 @@ pub async fn run(
             () = controller("node", &context, &stores.nodes, node_queue, node::reconcile) => "node controller",
             () = controller("pool", &context, &stores.pools, pool_queue, pool::reconcile) => "pool controller",
             () = controller("strategy", &context, &stores.strategies, strategy_queue, strategy::reconcile) => "strategy controller",
+            () = controller("tier", &context, &stores.tiers, tier_queue, tier::reconcile) => "tier controller",
             () = controller("model", &context, &stores.models, model_queue, model::reconcile) => "model controller",
             () = controller("deployment", &context, &stores.deployments, deployment_queue, deployment::reconcile) => "deployment controller",
             () = controller("group", &context, &stores.groups, group_queue, group::reconcile) => "group controller",
@@ -171,6 +178,7 @@ async fn filled(stores: &Stores) -> Result<(), kube::runtime::reflector::store::
     stores.nodes.wait_until_ready().await?;
     stores.pools.wait_until_ready().await?;
     stores.strategies.wait_until_ready().await?;
+    stores.tiers.wait_until_ready().await?;
     stores.models.wait_until_ready().await?;
     stores.copies.wait_until_ready().await?;
     stores.deployments.wait_until_ready().await?;
@@ -269,6 +277,7 @@ impl Wake {
         }
         self.all_deployments();
         self.all_pools();
+        self.all_tiers();
         wake(&self.stores.models, &self.models, |_| true);
         wake(&self.stores.groups, &self.groups, |group| {
             group.spec.plan.members.iter().any(|member| member.node_name == name)
@@ -286,7 +295,9 @@ impl Wake {
         let name = pool.name_any();
         wake(&self.stores.deployments, &self.deployments, |deployment| {
             deployment.spec.pool_refs.iter().any(|reference| reference.name == name)
+                || deployment.spec.tier_ref.is_some()
         });
+        self.all_tiers();
     }
 
     fn strategy(&self, strategy: &ShardingStrategy, _: Change) {
@@ -294,12 +305,21 @@ impl Wake {
         let name = strategy.name_any();
         wake(&self.stores.deployments, &self.deployments, |deployment| {
             deployment.spec.strategy_ref.as_ref().is_some_and(|reference| reference.name == name)
+                || deployment.spec.tier_ref.is_some()
         });
+        self.all_tiers();
+    }
+
+    /// Whose nodes are whose matters to everybody.
+    fn tier(&self, _: &Tier, _: Change) {
+        self.all_tiers();
+        self.all_deployments();
     }
 
     fn model(&self, model: &Model, _: Change) {
         let _ = self.models.send(ObjectRef::from_obj(model));
         self.all_strategies();
+        self.all_tiers();
         self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
     }
 
@@ -317,8 +337,9 @@ impl Wake {
     fn deployment(&self, deployment: &ModelDeployment, _: Change) {
         let _ = self.deployments.send(ObjectRef::from_obj(deployment));
         self.outweighed();
-        // Also the one it named before, which nobody remembers.
+        // Also those it named before, which nobody remembers.
         self.all_strategies();
+        self.all_tiers();
         wake(&self.stores.routes, &self.routes, |route| {
             route.namespace() == deployment.namespace()
                 && route.spec.targets.iter().any(|target| target.deployment_ref.name == deployment.name_any())
@@ -330,6 +351,7 @@ impl Wake {
         // Pools show what is promised, and a group promises the same for as long as it lives.
         if change == Change::Deleted || group.status.is_none() {
             self.all_pools();
+            self.all_tiers();
             self.outweighed();
         }
         if change == Change::Deleted {
@@ -354,6 +376,7 @@ impl Wake {
         if change == Change::Deleted {
             self.all_deployments();
             self.all_pools();
+            self.all_tiers();
         }
     }
 
@@ -367,6 +390,10 @@ impl Wake {
 
     fn all_pools(&self) {
         wake(&self.stores.pools, &self.pools, |_| true);
+    }
+
+    fn all_tiers(&self) {
+        wake(&self.stores.tiers, &self.tiers, |_| true);
     }
 
     fn all_strategies(&self) {

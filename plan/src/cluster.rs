@@ -8,12 +8,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type, is_true};
-use russet_crds::{InferenceNode, Model, NodePool, Scheduling, Shard, ShardGroup, ShardingStrategy};
+use russet_crds::{
+    InferenceNode, Model, NodePool, Scheduling, Shard, ShardGroup, ShardingStrategy, TierSpec,
+};
 
 use crate::chips;
 use crate::note::Note;
 use crate::pool::{self, Area, Labels};
 use crate::snapshot::{Availability, Group, Node, Snapshot};
+use crate::tier::Tier;
 
 /// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
 const LOST_AFTER: Duration = Duration::from_secs(60);
@@ -29,6 +32,8 @@ pub struct Cluster {
     pub strategies: Vec<Arc<ShardingStrategy>>,
     /// Pools of machines.
     pub pools: Vec<Arc<NodePool>>,
+    /// Promises to deployments.
+    pub tiers: Vec<Arc<russet_crds::Tier>>,
     /// Replicas, those being deleted included.
     pub groups: Vec<Arc<ShardGroup>>,
     /// Ranks.
@@ -46,6 +51,7 @@ impl Cluster {
             models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
             strategies: strategies.map(|one| (one.name_any(), one.spec.sharding.clone())).collect(),
             pools: areas(&self.pools, &self.nodes),
+            tiers: self.tiers.iter().map(|tier| (tier.name_any(), seen_tier(tier))).collect(),
             groups: self.groups.iter().map(|group| seen_group(group)).collect(),
         }
     }
@@ -104,6 +110,24 @@ fn seen_group(group: &ShardGroup) -> ((String, String), Group) {
         deleting: group.metadata.deletion_timestamp.is_some(),
     };
     ((group.namespace().unwrap_or_default(), group.name_any()), seen)
+}
+
+fn seen_tier(tier: &russet_crds::Tier) -> Tier {
+    let TierSpec { mode, pool_refs, workload_groups, priority, default_strategy_ref } = &tier.spec;
+    let status = tier.status.clone().unwrap_or_default();
+    Tier {
+        mode: *mode,
+        pools: pool_refs.clone(),
+        groups: workload_groups.clone(),
+        priority: *priority,
+        strategy: default_strategy_ref.clone(),
+        owned: status
+            .workload_groups
+            .into_iter()
+            .filter(|group| workload_groups.contains(&group.name))
+            .map(|group| (group.name, group.nodes.into_iter().collect()))
+            .collect(),
+    }
 }
 
 /// Every pool among these nodes, with what makes one none.

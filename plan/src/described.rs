@@ -8,7 +8,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    GROUP, InferenceNode, Model, ModelDeployment, NodePool, Shard, ShardGroup, ShardingStrategy, VERSION,
+    GROUP, InferenceNode, Model, ModelDeployment, NodePool, Shard, ShardGroup, ShardingStrategy, Tier,
+    VERSION,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,16 +19,17 @@ use thiserror::Error;
 use crate::cluster::Cluster;
 
 /// Kinds a cluster is made of, with the names of their lists.
-pub const KINDS: [(&str, &str); 6] = [
+pub const KINDS: [(&str, &str); 7] = [
     ("InferenceNode", "inferencenodes"),
     ("NodePool", "nodepools"),
     ("ShardingStrategy", "shardingstrategies"),
+    ("Tier", "tiers"),
     ("Model", "models"),
     ("ShardGroup", "shardgroups"),
     ("Shard", "shards"),
 ];
 /// Kinds without a namespace.
-const CLUSTER_WIDE: [&str; 3] = ["InferenceNode", "NodePool", "ShardingStrategy"];
+const CLUSTER_WIDE: [&str; 4] = ["InferenceNode", "NodePool", "ShardingStrategy", "Tier"];
 /// Splits that an engine of this release runs, as agents report them.
 const MODES: [&str; 4] = ["Single", "Pipeline", "Tensor", "Hybrid"];
 
@@ -97,6 +99,7 @@ enum Object {
     Node(Arc<InferenceNode>),
     Pool(Arc<NodePool>),
     Strategy(Arc<ShardingStrategy>),
+    Tier(Arc<Tier>),
     Model(Arc<Model>),
     Group(Arc<ShardGroup>),
     Shard(Arc<Shard>),
@@ -161,6 +164,7 @@ impl Described {
                 Object::Node(node) => cluster.nodes.push(node.clone()),
                 Object::Pool(pool) => cluster.pools.push(pool.clone()),
                 Object::Strategy(strategy) => cluster.strategies.push(strategy.clone()),
+                Object::Tier(tier) => cluster.tiers.push(tier.clone()),
                 Object::Model(model) => cluster.models.push(model.clone()),
                 Object::Group(group) => cluster.groups.push(group.clone()),
                 Object::Shard(shard) => cluster.shards.push(shard.clone()),
@@ -213,6 +217,7 @@ fn typed(origin: Origin, kind: &str, value: &mut Value) -> Result<Object, Wrong>
         "InferenceNode" => Object::Node(node(origin, value)?),
         "NodePool" => Object::Pool(read(origin, value)?),
         "ShardingStrategy" => Object::Strategy(read(origin, value)?),
+        "Tier" => Object::Tier(read(origin, value)?),
         "Model" => Object::Model(read(origin, value)?),
         "ShardGroup" => Object::Group(read(origin, value)?),
         "Shard" => Object::Shard(read(origin, value)?),

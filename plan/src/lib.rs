@@ -23,6 +23,7 @@ pub mod shard;
 pub mod snapshot;
 pub mod solve;
 pub mod speed;
+pub mod tier;
 pub mod validate;
 
 pub use cluster::Cluster;

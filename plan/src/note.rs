@@ -54,6 +54,20 @@ pub enum Note {
         /// Those there are.
         known: Vec<String>,
     },
+    /// The named Tier does not exist.
+    TierUnknown {
+        /// The Tier.
+        tier: String,
+        /// Those there are.
+        known: Vec<String>,
+    },
+    /// A workload group has no node yet that could take work.
+    NoOwnNodes {
+        /// The Tier.
+        tier: String,
+        /// The workload group.
+        group: String,
+    },
     /// A named NodePool does not exist.
     PoolUnknown {
         /// The NodePool.
@@ -214,6 +228,8 @@ impl Note {
             Note::Closed { .. } => Reason::Unschedulable,
             Note::NoNodes | Note::NoNodesInPools { .. } => Reason::NoNodes,
             Note::StrategyUnknown { .. } => Reason::StrategyNotFound,
+            Note::TierUnknown { .. } => Reason::TierNotFound,
+            Note::NoOwnNodes { .. } => Reason::NoNodes,
             Note::PoolUnknown { .. } => Reason::PoolNotFound,
             Note::PoolBroken { why, .. } => why.reason(),
             Note::Outside { .. } => Reason::OutsidePools,
@@ -266,6 +282,13 @@ impl fmt::Display for Note {
                 out,
                 "ShardingStrategy {strategy:?} does not exist; {}",
                 there_is("ShardingStrategies", known)
+            ),
+            Note::TierUnknown { tier, known } => {
+                write!(out, "Tier {tier:?} does not exist; {}", there_is("Tiers", known))
+            }
+            Note::NoOwnNodes { tier, group } => write!(
+                out,
+                "workload group {group} of Tier {tier} has no node that takes work; `kubectl describe tier {tier}` says why"
             ),
             Note::PoolUnknown { pool, known } => {
                 write!(out, "NodePool {pool:?} does not exist; {}", there_is("NodePools", known))

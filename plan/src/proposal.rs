@@ -2,6 +2,7 @@
 //! leave, with an eye on those that still wait, as the operator places one after another. Nothing is written here, and nothing is decided that
 //! `place` does not decide; whoever shows a proposal needs no second look at the cluster.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
@@ -15,6 +16,7 @@ use crate::place::{
 use crate::shard::describe;
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::solve;
+use crate::tier::{Member, assign};
 use crate::validate::{ValidDeployment, validate};
 
 /// Candidates of a report; the schema says the same.
@@ -60,9 +62,10 @@ pub fn propose(
     view: &Snapshot,
     deployments: &[Arc<ModelDeployment>],
 ) -> Vec<Proposal> {
-    let checked: Vec<_> = deployments.iter().map(|deployment| check(models, view, deployment)).collect();
-    let rivals: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
     let mut view = view.clone();
+    own(&mut view, deployments);
+    let checked: Vec<_> = deployments.iter().map(|deployment| check(models, &view, deployment)).collect();
+    let rivals: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
     let mut proposals = Vec::new();
     for (deployment, checked) in deployments.iter().zip(&checked) {
         let (proposal, after) = one(&view, deployment, checked, &rivals);
@@ -70,6 +73,29 @@ pub fn propose(
         view = after;
     }
     proposals
+}
+
+/// Gives the workload groups of Dedicated tiers their nodes, as the operator does before it places anything.
+fn own(view: &mut Snapshot, deployments: &[Arc<ModelDeployment>]) {
+    let names: Vec<(String, String)> =
+        deployments.iter().map(|it| (it.namespace().unwrap_or_default(), it.name_any())).collect();
+    let tiers: Vec<String> = view.tiers.keys().cloned().collect();
+    for tier in tiers {
+        let mut members: BTreeMap<String, Vec<Member<'_>>> = BTreeMap::new();
+        for ((namespace, name), deployment) in names.iter().zip(deployments) {
+            let spec = &deployment.spec;
+            let of_tier = spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier);
+            if let Some(group) = spec.workload_group.as_ref().filter(|_| of_tier) {
+                members.entry(group.clone()).or_default().push(Member { namespace, name, spec });
+            }
+        }
+        // What is wrong with a tier is said of each deployment that names it.
+        if let Ok(grants) = assign(view, &tier, &members)
+            && let Some(seen) = view.tiers.get_mut(&tier)
+        {
+            seen.owned = grants.into_iter().map(|(group, grant)| (group, grant.nodes)).collect();
+        }
+    }
 }
 
 /// A deployment that can be planned, or why it cannot.

@@ -9,6 +9,7 @@ use russet_wire::shape::ModelShape;
 use crate::note::Note;
 use crate::pool::Area;
 use crate::speed::Machine;
+use crate::tier::Tier;
 
 /// A namespace and a name.
 pub type Key = (String, String);
@@ -22,6 +23,8 @@ pub struct Snapshot {
     pub models: BTreeMap<Key, ModelShape>,
     /// ShardingStrategies, by name.
     pub strategies: BTreeMap<String, Sharding>,
+    /// Tiers, by name.
+    pub tiers: BTreeMap<String, Tier>,
     /// NodePools among these machines, by name; with what makes one none.
     pub pools: BTreeMap<String, Result<Area, Note>>,
     /// Every replica of every deployment, those being deleted included: they still hold memory.

@@ -64,7 +64,7 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
         let Some(scale) = Scale::of(found.found.iter()) else { continue };
         let best = found.found.iter().map(|way| scale.net(way)).fold(0.0, f64::max);
         wishes.extend(waiting.iter().map(|&replica| {
-            let weight = weight(replica);
+            let weight = weight(want, replica);
             Wish { want, fit: fit.clone(), replica, scale, weight, most: weight * best }
         }));
     }
@@ -103,9 +103,10 @@ fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
     heads.flat_map(tails).collect()
 }
 
-/// What a replica counts beside others: the first of one deployment more than the second of another.
-fn weight(replica: i32) -> f64 {
-    1.0 / (1.0 + f64::from(replica.max(0)))
+/// What a replica counts beside others: by its tier's priority, and the first of one deployment more than the
+/// second of another.
+fn weight(want: &ValidDeployment, replica: i32) -> f64 {
+    (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(replica.max(0)))
 }
 
 struct Search {

@@ -1,6 +1,7 @@
 //! From what a person wrote to what can be planned. Everything that can be wrong with a spec is
 //! found here, all of it at once; what comes out needs no second look.
 
+mod promise;
 mod split;
 mod strategy;
 
@@ -40,6 +41,10 @@ pub struct ValidDeployment {
     pub room: Room,
     /// Where a replica may be; it is in one of these. Never empty.
     pub areas: Vec<Area>,
+    /// Its tier's priority.
+    pub priority: i32,
+    /// The Dedicated tier and the workload group whose nodes it shares.
+    pub own: Option<(String, String)>,
     /// Replicas; 0 stops the deployment.
     pub replicas: i32,
 }
@@ -61,6 +66,7 @@ impl ValidDeployment {
     }
 }
 
+use promise::Promised;
 pub use split::{Hybrid, Split, shapes};
 pub use strategy::{Judgement, judge};
 
@@ -79,6 +85,8 @@ pub fn validate(
         sharding,
         strategy_ref,
         pool_refs,
+        tier_ref,
+        workload_group,
         replicas,
     } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
@@ -88,24 +96,12 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
-    let asked = match (strategy_ref, sharding) {
-        (None, own) => Asked { at: OWN.to_owned(), sharding: own.clone().unwrap_or_default() },
-        (Some(LocalReference { name: strategy }), None) => {
-            let Some(sharding) = view.strategies.get(strategy) else {
-                let known = view.strategies.keys().cloned().collect();
-                return Err(vec![Note::StrategyUnknown { strategy: strategy.clone(), known }]);
-            };
-            Asked { at: format!("ShardingStrategy {strategy} spec"), sharding: sharding.clone() }
-        }
-        (Some(_), Some(_)) => {
-            let why = "it and spec.sharding exclude each other; leave one of them out".to_owned();
-            return Err(vec![invalid("spec.strategyRef".to_owned(), why)]);
-        }
-    };
+    let promised = Promised::of(view, tier_ref.as_ref(), workload_group.as_deref())?;
+    let asked = asked(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
     let room = asked.room(shape, &mut notes);
     let split = split::split(&asked, shape, &mut notes);
     let links = asked.links(&mut notes);
-    let mut areas = areas(view, pool_refs, &mut notes);
+    let mut areas = areas(view, promised.pools(pool_refs), &mut notes);
     if let Some((demand, who)) = links {
         areas = areas.into_iter().map(|area| area.also(demand, who.clone())).collect();
     }
@@ -127,13 +123,39 @@ pub fn validate(
         split,
         backend: asked.sharding.backend,
         room,
-        areas,
+        areas: areas.into_iter().map(|area| promised.within(view, area)).collect(),
+        priority: promised.priority(),
+        own: promised.own(),
         replicas: *replicas,
     })
 }
 
+/// The split a deployment asks for itself, by a strategy, or by its tier's.
+fn asked(
+    view: &Snapshot,
+    strategy_ref: Option<&LocalReference>,
+    sharding: Option<&Sharding>,
+    promised: &Promised<'_>,
+) -> Result<Asked, Vec<Note>> {
+    if strategy_ref.is_some() && sharding.is_some() {
+        let why = "it and spec.sharding exclude each other; leave one of them out".to_owned();
+        return Err(vec![invalid("spec.strategyRef".to_owned(), why)]);
+    }
+    if let Some(own) = sharding {
+        return Ok(Asked { at: OWN.to_owned(), sharding: own.clone() });
+    }
+    let Some(LocalReference { name: strategy }) = strategy_ref.or(promised.strategy()) else {
+        return Ok(Asked { at: OWN.to_owned(), sharding: Sharding::default() });
+    };
+    let Some(sharding) = view.strategies.get(strategy) else {
+        let known = view.strategies.keys().cloned().collect();
+        return Err(vec![Note::StrategyUnknown { strategy: strategy.clone(), known }]);
+    };
+    Ok(Asked { at: format!("ShardingStrategy {strategy} spec"), sharding: sharding.clone() })
+}
+
 /// The NodePools named, or the whole cluster where none is.
-fn areas(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) -> Vec<Area> {
+pub fn areas(view: &Snapshot, refs: &[LocalReference], notes: &mut Vec<Note>) -> Vec<Area> {
     if refs.is_empty() {
         return vec![Area::default()];
     }

@@ -9,6 +9,7 @@ mod path;
 mod pools;
 mod servers;
 mod skew;
+mod tiers;
 
 use std::sync::Arc;
 
@@ -68,6 +69,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
+        ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
         ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
         ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
         ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),

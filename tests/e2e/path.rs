@@ -282,7 +282,8 @@ async fn shards_of(cluster: &Cluster, name: &str) -> Result<Vec<Value>> {
     Ok(shards)
 }
 
-async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
+/// The nodes of a deployment, comma separated.
+pub async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
     let deployment = cluster.get(&format!("modeldeployments {name}")).await?;
     Ok(deployment["status"]["nodes"].as_str().context("no nodes are named")?.to_owned())
 }

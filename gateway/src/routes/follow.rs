@@ -16,7 +16,7 @@ use crate::watch::{Kept, changes};
 /// Publishes tables into `publish` until the future is dropped.
 pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
     let mut changes = futures::stream::select_all([
-        changes::<ModelDeployment, _>(&client, Change::Deployment),
+        changes::<ModelDeployment, _>(&client, |event| Change::Deployment(Box::new(event))),
         changes::<ShardGroup, _>(&client, Change::Group),
         changes::<ModelRoute, _>(&client, Change::Route),
     ]);
@@ -24,7 +24,7 @@ pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
     // The streams never end: a watcher reconnects for ever.
     while let Some(change) = changes.next().await {
         match change {
-            Change::Deployment(event) => deployments.apply(event),
+            Change::Deployment(event) => deployments.apply(*event),
             Change::Group(event) => groups.apply(event),
             Change::Route(event) => routes.apply(event),
         }
@@ -43,7 +43,7 @@ pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
 }
 
 enum Change {
-    Deployment(Event<DeserializeGuard<ModelDeployment>>),
+    Deployment(Box<Event<DeserializeGuard<ModelDeployment>>>),
     Group(Event<DeserializeGuard<ShardGroup>>),
     Route(Event<DeserializeGuard<ModelRoute>>),
 }

@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kube::api::ListParams;
-use kube::core::DeserializeGuard;
+use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, ResourceExt as _};
-use russet_crds::{Model, ModelDeployment, Shard, ShardGroup};
+use russet_crds::{Model, ModelDeployment, ShardGroup};
 use russet_plan::Snapshot;
 use russet_plan::cluster::{Cluster, until_lost};
 
 use super::apply::Applied;
 use super::{Error, Resources};
+use crate::cluster;
 use crate::context::Context;
 
 /// A deployment and everything its plan depends on.
@@ -32,8 +31,9 @@ pub struct Observed {
 
 /// From the caches.
 pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<Observed> {
-    let (groups, shards) = (context.stores.groups.state(), context.stores.shards.state());
-    observed(context, deployment, Vec::new(), groups, shards, now)
+    let model = cluster::model(context, deployment);
+    let cluster = cluster::cached(context, model.iter().cloned().collect());
+    observed(deployment, model, Vec::new(), cluster, now)
 }
 
 /// From the server.
@@ -42,16 +42,13 @@ pub async fn live(
     deployment: &Arc<ModelDeployment>,
     now: Timestamp,
 ) -> Result<Resources<Observed>, Error> {
-    let failed = |source| Error::Observe { name: deployment.name_any(), source };
-    let params = ListParams::default();
-    let groups = Api::<DeserializeGuard<ShardGroup>>::all(context.client.clone());
-    let shards = Api::<DeserializeGuard<Shard>>::all(context.client.clone());
-    let (groups, shards) = tokio::try_join!(groups.list(&params), shards.list(&params)).map_err(failed)?;
-    // One that cannot be read keeps its memory all the same: its node has granted it, and no known
-    // group accounts for that.
-    let groups = groups.items.into_iter().filter_map(|group| group.0.ok()).map(Arc::new).collect();
-    let shards = shards.items.into_iter().filter_map(|shard| shard.0.ok()).map(Arc::new).collect();
-    Ok(observed(context, deployment, rivals(context, deployment), groups, shards, now))
+    let model = cluster::model(context, deployment);
+    let rivals = rivals(context, deployment);
+    let models = model.iter().chain(rivals.iter().filter_map(|(_, model)| model.as_ref())).cloned();
+    let cluster = cluster::live(context, models.collect())
+        .await
+        .map_err(|source| Error::Observe { name: deployment.name_any(), source })?;
+    Ok(observed(deployment, model, rivals, cluster, now))
 }
 
 type Rival = (Arc<ModelDeployment>, Option<Arc<Model>>);
@@ -62,32 +59,17 @@ fn rivals(context: &Context, deployment: &ModelDeployment) -> Vec<Rival> {
     others.retain(|other| {
         other.metadata.uid != deployment.metadata.uid && other.metadata.deletion_timestamp.is_none()
     });
-    others.into_iter().map(|other| (other.clone(), model(context, &other))).collect()
-}
-
-fn model(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Model>> {
-    let namespace = deployment.namespace().unwrap_or_default();
-    context.stores.models.get(&ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace))
+    others.into_iter().map(|other| (other.clone(), cluster::model(context, &other))).collect()
 }
 
 fn observed(
-    context: &Context,
     deployment: &Arc<ModelDeployment>,
+    model: Option<Arc<Model>>,
     rivals: Vec<Rival>,
-    groups: Vec<Arc<ShardGroup>>,
-    shards: Vec<Arc<Shard>>,
+    cluster: Cluster,
     now: Timestamp,
 ) -> Resources<Observed> {
     let namespace = deployment.namespace().unwrap_or_default();
-    let model = model(context, deployment);
-    let cluster = Cluster {
-        nodes: context.stores.nodes.state(),
-        models: model.iter().chain(rivals.iter().filter_map(|(_, model)| model.as_ref())).cloned().collect(),
-        strategies: context.stores.strategies.state(),
-        pools: context.stores.pools.state(),
-        groups,
-        shards,
-    };
     let view = cluster.snapshot(now);
     let mut groups = cluster.groups;
     groups.retain(|group| {

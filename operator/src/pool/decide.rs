@@ -1,5 +1,6 @@
 //! The status of a pool, from the nodes there are and what is promised on them. Pure.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -13,6 +14,23 @@ use russet_plan::{Snapshot, quantity};
 
 /// Domains that a status shows; the schema says the same.
 const DOMAINS: usize = 16;
+
+/// Memory of some nodes together.
+pub fn memory(view: &Snapshot, nodes: &BTreeSet<String>) -> PoolMemory {
+    let mut memory = PoolMemory::default();
+    for (name, node) in view.nodes.iter().filter(|(name, _)| nodes.contains(*name)) {
+        let committed = view.committed(name, |_| false);
+        memory.serving_limit_bytes = memory.serving_limit_bytes.saturating_add(node.serving_limit);
+        memory.committed_bytes = memory.committed_bytes.saturating_add(committed);
+        if node.availability == Availability::Open {
+            let free = node.serving_limit.saturating_sub(committed);
+            memory.free_bytes = memory.free_bytes.saturating_add(free);
+        }
+    }
+    memory.committed = quantity::write(memory.committed_bytes);
+    memory.free = quantity::write(memory.free_bytes);
+    memory
+}
 
 /// Where a pool stands.
 pub fn status(
@@ -28,18 +46,6 @@ pub fn status(
     let taken: Vec<_> = view.nodes.iter().filter(|(name, _)| of_pool(name)).collect();
     let open = |node: &russet_plan::snapshot::Node| node.availability == Availability::Open;
     let ready = taken.iter().filter(|(_, node)| open(node)).count();
-    let mut memory = PoolMemory::default();
-    for (name, node) in &taken {
-        let committed = view.committed(name, |_| false);
-        memory.serving_limit_bytes = memory.serving_limit_bytes.saturating_add(node.serving_limit);
-        memory.committed_bytes = memory.committed_bytes.saturating_add(committed);
-        if open(node) {
-            let free = node.serving_limit.saturating_sub(committed);
-            memory.free_bytes = memory.free_bytes.saturating_add(free);
-        }
-    }
-    memory.committed = quantity::write(memory.committed_bytes);
-    memory.free = quantity::write(memory.free_bytes);
     let names: Vec<&str> = taken.iter().map(|(name, _)| name.as_str()).collect();
     let demand = area.as_ref().ok().and_then(|area| area.demand);
     let web = Web::new(&view.nodes);
@@ -87,7 +93,7 @@ pub fn status(
         nodes: count(taken.len()),
         ready_nodes: count(ready),
         summary: Some(format!("{ready}/{}", taken.len())),
-        memory: Some(memory),
+        memory: Some(memory(view, &taken.iter().map(|(name, _)| (*name).clone()).collect())),
         fabric_domains,
         conditions,
     }

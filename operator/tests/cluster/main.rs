@@ -8,6 +8,7 @@ mod harness;
 mod joining;
 mod pools;
 mod strategies;
+mod tiers;
 
 use harness::{Cluster, GIB, deployment, model, until};
 use kube::api::{Patch, PatchParams};

@@ -68,7 +68,7 @@ async fn a_strategy_splits_what_uses_it_and_its_change_is_an_edit_of_all() {
     assert_eq!(decision(&chat), "2 ranks on a, b: layers 2 + 2");
     assert_eq!(
         chat.status.as_ref().unwrap().placement.as_ref().unwrap().reason,
-        "ShardingStrategy pair spec.ranks asks for 2; layers are balanced by the bytes each rank reads for a token"
+        "ShardingStrategy pair spec.ranks asks for 2; layers are balanced by the time each rank takes for a token"
     );
     let group = groups.list(&Default::default()).await.unwrap().items.remove(0);
     assert_eq!(group.spec.plan.context_tokens, 512);

@@ -86,7 +86,7 @@ fn knows(view: &Snapshot, node: &str) -> bool {
 fn why(want: &ValidDeployment, fit: &Fit<'_>, ways: &[Way], best: &Way) -> String {
     let at = &want.asked_at;
     match &want.split {
-        Split::Auto | Split::Single => automatic(fit, ways, best),
+        Split::Auto | Split::Single => automatic(want, fit, ways, best),
         Split::Pipeline => {
             format!("{at}.mode asks for a pipeline; these are the fewest nodes that hold it")
         }
@@ -107,7 +107,7 @@ fn why(want: &ValidDeployment, fit: &Fit<'_>, ways: &[Way], best: &Way) -> Strin
 }
 
 /// The reasons where nothing is prescribed.
-fn automatic(fit: &Fit<'_>, ways: &[Way], best: &Way) -> String {
+fn automatic(want: &ValidDeployment, fit: &Fit<'_>, ways: &[Way], best: &Way) -> String {
     let nodes = |way: &Way| way.candidate.ranks.len();
     let of = |single: bool| ways.iter().filter(move |way| (nodes(way) == 1) == single);
     let fastest = |single: bool| of(single).max_by(|a, b| a.rate.total_cmp(&b.rate));
@@ -115,10 +115,10 @@ fn automatic(fit: &Fit<'_>, ways: &[Way], best: &Way) -> String {
     match (fastest(true), fastest(false)) {
         (Some(single), several) if nodes(best) == 1 => {
             let slower = of(true).any(|way| way.rate < 0.8 * single.rate);
-            let which = if slower {
-                "of those that answer about as soon as any, the tightest fit"
-            } else {
-                "the tightest fit keeps larger nodes free"
+            let which = match &want.own {
+                Some((_, group)) => format!("a node of workload group {group}'s own"),
+                None if slower => "of those that answer about as soon as any, the tightest fit".to_owned(),
+                None => "the tightest fit keeps larger nodes free".to_owned(),
             };
             let spare = show(best.candidate.left());
             let mut why = format!("one node holds the model's {size} with {spare} to spare; {which}");

@@ -422,6 +422,7 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             _ => Vec::new(),
         },
         replicas: seeded.below(4) as i32,
+        ..ModelDeploymentSpec::default()
     }
 }
 

@@ -111,6 +111,9 @@ pub fn ways(
 }
 
 fn no_nodes(view: &Snapshot, want: &ValidDeployment) -> Note {
+    if let Some((tier, group)) = want.own.clone() {
+        return Note::NoOwnNodes { tier, group };
+    }
     let pools = want.pools();
     if pools.is_empty() {
         return Note::NoNodes;

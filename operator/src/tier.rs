@@ -1,0 +1,88 @@
+//! Tiers: which nodes the workload groups of a Dedicated one have, and what a tier's deployments may count on.
+//! Where a replica really runs is its deployment's business.
+
+mod decide;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
+use russet_crds::{Model, ModelDeployment, Tier, TierStatus};
+use russet_plan::Cluster;
+use thiserror::Error;
+
+use crate::cluster;
+use crate::context::Context;
+use crate::reconcile::after;
+use crate::ssa;
+
+/// Why a tier could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// What runs could not be listed.
+    #[error("Tier {name}: what runs could not be listed")]
+    Observe {
+        /// The tier.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// Its status was not written.
+    #[error("Tier {name}: its status could not be written")]
+    Report {
+        /// The tier.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one tier.
+pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action, Error> {
+    let now = Timestamp::now();
+    let name = tier.name_any();
+    let (deployments, models) = members(&context, &name);
+    let mut status = decide::status(&tier, &cluster::cached(&context, models.clone()), &deployments, now);
+    let write = async |status: &TierStatus| {
+        let api: Api<Tier> = Api::all(context.client.clone());
+        ssa::apply_status(&api, &name, status)
+            .await
+            .map_err(|source| Error::Report { name: name.clone(), source })
+    };
+    let before = tier.status.clone().unwrap_or_default();
+    if nodes(&status) == nodes(&before) {
+        if status != before {
+            write(&status).await?;
+        }
+        return Ok(after([]));
+    }
+    // A node is given away: nobody else may be promised anything there meanwhile, and the caches may not show
+    // yet what somebody was just promised.
+    let _alone = context.placing.lock().await;
+    let cluster: Cluster = cluster::live(&context, models)
+        .await
+        .map_err(|source| Error::Observe { name: name.clone(), source })?;
+    let newest = cluster.tiers.iter().find(|other| other.name_any() == name).cloned().unwrap_or(tier);
+    status = decide::status(&newest, &cluster, &deployments, now);
+    write(&status).await?;
+    Ok(after([]))
+}
+
+/// The deployments of a tier, and their models.
+fn members(context: &Context, tier: &str) -> (Vec<Arc<ModelDeployment>>, Vec<Arc<Model>>) {
+    let mut deployments = context.stores.deployments.state();
+    deployments.retain(|deployment| {
+        deployment.spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier)
+            && deployment.metadata.deletion_timestamp.is_none()
+    });
+    deployments.sort_by_key(|deployment| (deployment.namespace(), deployment.name_any()));
+    let models = deployments.iter().filter_map(|deployment| cluster::model(context, deployment)).collect();
+    (deployments, models)
+}
+
+fn nodes(status: &TierStatus) -> Vec<(&str, &[String])> {
+    status.workload_groups.iter().map(|group| (group.name.as_str(), group.nodes.as_slice())).collect()
+}

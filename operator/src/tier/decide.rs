@@ -1,0 +1,260 @@
+//! The status of a tier, from its deployments and the cluster. Pure; who gets which node is the planner's choice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{ModelDeployment, Tier, TierMode, TierStatus, WorkloadGroup};
+use russet_plan::tier::{Grant, Member, assign};
+use russet_plan::validate::areas;
+use russet_plan::{Cluster, Note, Snapshot, note};
+
+use crate::pool::memory;
+
+/// Where a tier stands; `deployments` are those that name it.
+pub fn status(
+    tier: &Tier,
+    cluster: &Cluster,
+    deployments: &[Arc<ModelDeployment>],
+    now: Timestamp,
+) -> TierStatus {
+    let view = cluster.snapshot(now);
+    let generation = tier.metadata.generation;
+    let before = tier.status.clone().unwrap_or_default();
+    let names: Vec<(String, String)> =
+        deployments.iter().map(|it| (it.namespace().unwrap_or_default(), it.name_any())).collect();
+    let mut members: BTreeMap<String, Vec<Member<'_>>> = BTreeMap::new();
+    for ((namespace, name), deployment) in names.iter().zip(deployments) {
+        if let Some(group) = &deployment.spec.workload_group {
+            let member = Member { namespace, name, spec: &deployment.spec };
+            members.entry(group.clone()).or_default().push(member);
+        }
+    }
+    let outcome =
+        unknown_strategy(tier, &view).map_or_else(|| assign(&view, &tier.name_any(), &members), Err);
+    let workload_groups = match &outcome {
+        Ok(grants) => {
+            tier.spec.workload_groups.iter().filter_map(|name| shown(name, grants, &members)).collect()
+        }
+        // Nobody loses a node because of a typo.
+        Err(_) => before.workload_groups.clone(),
+    };
+    let used = match tier.spec.mode {
+        TierMode::Dedicated => workload_groups.iter().flat_map(|group| group.nodes.iter().cloned()).collect(),
+        TierMode::Cluster | TierMode::Unknown => reach(tier, &view),
+    };
+    let (good, stalled, reason, message) = verdict(tier, &outcome, deployments.len());
+    let mut conditions = before.conditions;
+    for (kind, value) in
+        [(Type::Ready, good), (Type::Reconciling, !good && !stalled), (Type::Stalled, stalled)]
+    {
+        conditions::set(&mut conditions, kind, value, reason, message.as_str(), generation, now);
+    }
+    TierStatus {
+        observed_generation: generation,
+        deployments: count(deployments.len()),
+        memory: Some(memory(&view, &used)),
+        summary: summary(&workload_groups),
+        workload_groups,
+        conditions,
+    }
+}
+
+fn unknown_strategy(tier: &Tier, view: &Snapshot) -> Option<Vec<Note>> {
+    let strategy = &tier.spec.default_strategy_ref.as_ref()?.name;
+    let known = view.strategies.keys().cloned().collect();
+    (!view.strategies.contains_key(strategy))
+        .then(|| vec![Note::StrategyUnknown { strategy: strategy.clone(), known }])
+}
+
+/// The nodes of its pools.
+fn reach(tier: &Tier, view: &Snapshot) -> BTreeSet<String> {
+    let areas = areas(view, &tier.spec.pool_refs, &mut Vec::new());
+    view.nodes.keys().filter(|node| areas.iter().any(|area| area.holds(node))).cloned().collect()
+}
+
+fn shown(
+    name: &str,
+    grants: &BTreeMap<String, Grant>,
+    members: &BTreeMap<String, Vec<Member<'_>>>,
+) -> Option<WorkloadGroup> {
+    let Grant { nodes, lacks } = grants.get(name)?;
+    Some(WorkloadGroup {
+        name: name.to_owned(),
+        nodes: nodes.iter().cloned().collect(),
+        deployments: count(members.get(name).map_or(0, Vec::len)),
+        lacks: lacks.clone(),
+    })
+}
+
+type Verdict = (bool, bool, Reason, String);
+
+fn verdict(tier: &Tier, outcome: &Result<BTreeMap<String, Grant>, Vec<Note>>, deployments: usize) -> Verdict {
+    let grants = match outcome {
+        _ if tier.spec.mode == TierMode::Unknown => {
+            let message = Note::Newer { field: "spec.mode".to_owned() }.to_string();
+            return (false, true, Reason::NewerRelease, message);
+        }
+        Err(notes) => {
+            let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
+            return (false, true, reason, note::join(notes));
+        }
+        Ok(grants) => grants,
+    };
+    let used = match deployments {
+        0 => "no deployment uses it".to_owned(),
+        1 => "1 deployment uses it".to_owned(),
+        count => format!("{count} deployments use it"),
+    };
+    let lacks: Vec<&str> = grants.values().filter_map(|grant| grant.lacks.as_deref()).collect();
+    match lacks.as_slice() {
+        [] if tier.spec.mode == TierMode::Dedicated => {
+            (true, false, Reason::Settled, format!("{used}; every workload group has its nodes"))
+        }
+        [] => (true, false, Reason::Settled, used),
+        lacks => (false, true, Reason::NodesMissing, lacks.join("; ")),
+    }
+}
+
+fn summary(groups: &[WorkloadGroup]) -> Option<String> {
+    let words = groups.iter().map(|group| match group.nodes.as_slice() {
+        [] => format!("{}: none", group.name),
+        nodes => format!("{}: {}", group.name, nodes.join(" ")),
+    });
+    (!groups.is_empty()).then(|| words.collect::<Vec<_>>().join("; "))
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{
+        InferenceNode, InferenceNodeSpec, InferenceNodeStatus, LocalReference, Model, ModelDeploymentSpec,
+        ModelSpec, ModelStatus, NodeMemory, TierSpec,
+    };
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn node(name: &str, gib: u64) -> Arc<InferenceNode> {
+        let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
+        let memory = NodeMemory { serving_limit_bytes: gib * GIB, ..NodeMemory::default() };
+        let mut status = InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() };
+        for kind in [Type::Reachable, Type::Ready] {
+            conditions::set(&mut status.conditions, kind, true, Reason::Settled, "", None, NOW);
+        }
+        node.status = Some(status);
+        Arc::new(node)
+    }
+
+    fn cluster() -> Cluster {
+        let shape = ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 4,
+            layer_bytes: vec![GIB; 4],
+            ..ModelShape::default()
+        };
+        let mut model = Model::new("m", ModelSpec::default());
+        model.metadata.namespace = Some("ns".to_owned());
+        model.status = Some(ModelStatus { shape: Some(shape), ..ModelStatus::default() });
+        Cluster {
+            nodes: vec![node("a", 8), node("b", 16)],
+            models: vec![Arc::new(model)],
+            ..Cluster::default()
+        }
+    }
+
+    fn deployment(name: &str, group: &str, replicas: i32) -> Arc<ModelDeployment> {
+        let spec = ModelDeploymentSpec {
+            model_ref: LocalReference::new("m"),
+            tier_ref: Some(LocalReference::new("daily")),
+            workload_group: Some(group.to_owned()),
+            replicas,
+            ..ModelDeploymentSpec::default()
+        };
+        let mut deployment = ModelDeployment::new(name, spec);
+        deployment.metadata.namespace = Some("ns".to_owned());
+        Arc::new(deployment)
+    }
+
+    fn tier(mode: TierMode, groups: &[&str]) -> Tier {
+        let workload_groups = groups.iter().map(|group| (*group).to_owned()).collect();
+        let mut tier = Tier::new("daily", TierSpec { mode, workload_groups, ..TierSpec::default() });
+        tier.metadata.generation = Some(3);
+        tier
+    }
+
+    /// The status of a tier in this cluster, as the server would hold the tier.
+    fn told(tier: &Tier, deployments: &[Arc<ModelDeployment>]) -> (TierStatus, String) {
+        let cluster = Cluster { tiers: vec![Arc::new(tier.clone())], ..cluster() };
+        let status = status(tier, &cluster, deployments, NOW);
+        let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+        let line = format!("{} {}: {}", ready.status, ready.reason, ready.message);
+        assert_eq!(ready.observed_generation, Some(3));
+        (status, line)
+    }
+
+    #[test]
+    fn a_tier_says_who_has_what_and_what_is_missing() {
+        let both = tier(TierMode::Dedicated, &["chat", "code"]);
+        for (story, tier, deployments, summary, line) in [
+            (
+                "nobody yet",
+                both.clone(),
+                vec![],
+                Some("chat: a; code: b"),
+                "True Settled: no deployment uses it; every workload group has its nodes",
+            ),
+            (
+                "one uses it",
+                both.clone(),
+                vec![deployment("x", "code", 1)],
+                Some("chat: b; code: a"),
+                "True Settled: 1 deployment uses it; every workload group has its nodes",
+            ),
+            (
+                "more than there is",
+                both,
+                vec![deployment("x", "code", 9)],
+                Some("chat: a; code: b"),
+                "False NodesMissing: workload group code: x needs 9 × ",
+            ),
+            ("for all", tier(TierMode::Cluster, &[]), vec![], None, "True Settled: no deployment uses it"),
+            (
+                "a mode of a newer release",
+                tier(TierMode::Unknown, &["chat"]),
+                vec![],
+                None,
+                "False NewerRelease: spec.mode is a word of a newer release",
+            ),
+        ] {
+            let (status, said) = told(&tier, &deployments);
+            assert_eq!(status.summary.as_deref(), summary, "{story}: {said}");
+            assert!(said.starts_with(line), "{story}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_typo_takes_no_node_from_anybody() {
+        let mut tier = tier(TierMode::Dedicated, &["chat"]);
+        let (status, _) = told(&tier, &[]);
+        assert_eq!(status.memory.as_ref().unwrap().serving_limit_bytes, 8 * GIB);
+        tier.status = Some(status.clone());
+        tier.spec.pool_refs = vec![LocalReference::new("nosuch")];
+        let (broken, said) = told(&tier, &[]);
+        assert!(said.starts_with("False PoolNotFound: NodePool \"nosuch\" does not exist"), "{said}");
+        assert_eq!(broken.workload_groups, status.workload_groups);
+        tier.spec.pool_refs.clear();
+        tier.spec.default_strategy_ref = Some(LocalReference::new("nosuch"));
+        let (broken, said) = told(&tier, &[]);
+        assert!(said.starts_with("False StrategyNotFound"), "{said}");
+        assert_eq!(broken.workload_groups, status.workload_groups);
+    }
+}

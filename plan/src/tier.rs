@@ -1,0 +1,255 @@
+//! Tiers: which nodes the workload groups of a Dedicated tier have for themselves. What runs there is `place`'s
+//! business, and what a tier promises a deployment is read in `validate`.
+//!
+//! ```text
+//! nodes a group has stay its own while it needs them ─┬─ all its deployments fit there ─▶ nothing changes
+//!                                                     └─ they do not ─▶ the fewest, then the smallest free
+//!                                                                       nodes with which they do
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use russet_crds::{LocalReference, ModelDeploymentSpec, TierMode};
+
+use crate::fit::Fit;
+use crate::note::Note;
+use crate::place::pending;
+use crate::quantity::show;
+use crate::snapshot::{Availability, Group, Key, Snapshot};
+use crate::solve::solve;
+use crate::validate::{ValidDeployment, areas, validate};
+
+/// Nodes that a shortage names.
+const SHOWN: usize = 5;
+
+/// A tier as the planner sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tier {
+    /// Whether workload groups have nodes of their own.
+    pub mode: TierMode,
+    /// NodePools it may use; empty for all nodes.
+    pub pools: Vec<LocalReference>,
+    /// Its workload groups, in the order in which they choose.
+    pub groups: Vec<String>,
+    /// What its replicas count.
+    pub priority: i32,
+    /// The ShardingStrategy of deployments that say nothing of their own.
+    pub strategy: Option<LocalReference>,
+    /// The nodes that groups have.
+    pub owned: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// A deployment of a workload group.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// What it asks for.
+    pub spec: &'a ModelDeploymentSpec,
+}
+
+/// What a workload group gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// Its nodes.
+    pub nodes: BTreeSet<String>,
+    /// Why they are too few, if they are.
+    pub lacks: Option<String>,
+}
+
+/// Who has a node for itself: the tier and the workload group, by node.
+pub fn owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
+    let mut owners = BTreeMap::new();
+    for (name, tier) in view.tiers.iter().filter(|(_, tier)| tier.mode == TierMode::Dedicated) {
+        for (group, nodes) in &tier.owned {
+            for node in nodes {
+                // Of two that claim a node the first has it, so that everybody sees the same one.
+                owners.entry(node.as_str()).or_insert_with(|| (name.clone(), group.clone()));
+            }
+        }
+    }
+    owners
+}
+
+/// The nodes of every workload group of a Dedicated tier; `members` are the deployments of each. The notes say
+/// what is wrong with its pools.
+pub fn assign(
+    view: &Snapshot,
+    name: &str,
+    members: &BTreeMap<String, Vec<Member<'_>>>,
+) -> Result<BTreeMap<String, Grant>, Vec<Note>> {
+    let Some(tier) = view.tiers.get(name).filter(|tier| tier.mode == TierMode::Dedicated) else {
+        return Ok(BTreeMap::new());
+    };
+    let mut notes = Vec::new();
+    let areas = areas(view, &tier.pools, &mut notes);
+    if !notes.is_empty() {
+        return Err(notes);
+    }
+    let reach: BTreeSet<String> =
+        view.nodes.keys().filter(|node| areas.iter().any(|area| area.holds(node))).cloned().collect();
+    let mut state = State { view: view.clone(), tier: name, reach };
+    let mut grants = BTreeMap::new();
+    // Groups with deployments choose before those that wait for their first.
+    let (busy, idle): (Vec<&String>, Vec<&String>) =
+        tier.groups.iter().partition(|group| members.get(*group).is_some_and(|them| !them.is_empty()));
+    for group in busy.into_iter().chain(idle) {
+        let none = Vec::new();
+        let members = members.get(group).unwrap_or(&none);
+        let grant = state.grant(group, members);
+        state.set(group, grant.nodes.clone());
+        grants.insert(group.clone(), grant);
+    }
+    Ok(grants)
+}
+
+/// A tier in the middle of its assignment.
+struct State<'a> {
+    view: Snapshot,
+    tier: &'a str,
+    /// Nodes of its pools.
+    reach: BTreeSet<String>,
+}
+
+impl State<'_> {
+    fn set(&mut self, group: &str, nodes: BTreeSet<String>) {
+        if let Some(tier) = self.view.tiers.get_mut(self.tier) {
+            tier.owned.insert(group.to_owned(), nodes);
+        }
+    }
+
+    fn grant(&mut self, group: &str, members: &[Member<'_>]) -> Grant {
+        let usable = |view: &Snapshot, node: &str| {
+            let seen = view.nodes.get(node).map(|node| node.availability);
+            !matches!(seen, None | Some(Availability::Draining | Availability::Lost))
+        };
+        let had = self
+            .view
+            .tiers
+            .get(self.tier)
+            .and_then(|tier| tier.owned.get(group))
+            .cloned()
+            .unwrap_or_default();
+        let had: BTreeSet<String> = had.into_iter().filter(|node| usable(&self.view, node)).collect();
+        if !had.is_empty() && self.fits(group, members, &had) {
+            return Grant { nodes: had, lacks: None };
+        }
+        // Nodes on which something of the group runs stay its own; an empty one may be changed for another.
+        let kept: BTreeSet<String> = had
+            .iter()
+            .filter(|node| {
+                let mut on_it =
+                    self.view.groups.iter().filter(|(_, seen)| seen.nodes().any(|at| at == *node));
+                on_it.any(|(key, seen)| is_of(members, key, seen))
+            })
+            .cloned()
+            .collect();
+        let mut free = self.free(group, members);
+        free.extend(had.iter().filter(|node| !kept.contains(*node)).cloned());
+        free.sort_by_key(|node| (self.limit(node), node.clone()));
+        free.dedup();
+        for node in &free {
+            let nodes: BTreeSet<String> = kept.iter().cloned().chain([node.clone()]).collect();
+            if self.fits(group, members, &nodes) {
+                return Grant { nodes, lacks: None };
+            }
+        }
+        // Several: the largest first, so that they are few; those that turn out not to be needed go again.
+        let mut nodes = kept.clone();
+        free.sort_by_key(|node| (Reverse(self.limit(node)), node.clone()));
+        for node in &free {
+            nodes.insert(node.clone());
+            if nodes.len() > kept.len() + 1 && self.fits(group, members, &nodes) {
+                for spare in &free {
+                    let fewer: BTreeSet<String> =
+                        nodes.iter().filter(|node| *node != spare).cloned().collect();
+                    if nodes.contains(spare) && fewer.len() > kept.len() && self.fits(group, members, &fewer)
+                    {
+                        nodes = fewer;
+                    }
+                }
+                return Grant { nodes, lacks: None };
+            }
+        }
+        let lacks = Some(self.lacks(group, members, &free));
+        if had.is_empty() {
+            // It has at least one, where what fits can run.
+            return Grant { nodes: free.first().cloned().into_iter().collect(), lacks };
+        }
+        Grant { nodes: had, lacks }
+    }
+
+    fn limit(&self, node: &str) -> u64 {
+        self.view.nodes.get(node).map_or(0, |node| node.serving_limit)
+    }
+
+    /// Nodes the group could have: of its tier's pools, open, nobody's, and nothing foreign on them.
+    fn free(&self, group: &str, members: &[Member<'_>]) -> Vec<String> {
+        let owners = owners(&self.view);
+        let foreign = |node: &str| {
+            let mut on_it = self.view.groups.iter().filter(|(_, seen)| seen.nodes().any(|at| at == node));
+            on_it.any(|(key, seen)| !is_of(members, key, seen))
+        };
+        let free = self.reach.iter().filter(|name| {
+            let open = self
+                .view
+                .nodes
+                .get(*name)
+                .is_some_and(|node| node.availability == Availability::Open && node.unreleased == 0);
+            let nobodys =
+                owners.get(name.as_str()).is_none_or(|(tier, owner)| tier == self.tier && owner == group);
+            open && nobodys && !foreign(name)
+        });
+        free.cloned().collect()
+    }
+
+    fn valid(&self, members: &[Member<'_>]) -> Vec<ValidDeployment> {
+        let valid =
+            |member: &Member<'_>| validate(&self.view, member.namespace, member.name, member.spec).ok();
+        members.iter().filter_map(valid).collect()
+    }
+
+    /// Whether all that the group asks for has a place on these nodes. What cannot be planned asks for nothing.
+    fn fits(&mut self, group: &str, members: &[Member<'_>], nodes: &BTreeSet<String>) -> bool {
+        let before = self.view.tiers.get(self.tier).and_then(|tier| tier.owned.get(group)).cloned();
+        self.set(group, nodes.clone());
+        let wants = self.valid(members);
+        let waiting: usize =
+            wants.iter().map(|want| pending(&self.view, want, &Fit::new(&want.shape, want.room)).len()).sum();
+        let advice = solve(&self.view, &wants.iter().collect::<Vec<_>>());
+        let placed = advice.splits.values().filter(|split| split.is_some()).count();
+        self.set(group, before.unwrap_or_default());
+        placed == waiting
+    }
+
+    fn lacks(&self, group: &str, members: &[Member<'_>], free: &[String]) -> String {
+        let wants = self.valid(members);
+        let needs: Vec<String> = wants
+            .iter()
+            .map(|want| {
+                let each = show(Fit::new(&want.shape, want.room).whole().total());
+                format!("{} needs {} × {each}", want.name, want.replicas)
+            })
+            .collect();
+        let rooms: Vec<String> =
+            free.iter().take(SHOWN).map(|node| format!("{node} has {}", show(self.limit(node)))).collect();
+        let needs =
+            if needs.is_empty() { "it waits for its first deployment".to_owned() } else { needs.join(", ") };
+        let rooms = match rooms.as_slice() {
+            [] => "no node of the tier's pools is free for it".to_owned(),
+            rooms => format!("free for it are: {}", rooms.join(", ")),
+        };
+        format!("workload group {group}: {needs}; {rooms}; add nodes to the pools, or ask for less")
+    }
+}
+
+/// Whether a replica is one of a group's deployments.
+fn is_of(members: &[Member<'_>], key: &Key, seen: &Group) -> bool {
+    members.iter().any(|member| member.namespace == key.0 && member.name == seen.deployment)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! What a deployment may count on by its Tier: pools, a strategy, a priority, and nodes of its own or those that
+//! nobody has for himself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use russet_crds::{LocalReference, TierMode};
+
+use super::invalid;
+use crate::note::Note;
+use crate::pool::Area;
+use crate::snapshot::Snapshot;
+use crate::tier::{Tier, owners};
+
+/// A deployment's tier, if it names one, and its workload group.
+pub struct Promised<'a> {
+    tier: Option<(&'a str, &'a Tier)>,
+    group: Option<&'a str>,
+}
+
+impl<'a> Promised<'a> {
+    /// Looks the tier up; the notes say what is wrong with the names.
+    pub fn of(
+        view: &'a Snapshot,
+        tier_ref: Option<&'a LocalReference>,
+        group: Option<&'a str>,
+    ) -> Result<Self, Vec<Note>> {
+        let Some(LocalReference { name }) = tier_ref else {
+            return match group {
+                Some(_) => Err(wrong("is one of a tier's; name the tier in spec.tierRef")),
+                None => Ok(Self { tier: None, group: None }),
+            };
+        };
+        let Some(tier) = view.tiers.get(name) else {
+            let known = view.tiers.keys().cloned().collect();
+            return Err(vec![Note::TierUnknown { tier: name.clone(), known }]);
+        };
+        let there_is = || tier.groups.join(", ");
+        match (tier.mode, group) {
+            (TierMode::Unknown, _) => {
+                return Err(vec![Note::Newer { field: format!("Tier {name} spec.mode") }]);
+            }
+            (TierMode::Cluster, Some(_)) => {
+                return Err(wrong(&format!("Tier {name} is a Cluster tier and has none; leave it out")));
+            }
+            (TierMode::Dedicated, None) => {
+                return Err(wrong(&format!(
+                    "Tier {name} is Dedicated; name one of its groups: {}",
+                    there_is()
+                )));
+            }
+            (TierMode::Dedicated, Some(group)) if !tier.groups.iter().any(|known| known == group) => {
+                return Err(wrong(&format!("Tier {name} has no group {group:?}; it has {}", there_is())));
+            }
+            (TierMode::Dedicated, Some(_)) | (TierMode::Cluster, None) => {}
+        }
+        Ok(Self { tier: Some((name, tier)), group })
+    }
+
+    /// The pools of the tier, or those that the deployment names itself.
+    pub fn pools<'p>(&self, own: &'p [LocalReference]) -> &'p [LocalReference]
+    where
+        'a: 'p,
+    {
+        self.tier.map_or(own, |(_, tier)| &tier.pools)
+    }
+
+    /// The strategy of a deployment that names none.
+    pub fn strategy(&self) -> Option<&'a LocalReference> {
+        self.tier.and_then(|(_, tier)| tier.strategy.as_ref())
+    }
+
+    /// What its replicas count.
+    pub fn priority(&self) -> i32 {
+        self.tier.map_or(0, |(_, tier)| tier.priority)
+    }
+
+    /// The tier and the workload group whose nodes it shares.
+    pub fn own(&self) -> Option<(String, String)> {
+        let ((tier, _), group) = (self.tier?, self.group?);
+        Some((tier.to_owned(), group.to_owned()))
+    }
+
+    /// The part of an area that is its own, or nobody's.
+    pub fn within(&self, view: &Snapshot, area: Area) -> Area {
+        let owners = owners(view);
+        let own = self.own();
+        if owners.is_empty() && own.is_none() {
+            return area;
+        }
+        let nodes: BTreeSet<String> = view
+            .nodes
+            .keys()
+            .filter(|node| area.holds(node) && owners.get(node.as_str()) == own.as_ref())
+            .cloned()
+            .collect();
+        Area { nodes: Some(Arc::new(nodes)), ..area }
+    }
+}
+
+fn wrong(why: &str) -> Vec<Note> {
+    vec![invalid("spec.workloadGroup".to_owned(), why.to_owned())]
+}
