@@ -25,6 +25,15 @@ fn committed_yaml_is_what_the_types_say() {
         assert!(committed == text, "{name} differs from the types: run `cargo xtask codegen` and commit");
         expected.push(name);
     }
+    expected.sort();
+    let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n";
+    let kustomization = expected.iter().fold(head.to_owned(), |text, name| format!("{text}- {name}\n"));
+    let path = folder().join("kustomization.yaml");
+    if update {
+        std::fs::write(&path, &kustomization).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == kustomization, "kustomization.yaml lists other files than there are kinds");
     expected.push("kustomization.yaml".into());
     let mut found: Vec<String> = std::fs::read_dir(folder())
         .unwrap()
