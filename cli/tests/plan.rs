@@ -154,9 +154,15 @@ fn what_a_spec_lacks_is_said_and_what_it_has_replaces_the_clusters() {
     let node = "---\napiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {name: studio-4}\nspec: {scheduling: Cordoned}\n";
     let known = "hf://mlx-community/Meta-Llama-3.1-8B-Instruct-4bit";
     for (story, name, uri, more, want) in [
-        ("headers nobody read", "new", "hf://a/new", "", (3, "Model new has no status.shape")),
+        ("headers nobody read", "new", "hf://a/new", "", (3, "Model new: its headers are not read yet")),
         ("the same source", "llama-3.1-8b", known, "", (0, "1 rank on studio-3")),
-        ("another source", "llama-3.1-8b", "hf://a/other", "", (3, "Model llama-3.1-8b has no status.shape")),
+        (
+            "another source",
+            "llama-3.1-8b",
+            "hf://a/other",
+            "",
+            (3, "Model llama-3.1-8b: its headers are not read yet"),
+        ),
         ("a cordoned node", "llama-3.1-8b", known, node, (0, "1 rank on studio-3")),
     ] {
         let spec = format!("{model}{deployment}{more}").replace("NAME", name).replace("URI", uri);

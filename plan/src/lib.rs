@@ -13,6 +13,7 @@ pub mod fabric;
 pub mod fit;
 pub mod forecast;
 pub mod note;
+pub mod obstacle;
 pub mod place;
 pub mod pool;
 pub mod proposal;

@@ -12,6 +12,7 @@
 //! ```
 
 mod choose;
+mod report;
 mod ways;
 mod worth;
 
@@ -29,8 +30,11 @@ use crate::shard::Candidate;
 use crate::snapshot::{Availability, Group, Key, Snapshot};
 use crate::solve::Advice;
 use crate::validate::{Split, ValidDeployment};
-use choose::{Choice, find};
+use choose::find;
 
+use report::report;
+
+pub use report::{STAYS, refused, shown};
 pub use ways::{Ways, ways};
 pub use worth::{Scale, Way};
 
@@ -378,33 +382,6 @@ fn holders(view: &Snapshot) -> Vec<String> {
         .filter(|(_, node)| node.unreleased > 0)
         .map(|(name, node)| format!("node {name} {}", show(node.unreleased)));
     groups.chain(nodes).collect()
-}
-
-fn report(
-    placement: &Placement,
-    found: &[(i32, Choice)],
-    forecast: &Forecast<'_>,
-) -> Option<PlacementReport> {
-    let (_, first) = found.first()?;
-    let decision = match found {
-        [(_, choice)] => choice.candidate.show(),
-        many => {
-            let all: Vec<String> = many
-                .iter()
-                .map(|(replica, choice)| format!("replica {replica}: {}", choice.candidate.show()))
-                .collect();
-            all.join("; ")
-        }
-    };
-    let plans = placement.create.iter().map(|new| &new.plan);
-    let slowest = plans.min_by(|a, b| forecast.rate(a).total_cmp(&forecast.rate(b)));
-    Some(PlacementReport {
-        decision,
-        reason: first.why.clone(),
-        plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
-        predicted: slowest.and_then(|plan| forecast.predicted(plan)),
-        candidates: first.others.clone(),
-    })
 }
 
 #[cfg(test)]

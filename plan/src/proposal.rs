@@ -6,21 +6,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use russet_crds::conditions::{Type, get};
+use russet_crds::conditions::Reason;
 use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport};
 
 use crate::note::Note;
+use crate::obstacle::{Obstacle, obstacle};
 use crate::place::{
-    NewGroup, OldGroup, Placement, Removal, deployment_hash, is_current, place_as, scale_down,
+    NewGroup, OldGroup, Placement, Removal, is_current, place_as, refused, scale_down, shown,
 };
-use crate::shard::describe;
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::solve;
 use crate::tier::{Member, assign};
 use crate::validate::{ValidDeployment, validate};
 
-/// Candidates of a report; the schema says the same.
-const SHOWN: usize = 5;
+/// What to do about a Model whose size nobody knows.
+const SIZE: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
 
 /// What would become of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,8 +105,14 @@ fn check(
     deployment: &ModelDeployment,
 ) -> Result<ValidDeployment, Vec<String>> {
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    match obstacle(models, &namespace, &deployment.spec.model_ref.name) {
-        Some(obstacle) => Err(vec![obstacle]),
+    let wanted = &deployment.spec.model_ref.name;
+    let named =
+        |model: &&Arc<Model>| model.name_any() == *wanted && model.namespace().as_deref() == Some(&namespace);
+    match obstacle(&namespace, wanted, models.iter().find(named).map(AsRef::as_ref)) {
+        Some(Obstacle { reason: Reason::WaitingForModel, message, .. }) => {
+            Err(vec![format!("{message}; {SIZE}")])
+        }
+        Some(Obstacle { message, .. }) => Err(vec![message]),
         None => validate(view, &namespace, &name, &deployment.spec).map_err(|notes| texts(&notes)),
     }
 }
@@ -123,9 +129,8 @@ fn one(
     let (Settled { placement, after }, notes, report) = match checked {
         Ok(valid) => {
             let (settled, notes) = settle(view, valid, rivals);
-            let notes = texts(&notes);
             let report = report(&settled, valid, &notes);
-            (settled, notes, report)
+            (settled, texts(&notes), report)
         }
         Err(why) => {
             // Even a deployment that makes no sense may be scaled down.
@@ -135,7 +140,7 @@ fn one(
                 .groups
                 .retain(|key, _| key.0 != namespace || !placement.delete.iter().any(|old| old.name == key.1));
             let notes = if replicas == 0 { Vec::new() } else { why.clone() };
-            let report = if replicas == 0 { stopped() } else { refused(&notes) };
+            let report = if replicas == 0 { stopped() } else { refused(notes.clone()) };
             (Settled { placement, after }, notes, report)
         }
     };
@@ -157,32 +162,6 @@ fn one(
         notes,
     };
     (proposal, after)
-}
-
-/// What keeps a deployment from being planned whatever it asks for.
-fn obstacle(models: &[Arc<Model>], namespace: &str, name: &str) -> Option<String> {
-    let named =
-        |model: &&Arc<Model>| model.name_any() == name && model.namespace().as_deref() == Some(namespace);
-    let Some(model) = models.iter().find(named) else {
-        return Some(format!(
-            "Model {name:?} does not exist in namespace {namespace}; create it, add it with its status to the description of the cluster, or correct spec.modelRef.name"
-        ));
-    };
-    if model.metadata.deletion_timestamp.is_some() {
-        return Some(format!(
-            "Model {name} is being deleted and waits for its deployments; name another one in spec.modelRef"
-        ));
-    }
-    let status = model.status.as_ref();
-    if status.is_some_and(|status| status.shape.is_some()) {
-        return None;
-    }
-    let ready = status.and_then(|status| get(&status.conditions, Type::Ready));
-    let why = ready
-        .map_or("nobody has read its headers; apply it and let an agent read them", |ready| &ready.message);
-    Some(format!(
-        "Model {name} has no status.shape, so its size is unknown: {why}; to plan without that, add it with its status to the description of the cluster"
-    ))
 }
 
 /// A placement, and the view once it was carried out.
@@ -220,47 +199,22 @@ fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) 
     (Settled { placement, after }, notes)
 }
 
-/// What the status would show: the planner's own report where it placed something, else what runs, else what
-/// stood in the way.
-fn report(settled: &Settled, want: &ValidDeployment, notes: &[String]) -> PlacementReport {
+/// What the status would show.
+fn report(settled: &Settled, want: &ValidDeployment, notes: &[Note]) -> PlacementReport {
     let Settled { placement, after } = settled;
     let mut current: Vec<(&Key, &Group)> = after
         .groups_of(&want.namespace, &want.name)
         .filter(|(_, group)| !group.deleting && is_current(after, want, group))
         .collect();
     current.sort_by_key(|(key, group)| (group.replica, *key));
-    let plan_hash = deployment_hash(current.iter().map(|(_, group)| group.plan.hash.as_str()));
-    if let Some(report) = &placement.report {
-        return PlacementReport { plan_hash, ..report.clone() };
-    }
-    if current.is_empty() {
-        return if placement.waiting.is_empty() { stopped() } else { refused(notes) };
-    }
-    let runs = current.iter().map(|(_, group)| describe(&group.plan.members, group.plan.tensor_size));
-    PlacementReport {
-        decision: runs.collect::<Vec<_>>().join("; "),
-        reason: "what runs stays where it is".to_owned(),
-        plan_hash,
-        ..PlacementReport::default()
-    }
+    let plans: Vec<&GroupPlan> = current.iter().map(|(_, group)| &group.plan).collect();
+    shown(placement, &plans, notes, None).unwrap_or_else(stopped)
 }
 
 fn stopped() -> PlacementReport {
     PlacementReport {
         decision: "nothing runs".to_owned(),
         reason: "scaled to zero".to_owned(),
-        ..PlacementReport::default()
-    }
-}
-
-/// The last note names the remedy.
-fn refused(notes: &[String]) -> PlacementReport {
-    let (reason, others) =
-        notes.split_last().map_or((String::new(), &[][..]), |(last, others)| (last.clone(), others));
-    PlacementReport {
-        decision: "not placed".to_owned(),
-        reason,
-        candidates: others.iter().take(SHOWN).cloned().collect(),
         ..PlacementReport::default()
     }
 }
@@ -272,6 +226,7 @@ fn texts(notes: &[Note]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::conditions::Type;
     use russet_crds::{
         InferenceNode, InferenceNodeSpec, InferenceNodeStatus, KvRoom, LocalReference, ModelDeploymentSpec,
         ModelSpec, ModelStatus, NodeMemory, Sharding, conditions,
@@ -407,7 +362,7 @@ mod tests {
             (
                 "unread",
                 1,
-                "Model unread has no status.shape, so its size is unknown: nobody has read its headers; apply it",
+                "Model unread: its headers are not read yet; apply it",
             ),
             ("small", -1, "-1 replicas cannot be"),
         ] {

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use kube::ResourceExt as _;
-use russet_crds::conditions::{self, Reason, Type, is_true};
-use russet_crds::{Model, ModelCopySpec, Want};
+use russet_crds::conditions::Reason;
+use russet_crds::{ModelCopySpec, Want};
+use russet_plan::obstacle::{Obstacle, obstacle};
 use russet_plan::place::{place_as, scale_down};
 use russet_plan::solve::{Advice, solve};
 use russet_plan::{Note, Placement, ValidDeployment, note, validate};
@@ -31,22 +32,11 @@ pub struct Planned {
     pub copies: Vec<ModelCopySpec>,
 }
 
-/// What keeps a deployment from being planned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Obstacle {
-    /// The reason for conditions.
-    pub reason: Reason,
-    /// For people.
-    pub message: String,
-    /// Whether only a person can remove it.
-    pub stalled: bool,
-}
-
 /// Plans.
 pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
     let Resources { deployment, stage: observed } = resources;
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    let checked = match obstacle(&deployment.spec.model_ref.name, observed.model.as_deref()) {
+    let checked = match obstacle(&namespace, &deployment.spec.model_ref.name, observed.model.as_deref()) {
         Some(obstacle) => Err((obstacle, Vec::new())),
         None => validate(&observed.view, &namespace, &name, &deployment.spec).map_err(|notes| {
             let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
@@ -73,7 +63,7 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
 fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
     let rivals = observed.rivals.iter().filter_map(|(deployment, model)| {
         let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-        match obstacle(&deployment.spec.model_ref.name, model.as_deref()) {
+        match obstacle(&namespace, &deployment.spec.model_ref.name, model.as_deref()) {
             Some(_) => None,
             None => validate(&observed.view, &namespace, &name, &deployment.spec).ok(),
         }
@@ -84,32 +74,6 @@ fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
     }
     let all: Vec<&ValidDeployment> = rivals.iter().chain([valid]).collect();
     solve(&observed.view, &all)
-}
-
-fn obstacle(name: &str, model: Option<&Model>) -> Option<Obstacle> {
-    let Some(model) = model else {
-        let message = format!(
-            "Model {name:?} does not exist in this namespace; create it, or correct spec.modelRef.name"
-        );
-        return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
-    };
-    if model.metadata.deletion_timestamp.is_some() {
-        let message = format!(
-            "Model {name} is being deleted and waits for this deployment; delete or scale down the deployment"
-        );
-        return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
-    }
-    let status = model.status.clone().unwrap_or_default();
-    if status.shape.is_some() {
-        return None;
-    }
-    let ready = conditions::get(&status.conditions, Type::Ready);
-    let why = ready.map_or_else(|| "its headers are not read yet".to_owned(), |ready| ready.message.clone());
-    Some(Obstacle {
-        reason: Reason::WaitingForModel,
-        message: format!("Model {name}: {why}"),
-        stalled: is_true(&status.conditions, Type::Stalled),
-    })
 }
 
 /// Every node of every current group holds the files.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
-use russet_crds::{ModelDeployment, ModelDeploymentStatus, PlacementReport, ShardGroup, names};
-use russet_plan::place::{deployment_hash, is_current};
+use russet_crds::{GroupPlan, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
+use russet_plan::place::{STAYS, is_current, shown};
 use russet_plan::{Note, note};
 
 use super::Resources;
@@ -44,7 +44,8 @@ pub fn status(
         Some(format!("{}={}", names::LABEL_DEPLOYMENT, names::label_value(&deployment.name_any())));
     status.nodes =
         nodes(if current.is_empty() { groups.iter().map(AsRef::as_ref).collect() } else { current.clone() });
-    status.placement = placement(resources, &current, status.placement);
+    let plans: Vec<&GroupPlan> = current.iter().map(|group| &group.spec.plan).collect();
+    status.placement = shown(&planned.placement, &plans, &planned.notes, status.placement);
 
     let verdict = verdict(resources, &current);
     let mut set = |kind, value, reason, message: &str| {
@@ -187,51 +188,10 @@ fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {
     (!names.is_empty()).then(|| names.join(","))
 }
 
-/// Why a plan holds of which nobody remembers more.
-const STAYS: &str = "what runs stays where it is";
-
 /// Whether `status` gives no reason for its plan, and `deployment` has not said so before.
 pub fn forgets_why(deployment: &ModelDeployment, status: &ModelDeploymentStatus) -> bool {
     let before = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
     status.placement.as_ref().is_some_and(|report| report.reason == STAYS && before != Some(report))
-}
-
-/// The report of this plan; that of the plan before, while it still holds; or what was refused.
-fn placement(
-    resources: &Resources<Applied>,
-    current: &[&ShardGroup],
-    before: Option<PlacementReport>,
-) -> Option<PlacementReport> {
-    let planned = &resources.stage.planned;
-    let plan_hash = deployment_hash(current.iter().map(|group| group.spec.plan.hash.as_str()));
-    if let Some(report) = &planned.placement.report {
-        return Some(PlacementReport { plan_hash, ..report.clone() });
-    }
-    if !current.is_empty() {
-        let unchanged = before.filter(|before| before.plan_hash == plan_hash);
-        return Some(unchanged.unwrap_or_else(|| PlacementReport {
-            decision: current.iter().map(|group| describe(group)).collect::<Vec<_>>().join("; "),
-            reason: STAYS.to_owned(),
-            plan_hash,
-            ..PlacementReport::default()
-        }));
-    }
-    if planned.placement.waiting.is_empty() {
-        return None;
-    }
-    let mut texts: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();
-    let reason = texts.pop().unwrap_or_default();
-    texts.truncate(5);
-    Some(PlacementReport {
-        decision: "not placed".to_owned(),
-        reason,
-        candidates: texts,
-        ..PlacementReport::default()
-    })
-}
-
-fn describe(group: &ShardGroup) -> String {
-    russet_plan::shard::describe(&group.spec.plan.members, group.spec.plan.tensor_size)
 }
 
 fn count(number: usize) -> i32 {

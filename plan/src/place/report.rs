@@ -1,0 +1,82 @@
+//! What a deployment's status says of its placement: the decision, why, and what else there was.
+
+use russet_crds::{GroupPlan, PlacementReport};
+
+use super::choose::Choice;
+use super::{Placement, deployment_hash};
+use crate::forecast::Forecast;
+use crate::note::Note;
+use crate::shard::describe;
+
+/// Why a plan holds of which nobody remembers more.
+pub const STAYS: &str = "what runs stays where it is";
+/// Candidates of a report; the schema says the same.
+const SHOWN: usize = 5;
+
+/// The report of this placement; that of the one `before`, while its plan still holds; or what was refused.
+/// `current` are the plans of the groups that are to stay.
+pub fn shown(
+    placement: &Placement,
+    current: &[&GroupPlan],
+    notes: &[Note],
+    before: Option<PlacementReport>,
+) -> Option<PlacementReport> {
+    let plan_hash = deployment_hash(current.iter().map(|plan| plan.hash.as_str()));
+    if let Some(report) = &placement.report {
+        return Some(PlacementReport { plan_hash, ..report.clone() });
+    }
+    if !current.is_empty() {
+        let unchanged = before.filter(|before| before.plan_hash == plan_hash);
+        let plans = current.iter().map(|plan| describe(&plan.members, plan.tensor_size));
+        return Some(unchanged.unwrap_or_else(|| PlacementReport {
+            decision: plans.collect::<Vec<_>>().join("; "),
+            reason: STAYS.to_owned(),
+            plan_hash,
+            ..PlacementReport::default()
+        }));
+    }
+    if placement.waiting.is_empty() {
+        return None;
+    }
+    Some(refused(notes.iter().map(ToString::to_string).collect()))
+}
+
+/// What stood in the way; the last text names the remedy.
+pub fn refused(mut texts: Vec<String>) -> PlacementReport {
+    let reason = texts.pop().unwrap_or_default();
+    texts.truncate(SHOWN);
+    PlacementReport {
+        decision: "not placed".to_owned(),
+        reason,
+        candidates: texts,
+        ..PlacementReport::default()
+    }
+}
+
+/// The report of what was just found.
+pub(super) fn report(
+    placement: &Placement,
+    found: &[(i32, Choice)],
+    forecast: &Forecast<'_>,
+) -> Option<PlacementReport> {
+    let (_, first) = found.first()?;
+    let decision = match found {
+        [(_, choice)] => choice.candidate.show(),
+        many => {
+            let all: Vec<String> = many
+                .iter()
+                .map(|(replica, choice)| format!("replica {replica}: {}", choice.candidate.show()))
+                .collect();
+            all.join("; ")
+        }
+    };
+    let plans = placement.create.iter().map(|new| &new.plan);
+    let slowest = plans.min_by(|a, b| forecast.rate(a).total_cmp(&forecast.rate(b)));
+    Some(PlacementReport {
+        decision,
+        reason: first.why.clone(),
+        plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
+        predicted: slowest.and_then(|plan| forecast.predicted(plan)),
+        candidates: first.others.clone(),
+    })
+}
