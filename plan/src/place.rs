@@ -16,6 +16,7 @@ mod report;
 mod ways;
 mod worth;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use russet_crds::{Backend, BackendChoice, GroupPlan, PlacementReport, names};
@@ -111,7 +112,8 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
 /// Decides what must exist for `want`, its new replicas where `advice` has them.
 pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Placement, Vec<Note>) {
     let forecast = Forecast::new(view, &want.shape, want.room);
-    let mut view = view.clone();
+    // Of a large cluster nothing is copied while nothing changes.
+    let mut view = Cow::Borrowed(view);
     let mut placement = Placement::default();
     let mut notes = Vec::new();
     let mut found = Vec::new();
@@ -124,7 +126,7 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
         .collect();
     for (key, replica) in own {
         if replica < 0 || replica >= want.replicas {
-            remove(&mut view, &mut placement, &key, Removal::ScaledDown);
+            remove(view.to_mut(), &mut placement, &key, Removal::ScaledDown);
         }
     }
     for replica in 0..want.replicas {
@@ -135,11 +137,11 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
             }
             placement.keep.push(kept.clone());
             for (key, _) in surplus {
-                remove(&mut view, &mut placement, key, Removal::Replaced);
+                remove(view.to_mut(), &mut placement, key, Removal::Replaced);
             }
             for (key, old_ready) in outdated {
                 if *ready || !old_ready {
-                    remove(&mut view, &mut placement, &key, Removal::Replaced);
+                    remove(view.to_mut(), &mut placement, &key, Removal::Replaced);
                 } else {
                     placement.keep.push(key);
                 }
@@ -171,10 +173,10 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     if old_ready {
                         placement.keep.push(key);
                     } else {
-                        remove(&mut view, &mut placement, &key, Removal::Replaced);
+                        remove(view.to_mut(), &mut placement, &key, Removal::Replaced);
                     }
                 }
-                view.groups.insert((want.namespace.clone(), new.name.clone()), group(want, &new));
+                view.to_mut().groups.insert((want.namespace.clone(), new.name.clone()), group(want, &new));
                 placement.create.push(new);
                 found.push((replica, choice));
             }
@@ -192,7 +194,7 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                 if !outdated.is_empty() && find(&view, want, &fit, replica, false, drained).is_ok() {
                     for (key, _) in &outdated {
                         notes.push(Note::DrainFirst { group: key.1.clone() });
-                        remove(&mut view, &mut placement, key, Removal::Drained);
+                        remove(view.to_mut(), &mut placement, key, Removal::Drained);
                     }
                     continue;
                 }
@@ -209,9 +211,13 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
     (placement, notes)
 }
 
-/// The replicas of a deployment that have no current group.
-pub fn pending(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i32> {
-    (0..want.replicas).filter(|replica| split_groups(view, want, fit, *replica).0.is_empty()).collect()
+/// The replicas of a deployment that have no current group; `own` are its groups that are not being deleted.
+pub fn pending(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, own: &[&Group]) -> Vec<i32> {
+    let has = |replica: i32| {
+        own.iter()
+            .any(|group| group.replica == replica && serves(want, fit, group) && may_stay(view, want, group))
+    };
+    (0..want.replicas).filter(|replica| !has(*replica)).collect()
 }
 
 /// What a deployment that cannot be planned still allows: replicas nobody wants any more go.

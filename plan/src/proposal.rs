@@ -359,11 +359,7 @@ mod tests {
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         for (model, replicas, want) in [
             ("ghost", 1, "Model \"ghost\" does not exist in namespace ns; create it"),
-            (
-                "unread",
-                1,
-                "Model unread: its headers are not read yet; apply it",
-            ),
+            ("unread", 1, "Model unread: its headers are not read yet; apply it"),
             ("small", -1, "-1 replicas cannot be"),
         ] {
             let proposal = &propose(&cluster.models, &view, &[deployment("d", model, replicas, 5)])[0];

@@ -67,6 +67,14 @@ impl Candidate {
         }
     }
 
+    /// Whether another candidate is the same split over the same nodes.
+    pub fn is(&self, other: &Candidate) -> bool {
+        let ranks = |one: &Candidate| {
+            one.ranks.iter().map(|rank| (rank.node.clone(), rank.layers)).collect::<Vec<_>>()
+        };
+        (self.tensor_size, self.backend) == (other.tensor_size, other.backend) && ranks(self) == ranks(other)
+    }
+
     /// The least memory that stays free on any of its nodes.
     pub fn left(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.left).min().unwrap_or(0)

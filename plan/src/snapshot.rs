@@ -103,6 +103,21 @@ impl Snapshot {
             .fold(unreleased, |sum, member| sum.saturating_add(member.reserved_bytes()))
     }
 
+    /// The same of every node at once; nodes with nothing are left out.
+    pub fn all_committed(&self, without: impl Fn(&Key) -> bool) -> BTreeMap<&str, u64> {
+        let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+        for (name, node) in self.nodes.iter().filter(|(_, node)| node.unreleased > 0) {
+            sums.insert(name, node.unreleased);
+        }
+        for (_, group) in self.groups.iter().filter(|(key, _)| !without(key)) {
+            for member in &group.plan.members {
+                let sum = sums.entry(&member.node_name).or_default();
+                *sum = sum.saturating_add(member.reserved_bytes());
+            }
+        }
+        sums
+    }
+
     /// Replicas of a deployment, by name.
     pub fn groups_of<'a>(
         &'a self,

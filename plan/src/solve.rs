@@ -14,8 +14,11 @@ use crate::shard::Candidate;
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::validate::ValidDeployment;
 
-/// Looks at ways after which the best plan found is good enough. A handful of replicas needs a few dozen.
+/// Looks at ways, beyond one for each replica, after which the best plan found is good enough; fewer where a
+/// look is long, as many nodes make it. A handful of replicas needs a few dozen.
 const LOOKS: usize = 4000;
+/// Nodes up to which a look is short.
+const SHORT: usize = 64;
 /// Up to so many replicas every order is tried.
 const ALL_ORDERS: usize = 4;
 /// Share of the best sum that is not worth looking for.
@@ -56,9 +59,14 @@ struct Wish<'a> {
 /// Decides for every replica of `wants` that has no group yet.
 pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     let mut wishes = Vec::new();
+    let mut groups: BTreeMap<(&str, &str), Vec<&Group>> = BTreeMap::new();
+    for ((namespace, _), group) in view.groups.iter().filter(|(_, group)| !group.deleting) {
+        groups.entry((namespace, &group.deployment)).or_default().push(group);
+    }
     for want in wants {
         let fit = Fit::new(&want.shape, want.room);
-        let waiting = pending(view, want, &fit);
+        let own = groups.get(&(want.namespace.as_str(), want.name.as_str())).map_or(&[][..], Vec::as_slice);
+        let waiting = pending(view, want, &fit, own);
         let Some(first) = waiting.first() else { continue };
         let Ok(found) = ways(view, want, &fit, *first, true, |_| false) else { continue };
         let Some(scale) = Scale::of(found.found.iter()) else { continue };
@@ -75,7 +83,8 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
         heavier.then(larger).then_with(|| a.want.key().cmp(&b.want.key())).then(a.replica.cmp(&b.replica))
     });
     let most = wishes.iter().map(|wish| wish.most).sum();
-    let mut search = Search { looks: 0, best: f64::NEG_INFINITY, most, splits: BTreeMap::new() };
+    let budget = wishes.len() + LOOKS * SHORT / view.nodes.len().max(SHORT);
+    let mut search = Search { looks: 0, budget, best: f64::NEG_INFINITY, most, splits: BTreeMap::new() };
     for order in orders(&wishes.iter().collect::<Vec<_>>()) {
         search.dive(&order, &mut view.clone(), 0.0, &mut Vec::new());
     }
@@ -111,6 +120,7 @@ fn weight(want: &ValidDeployment, replica: i32) -> f64 {
 
 struct Search {
     looks: usize,
+    budget: usize,
     best: f64,
     /// What all wishes could be worth if none took anything from another.
     most: f64,
@@ -142,8 +152,7 @@ impl Search {
         let found = ways(view, wish.want, &wish.fit, wish.replica, true, |_| false);
         let mut found = found.map(|found| found.found).unwrap_or_default();
         let net = |way: &Way| wish.scale.net(way);
-        let name = |way: &Way| way.candidate.show();
-        found.sort_by(|a, b| net(b).total_cmp(&net(a)).then_with(|| name(a).cmp(&name(b))));
+        found.sort_by(|a, b| net(b).total_cmp(&net(a)).then_with(|| a.names().cmp(b.names())));
         let key = (wish.want.namespace.clone(), format!("~{}", taken.len()));
         for way in found {
             let short = wish.most - wish.weight * net(&way);
@@ -166,7 +175,7 @@ impl Search {
     /// Whether a branch that is short of so much is not worth following.
     fn hopeless(&self, lost: f64) -> bool {
         let found = self.best > f64::NEG_INFINITY;
-        found && (self.looks >= LOOKS || self.most - lost <= self.best * (1.0 + CLOSE))
+        found && (self.looks >= self.budget || self.most - lost <= self.best * (1.0 + CLOSE))
     }
 }
 

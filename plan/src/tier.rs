@@ -217,8 +217,14 @@ impl State<'_> {
         let before = self.view.tiers.get(self.tier).and_then(|tier| tier.owned.get(group)).cloned();
         self.set(group, nodes.clone());
         let wants = self.valid(members);
-        let waiting: usize =
-            wants.iter().map(|want| pending(&self.view, want, &Fit::new(&want.shape, want.room)).len()).sum();
+        let waiting: usize = wants
+            .iter()
+            .map(|want| {
+                let own = self.view.groups_of(&want.namespace, &want.name).map(|(_, group)| group);
+                let living: Vec<&Group> = own.filter(|group| !group.deleting).collect();
+                pending(&self.view, want, &Fit::new(&want.shape, want.room), &living).len()
+            })
+            .sum();
         let advice = solve(&self.view, &wants.iter().collect::<Vec<_>>());
         let placed = advice.splits.values().filter(|split| split.is_some()).count();
         self.set(group, before.unwrap_or_default());

@@ -54,7 +54,7 @@ impl Choices<'_> {
         let Self { want, fit, mut ways, notes } = self;
         let mut together = false;
         if let Some(split) = advised {
-            let at = ways.iter().position(|way| way.candidate.show() == split.show());
+            let at = ways.iter().position(|way| way.candidate.is(split));
             let way = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
                 // Smaller splits, which others get the room of, kept this one from being looked at.
                 let rate = Forecast::new(view, &want.shape, want.room).rate(&split.plan(fit));

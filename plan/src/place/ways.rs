@@ -5,18 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Backend, BackendChoice};
 
-use super::worth::Way;
+use super::worth::{Scale, Way};
 use crate::fabric::{self, Fabric, Web};
-use crate::fit::Fit;
+use crate::fit::{Fit, Need};
 use crate::forecast::Forecast;
 use crate::note::Note;
 use crate::shard::tensor::Meeting;
-use crate::shard::{Candidate, Seat, hybrid, pipeline, single, tensor};
+use crate::shard::{Candidate, Rank, Seat, hybrid, pipeline, single, tensor};
 use crate::snapshot::{Availability, Key, Snapshot};
+use crate::speed::Machine;
 use crate::validate::{MAX_RANKS, Split, ValidDeployment, shapes};
 
 /// Sets of nodes tried for one size beyond the largest nodes.
 const SETS: usize = 32;
+/// Nodes from which on a cluster is large, and looked at less closely.
+const MANY: usize = 64;
+/// Equal nodes of a large cluster that are looked at.
+const EQUAL: usize = 4;
 /// Sizes tried, from the smallest that fits. Larger teams may pay, and longer pipelines leave room to others.
 const LARGER: usize = 3;
 
@@ -62,6 +67,15 @@ pub fn ways(
         forecast: Forecast::new(view, &want.shape, want.room),
         gaps: view.nodes.values().map(|node| square(node.serving_limit)).sum::<f64>().max(1.0),
     };
+    let committed = view.all_committed(without);
+    let others = view
+        .groups_of(&want.namespace, &want.name)
+        .filter(|(key, group)| group.replica != replica && !without(key));
+    let mut siblings: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, group) in others {
+        // A node has one rank of a group.
+        group.nodes().for_each(|node| *siblings.entry(node).or_default() += 1);
+    }
     let mut notes = Vec::new();
     let mut seats = Vec::new();
     // Those that can meet others.
@@ -72,17 +86,12 @@ pub fn ways(
             continue;
         }
         let unreleased = if count_unreleased { 0 } else { node.unreleased };
-        let committed = view.committed(name, without).saturating_sub(unreleased);
-        let siblings = view
-            .groups_of(&want.namespace, &want.name)
-            .filter(|(key, group)| group.replica != replica && !without(key))
-            .filter(|(_, group)| group.plan.members.iter().any(|member| member.node_name == *name))
-            .count();
+        let committed = committed.get(name.as_str()).copied().unwrap_or(0).saturating_sub(unreleased);
         let seat = Seat {
             node: name,
             free: node.serving_limit.saturating_sub(committed),
             limit: node.serving_limit,
-            siblings,
+            siblings: siblings.get(name.as_str()).copied().unwrap_or(0),
             machine: node.machine,
         };
         if node.backends.is_empty()
@@ -100,11 +109,13 @@ pub fn ways(
     }
     let mut found = Vec::new();
     if let Split::Auto | Split::Single = want.split {
-        let (candidates, too_small) = single::candidates(fit, &seats);
-        found.extend(candidates.into_iter().map(|candidate| look.way(candidate)));
+        let (candidates, too_small) = single::candidates(fit, &different_ones(&seats));
+        found = look.singles(view, candidates);
         notes.extend(too_small);
     }
-    if want.split != Split::Single {
+    // In a large cluster nobody looks at what cannot pay anyway.
+    let hopeless = seats.len() > MANY && !look.may_pay(&seats, &found);
+    if want.split != Split::Single && !hopeless {
         look.several(view, &ringed, replica, count_unreleased, without, &mut found, &mut notes);
     }
     if found.is_empty() { Err(notes) } else { Ok(Ways { found, notes }) }
@@ -191,15 +202,95 @@ fn meeting<'v>(
     }
 }
 
+/// Of many seats a few of those that are equal: which of them a replica takes makes no difference.
+fn different_ones<'a>(seats: &[Seat<'a>]) -> Vec<Seat<'a>> {
+    if seats.len() <= MANY {
+        return seats.to_vec();
+    }
+    let mut kinds: Vec<(&Seat<'a>, usize)> = Vec::new();
+    let mut kept = Vec::new();
+    for seat in seats {
+        let equal = |other: &Seat<'_>| {
+            (other.free, other.limit, other.siblings) == (seat.free, seat.limit, seat.siblings)
+                && other.machine == seat.machine
+        };
+        match kinds.iter_mut().find(|(kind, _)| equal(kind)) {
+            Some((_, count)) if *count >= EQUAL => continue,
+            Some((_, count)) => *count += 1,
+            None => kinds.push((seat, 1)),
+        }
+        kept.push(seat.clone());
+    }
+    kept
+}
+
 impl<'a> Look<'a> {
-    fn way(&self, candidate: Candidate) -> Way {
+    /// The ways on one node; equal machines are equally fast.
+    fn singles(&self, view: &Snapshot, candidates: Vec<Candidate>) -> Vec<Way> {
+        let mut rates: Vec<(Option<Machine>, f64)> = Vec::new();
+        let machine = |candidate: &Candidate| {
+            let node = candidate.ranks.first().and_then(|rank| view.nodes.get(&rank.node));
+            node.and_then(|node| node.machine)
+        };
+        let ways = candidates.into_iter().map(|candidate| {
+            let machine = machine(&candidate);
+            let rate = match rates.iter().find(|(known, _)| *known == machine) {
+                Some((_, rate)) => *rate,
+                None => {
+                    let rate = self.forecast.rate(&candidate.plan(self.fit));
+                    rates.push((machine, rate));
+                    rate
+                }
+            };
+            Way { gaps: self.gaps(&candidate), rate, candidate }
+        });
+        ways.collect()
+    }
+
+    /// Whether a tensor group over the best RDMA of the best machines could be worth more than one of these
+    /// single nodes, or there is none.
+    fn may_pay(&self, seats: &[Seat<'_>], singles: &[Way]) -> bool {
+        let Some(single) = singles.iter().map(|way| way.rate).reduce(f64::max) else { return true };
+        if self.want.split != Split::Auto {
+            return true;
+        }
+        let speed = |seat: &&Seat<'_>| seat.machine.map_or(0.0, |machine| machine.bandwidth);
+        let Some(best) = seats.iter().max_by(|a, b| speed(a).total_cmp(&speed(b))) else { return true };
+        let sizes = self.want.shape.tensor_sizes().into_iter().filter(|&size| size > 1);
+        sizes.into_iter().any(|size| {
+            let rank = |_| Rank {
+                node: best.node.to_owned(),
+                layers: self.fit.layers(),
+                need: Need::default(),
+                left: 0,
+                rdma_devices: Vec::new(),
+            };
+            let candidate = Candidate {
+                ranks: (0..size).map(rank).collect(),
+                siblings: 0,
+                tensor_size: size,
+                backend: Backend::Jaccl,
+                why_backend: None,
+            };
+            let rate = self.forecast.rate(&candidate.plan(self.fit));
+            let scale = Scale { best: rate.max(single), fewest: 1 };
+            let (several, one) = (Way { candidate, rate, gaps: 0.0 }, scale.of_rate(single));
+            scale.worth(&several) > one
+        })
+    }
+
+    fn gaps(&self, candidate: &Candidate) -> f64 {
         let square = |bytes: u64| bytes as f64 * bytes as f64;
         let taken = candidate.ranks.iter().map(|rank| {
             let before = rank.left.saturating_add(rank.need.total());
             square(before) - square(rank.left)
         });
-        let gaps = taken.sum::<f64>() / self.gaps;
-        Way { rate: self.forecast.rate(&candidate.plan(self.fit)), gaps, candidate }
+        taken.sum::<f64>() / self.gaps
+    }
+
+    fn way(&self, candidate: Candidate) -> Way {
+        let rate = self.forecast.rate(&candidate.plan(self.fit));
+        Way { gaps: self.gaps(&candidate), rate, candidate }
     }
 
     /// The ways over several nodes; where there are none, the notes tell why.

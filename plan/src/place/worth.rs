@@ -31,6 +31,13 @@ pub struct Way {
     pub gaps: f64,
 }
 
+impl Way {
+    /// What orders ways that are worth the same: their nodes and what each holds.
+    pub fn names(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.candidate.ranks.iter().map(|rank| (rank.node.as_str(), rank.layers))
+    }
+}
+
 /// What the ways of one deployment are measured by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
@@ -49,9 +56,14 @@ impl Scale {
 
     /// What a way is worth, from nearly 0 to 1; without its gaps.
     pub fn worth(&self, way: &Way) -> f64 {
-        let share = if self.best > 0.0 { (way.rate / (ENOUGH * self.best)).min(1.0) } else { 1.0 };
         let nodes = way.candidate.ranks.len().saturating_sub(self.fewest) as f64;
-        (0.5 + 0.5 * share - NODE * nodes).max(LEAST)
+        (self.of_rate(way.rate) - NODE * nodes).max(LEAST)
+    }
+
+    /// What a way over the fewest nodes is worth by its speed.
+    pub fn of_rate(&self, rate: f64) -> f64 {
+        let share = if self.best > 0.0 { (rate / (ENOUGH * self.best)).min(1.0) } else { 1.0 };
+        0.5 + 0.5 * share
     }
 
     /// The same less what its gaps are worth.
@@ -63,7 +75,7 @@ impl Scale {
     pub fn compare(&self, a: &Way, b: &Way) -> Ordering {
         let spread = a.candidate.siblings.cmp(&b.candidate.siblings);
         let worth = self.net(b).total_cmp(&self.net(a));
-        spread.then(worth).then_with(|| a.candidate.show().cmp(&b.candidate.show()))
+        spread.then(worth).then_with(|| a.names().cmp(b.names()))
     }
 }
 

@@ -1,0 +1,125 @@
+//! How long planning takes as clusters grow: `cargo xtask bench plan`. Prints one JSON line per figure.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench may fail, and measures time")]
+
+use std::time::Instant;
+
+use russet_crds::{Link, LinkKind, LocalReference, ModelDeploymentSpec};
+use russet_plan::place::place_as;
+use russet_plan::snapshot::Node;
+use russet_plan::solve::{Advice, solve};
+use russet_plan::{Snapshot, ValidDeployment, chips, validate};
+use russet_wire::shape::ModelShape;
+
+const GIB: u64 = 1 << 30;
+/// Repetitions of what is quick; the median counts.
+const TIMES: usize = 5;
+
+/// Nodes in racks of four that are cabled, half of them with 512 GiB; and the models that half as many
+/// deployments name by turns.
+fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
+    let mut view = Snapshot::default();
+    let name = |index: usize| format!("node-{index:05}");
+    for index in 0..nodes {
+        let (chip, gib) = if index % 8 < 4 { ("M3 Ultra", 480) } else { ("M4 Max", 96) };
+        let rack = index / 4 * 4..(index / 4 * 4 + 4).min(nodes);
+        let links = rack.filter(|peer| *peer != index).map(|peer| Link {
+            peer: name(peer),
+            interface: format!("en{}", peer % 4 + 3),
+            kind: LinkKind::Thunderbolt,
+            rdma_device: Some(format!("rdma_en{}", peer % 4 + 3)),
+            bits_per_second: Some(80_000_000_000),
+            ..Link::default()
+        });
+        let node = Node {
+            serving_limit: gib * GIB,
+            engine_build: Some("1".to_owned()),
+            backends: vec!["ring".to_owned(), "jaccl".to_owned()],
+            cuts_layers: true,
+            links: links.collect(),
+            machine: chips::find(chip, None, None).map(Into::into),
+            ..Node::default()
+        };
+        view.nodes.insert(name(index), node);
+    }
+    for (index, (layers, gib)) in [(32, 5), (80, 40), (64, 20), (126, 220)].into_iter().enumerate() {
+        let shape = ModelShape {
+            architecture: "llama".to_owned(),
+            layers,
+            layer_bytes: vec![gib * GIB / u64::from(layers); layers as usize],
+            hidden_size: 8192,
+            attention_heads: 64,
+            key_value_heads: 8,
+            head_dim: 128,
+            intermediate_size: 28672,
+            vocabulary: 128_256,
+            parameters: gib * GIB * 2,
+            kv_bytes_per_token_per_layer: 4096,
+            context_length: 131_072,
+            ..ModelShape::default()
+        };
+        view.models.insert(("ns".to_owned(), format!("m{index}")), shape);
+    }
+    let want = |index: usize| {
+        let spec = ModelDeploymentSpec {
+            model_ref: LocalReference::new(format!("m{}", index % 4)),
+            replicas: 1,
+            ..ModelDeploymentSpec::default()
+        };
+        validate(&view, "ns", &format!("d{index:05}"), &spec).unwrap()
+    };
+    let wants = (0..(nodes / 2).max(1)).map(want).collect();
+    (view, wants)
+}
+
+/// The median of several times, in milliseconds.
+fn timed(times: usize, mut what: impl FnMut()) -> f64 {
+    let mut took: Vec<f64> = (0..times)
+        .map(|_| {
+            let started = Instant::now();
+            what();
+            started.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    took.sort_by(f64::total_cmp);
+    took[took.len() / 2]
+}
+
+fn main() {
+    for nodes in [10, 100, 1000, 5000] {
+        let (view, wants) = cluster(nodes);
+        let refs: Vec<&ValidDeployment> = wants.iter().collect();
+        let tell = |what: &str, took: f64| {
+            println!(
+                "{}",
+                serde_json::json!({"what": format!("{what}, {nodes} nodes"), "nodes": nodes, "ours": took})
+            );
+        };
+        let mut advice = Advice::default();
+        tell("all deployments of an empty cluster placed", timed(1, || advice = solve(&view, &refs)));
+        let mut full = view.clone();
+        for want in &wants {
+            let (placement, _) = place_as(&full, want, &advice);
+            full = placement.apply(&full, want);
+        }
+        assert_eq!(full.groups.len(), wants.len(), "{nodes} nodes: not all have a place");
+        tell(
+            "everything that runs planned again",
+            timed(TIMES, || {
+                for want in &wants {
+                    assert!(place_as(&full, want, &Advice::default()).0.is_empty());
+                }
+            }),
+        );
+        let mut fewer = full.clone();
+        let last = wants.last().unwrap();
+        fewer.groups.retain(|_, group| group.deployment != last.name);
+        tell(
+            "one more deployment placed",
+            timed(TIMES, || {
+                let advice = solve(&fewer, &refs);
+                assert_eq!(place_as(&fewer, last, &advice).0.create.len(), 1);
+            }),
+        );
+    }
+}
