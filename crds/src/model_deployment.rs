@@ -256,7 +256,7 @@ pub struct PlacementReport {
     pub decision: String,
     /// Why this one.
     pub reason: String,
-    /// Digest of the plan.
+    /// Digest of the plan; of the last one while nothing is placed.
     pub plan_hash: String,
     /// How fast each replica should answer; absent where a node's chip is not in the catalogue.
     #[serde(default, skip_serializing_if = "Option::is_none")]

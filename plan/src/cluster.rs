@@ -47,7 +47,7 @@ impl Cluster {
         let shape = |model: &Arc<Model>| model.status.as_ref().and_then(|status| status.shape.clone());
         let key = |model: &Arc<Model>| (model.namespace().unwrap_or_default(), model.name_any());
         Snapshot {
-            nodes: self.seen_nodes(now),
+            nodes: self.seen_nodes(now).into(),
             models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
             strategies: strategies.map(|one| (one.name_any(), one.spec.sharding.clone())).collect(),
             pools: areas(&self.pools, &self.nodes),

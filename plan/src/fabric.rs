@@ -129,6 +129,11 @@ impl<'a> Fabric<'a> {
         self.cables.contains_key(&if a <= b { (a, b) } else { (b, a) })
     }
 
+    /// Every two nodes that a free cable joins.
+    pub fn pairs(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.cables.keys().copied()
+    }
+
     /// What two nodes lack to be joined.
     pub fn lack(&self, a: &str, b: &str) -> String {
         for (node, peer) in [(a, b), (b, a)] {

@@ -21,6 +21,7 @@ pub mod quantity;
 #[cfg(test)]
 mod seeded;
 pub mod shard;
+pub mod shared;
 pub mod snapshot;
 pub mod solve;
 pub mod speed;

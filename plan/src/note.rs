@@ -195,6 +195,11 @@ pub enum Note {
         /// The ShardGroup.
         group: String,
     },
+    /// A replica goes on as it is until another one has its successor.
+    InTurn {
+        /// Index of the replica.
+        replica: i32,
+    },
     /// A replica must go before its successor can come.
     DrainFirst {
         /// The ShardGroup.
@@ -245,7 +250,7 @@ impl Note {
             | Note::NothingFits { .. }
             | Note::KeptOutdated { .. } => Reason::NothingFits,
             Note::Outweighed { .. } => Reason::Outweighed,
-            Note::DrainFirst { .. } => Reason::InProgress,
+            Note::InTurn { .. } | Note::DrainFirst { .. } => Reason::InProgress,
             Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
             Note::Placed { .. } => Reason::PlanFound,
         }
@@ -393,6 +398,9 @@ impl fmt::Display for Note {
                 "replica {replica} fits, but the room there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",
                 by.join(", ")
             ),
+            Note::InTurn { replica } => {
+                write!(out, "replica {replica} goes on as it is until the replica before it answers anew")
+            }
             Note::KeptOutdated { group } => {
                 write!(out, "ShardGroup {group} keeps running as it was, because its successor fits nowhere")
             }

@@ -191,7 +191,13 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     continue;
                 }
                 let drained = |key: &Key| gone(key) || outdated.iter().any(|(old, _)| old == key);
-                if !outdated.is_empty() && find(&view, want, &fit, replica, false, drained).is_ok() {
+                // Memory that agents have not released may stay so: nothing is taken down for it.
+                if !outdated.is_empty() && find(&view, want, &fit, replica, true, drained).is_ok() {
+                    if !placement.create.is_empty() || on_its_way(&view, want, &fit, replica) {
+                        notes.push(Note::InTurn { replica });
+                        placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+                        continue;
+                    }
                     for (key, _) in &outdated {
                         notes.push(Note::DrainFirst { group: key.1.clone() });
                         remove(view.to_mut(), &mut placement, key, Removal::Drained);
@@ -254,6 +260,14 @@ pub fn deployment_hash<'a>(hashes: impl Iterator<Item = &'a str>) -> String {
 /// Whether a running plan is what the deployment asks for, on nodes it may stay on.
 pub fn is_current(view: &Snapshot, want: &ValidDeployment, group: &Group) -> bool {
     serves(want, &Fit::new(&want.shape, want.room), group) && may_stay(view, want, group)
+}
+
+/// Whether another replica has a successor that does not answer yet, or none because it makes room for one.
+fn on_its_way(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32) -> bool {
+    view.groups_of(&want.namespace, &want.name).any(|(_, group)| {
+        let other = group.replica != replica && (0..want.replicas).contains(&group.replica);
+        other && (group.deleting || (!group.ready && serves(want, fit, group)))
+    })
 }
 
 type Named = (Key, bool);

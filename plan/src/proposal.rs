@@ -17,7 +17,7 @@ use crate::place::{
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::solve;
 use crate::tier::{Member, assign};
-use crate::validate::{ValidDeployment, validate};
+use crate::validate::{ValidDeployment, read};
 
 /// What to do about a Model whose size nobody knows.
 const SIZE: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
@@ -104,7 +104,7 @@ fn check(
     view: &Snapshot,
     deployment: &ModelDeployment,
 ) -> Result<ValidDeployment, Vec<String>> {
-    let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    let namespace = deployment.namespace().unwrap_or_default();
     let wanted = &deployment.spec.model_ref.name;
     let named =
         |model: &&Arc<Model>| model.name_any() == *wanted && model.namespace().as_deref() == Some(&namespace);
@@ -113,7 +113,7 @@ fn check(
             Err(vec![format!("{message}; {SIZE}")])
         }
         Some(Obstacle { message, .. }) => Err(vec![message]),
-        None => validate(view, &namespace, &name, &deployment.spec).map_err(|notes| texts(&notes)),
+        None => read(view, deployment).map_err(|notes| texts(&notes)),
     }
 }
 

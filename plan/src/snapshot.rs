@@ -8,6 +8,7 @@ use russet_wire::shape::ModelShape;
 
 use crate::note::Note;
 use crate::pool::Area;
+use crate::shared::Shared;
 use crate::speed::Machine;
 use crate::tier::Tier;
 
@@ -18,9 +19,9 @@ pub type Key = (String, String);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Machines, by name.
-    pub nodes: BTreeMap<String, Node>,
+    pub nodes: Shared<BTreeMap<String, Node>>,
     /// Every model whose headers were read.
-    pub models: BTreeMap<Key, ModelShape>,
+    pub models: Shared<BTreeMap<Key, ModelShape>>,
     /// ShardingStrategies, by name.
     pub strategies: BTreeMap<String, Sharding>,
     /// Tiers, by name.

@@ -17,10 +17,14 @@ use crate::validate::ValidDeployment;
 /// Looks at ways, beyond one for each replica, after which the best plan found is good enough; fewer where a
 /// look is long, as many nodes make it. A handful of replicas needs a few dozen.
 const LOOKS: usize = 4000;
+/// How many times more a deployment counts that ran before.
+const BEFORE: f64 = 4.0;
 /// Nodes up to which a look is short.
 const SHORT: usize = 64;
 /// Up to so many replicas every order is tried.
 const ALL_ORDERS: usize = 4;
+/// Of more, so many come first by turns.
+const FRONTS: usize = 16;
 /// Share of the best sum that is not worth looking for.
 const CLOSE: f64 = 0.002;
 
@@ -86,6 +90,9 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     let budget = wishes.len() + LOOKS * SHORT / view.nodes.len().max(SHORT);
     let mut search = Search { looks: 0, budget, best: f64::NEG_INFINITY, most, splits: BTreeMap::new() };
     for order in orders(&wishes.iter().collect::<Vec<_>>()) {
+        if search.hopeless(0.0) {
+            break;
+        }
         search.dive(&order, &mut view.clone(), 0.0, &mut Vec::new());
     }
     Advice { splits: search.splits, worth: search.best.max(0.0) }
@@ -99,7 +106,7 @@ fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
         let mut rest = wishes.to_vec();
         (rest.remove(at), rest)
     };
-    let heads = (0..wishes.len()).map(front);
+    let heads = (0..wishes.len().min(FRONTS)).map(front);
     if wishes.len() > ALL_ORDERS {
         return heads.map(|(head, rest)| [vec![head], rest].concat()).collect();
     }
@@ -112,10 +119,11 @@ fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
     heads.flat_map(tails).collect()
 }
 
-/// What a replica counts beside others: by its tier's priority, and the first of one deployment more than the
+/// What a replica counts beside others: by its tier's priority, whether it ran before, and the first of one deployment more than the
 /// second of another.
 fn weight(want: &ValidDeployment, replica: i32) -> f64 {
-    (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(replica.max(0)))
+    let before = if want.incumbent { BEFORE } else { 1.0 };
+    before * (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(replica.max(0)))
 }
 
 struct Search {

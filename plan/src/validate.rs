@@ -7,7 +7,8 @@ mod strategy;
 
 use std::collections::BTreeSet;
 
-use russet_crds::{BackendChoice, KvRoom, LocalReference, ModelDeploymentSpec, Sharding};
+use kube::ResourceExt as _;
+use russet_crds::{BackendChoice, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Sharding};
 use russet_wire::shape::ModelShape;
 
 use crate::fit::Room;
@@ -43,6 +44,8 @@ pub struct ValidDeployment {
     pub areas: Vec<Area>,
     /// Its tier's priority.
     pub priority: i32,
+    /// Whether it ran before: who makes room for a successor of his own gets that room back.
+    pub incumbent: bool,
     /// The Dedicated tier and the workload group whose nodes it shares.
     pub own: Option<(String, String)>,
     /// Replicas; 0 stops the deployment.
@@ -73,7 +76,16 @@ pub use strategy::{Judgement, judge};
 /// Where a deployment's own split stands.
 const OWN: &str = "spec.sharding";
 
-/// Reads a ModelDeployment; the notes name everything that is wrong with it.
+/// Reads a ModelDeployment as the server has it.
+pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeployment, Vec<Note>> {
+    let namespace = deployment.namespace().unwrap_or_default();
+    let placed = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
+    let incumbent = placed.is_some_and(|placement| !placement.plan_hash.is_empty());
+    let valid = validate(view, &namespace, &deployment.name_any(), &deployment.spec)?;
+    Ok(ValidDeployment { incumbent, ..valid })
+}
+
+/// Reads what a person wrote; the notes name everything that is wrong with it.
 pub fn validate(
     view: &Snapshot,
     namespace: &str,
@@ -125,6 +137,7 @@ pub fn validate(
         room,
         areas: areas.into_iter().map(|area| promised.within(view, area)).collect(),
         priority: promised.priority(),
+        incumbent: false,
         own: promised.own(),
         replicas: *replicas,
     })

@@ -9,7 +9,8 @@ use russet_crds::{ModelCopySpec, Want};
 use russet_plan::obstacle::{Obstacle, obstacle};
 use russet_plan::place::{place_as, scale_down};
 use russet_plan::solve::{Advice, solve};
-use russet_plan::{Note, Placement, ValidDeployment, note, validate};
+use russet_plan::validate::read;
+use russet_plan::{Note, Placement, ValidDeployment, note};
 
 use super::Resources;
 use super::observe::Observed;
@@ -38,7 +39,7 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     let checked = match obstacle(&namespace, &deployment.spec.model_ref.name, observed.model.as_deref()) {
         Some(obstacle) => Err((obstacle, Vec::new())),
-        None => validate(&observed.view, &namespace, &name, &deployment.spec).map_err(|notes| {
+        None => read(&observed.view, &deployment).map_err(|notes| {
             let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
             (Obstacle { reason, message: note::join(&notes), stalled: true }, notes)
         }),
@@ -62,10 +63,10 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
 /// Where its new replicas go when everything that waits is placed together.
 fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
     let rivals = observed.rivals.iter().filter_map(|(deployment, model)| {
-        let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+        let namespace = deployment.namespace().unwrap_or_default();
         match obstacle(&namespace, &deployment.spec.model_ref.name, model.as_deref()) {
             Some(_) => None,
-            None => validate(&observed.view, &namespace, &name, &deployment.spec).ok(),
+            None => read(&observed.view, deployment).ok(),
         }
     });
     let rivals: Vec<ValidDeployment> = rivals.collect();

@@ -1,5 +1,7 @@
 //! Teams: disjoint sets of nodes that cables join as one backend needs it, and those that come nearest to it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use russet_crds::Backend;
 
 use super::{Fabric, MESH_RANKS};
@@ -50,10 +52,11 @@ pub fn pairs(backend: Backend, size: usize) -> Vec<(usize, usize)> {
     (0..size).map(|a| (a, (a + 1) % size)).collect()
 }
 
-struct Search<'s, 'a> {
-    fabric: &'s Fabric<'a>,
+struct Search<'s> {
     mesh: bool,
     nodes: &'s [&'s str],
+    /// Who is joined with whom.
+    near: Vec<BTreeSet<usize>>,
     size: usize,
     good: &'s dyn Fn(&[usize]) -> bool,
     steps: u32,
@@ -64,9 +67,9 @@ struct Search<'s, 'a> {
     best: Option<Vec<Vec<usize>>>,
 }
 
-impl<'s, 'a> Search<'s, 'a> {
+impl<'s> Search<'s> {
     fn new(
-        fabric: &'s Fabric<'a>,
+        fabric: &Fabric<'_>,
         backend: Backend,
         nodes: &'s [&'s str],
         size: usize,
@@ -74,7 +77,8 @@ impl<'s, 'a> Search<'s, 'a> {
     ) -> Self {
         // A ring of two is a mesh.
         let mesh = backend == Backend::Jaccl || size < 3;
-        Self { fabric, mesh, nodes, size, good, steps: 0, limit: None, teams: Vec::new(), best: None }
+        let near = near(fabric, nodes);
+        Self { mesh, nodes, near, size, good, steps: 0, limit: None, teams: Vec::new(), best: None }
     }
 
     fn run(mut self, count: usize, limit: usize, steps: u32) -> Option<Vec<Vec<usize>>> {
@@ -111,6 +115,16 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             return;
         }
+        // Where no cable may lack, only those come next that are joined with the last.
+        let last = team[team.len() - 1];
+        let free = |node: &usize| !team.contains(node);
+        let next: Vec<usize> = match self.limit {
+            Some(limit) if limit == lacking => {
+                let near = self.near[last].iter().copied();
+                near.filter(|node| next.binary_search(node).is_ok()).filter(free).collect()
+            }
+            _ => next.iter().copied().filter(free).collect(),
+        };
         for (index, &node) in next.iter().enumerate() {
             if self.steps == 0 {
                 return;
@@ -124,11 +138,10 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             team.push(node);
             // A mesh is a set, so only later nodes join it; a ring has an order.
-            let others: Vec<usize> = match self.mesh {
-                true => next[index + 1..].to_vec(),
-                false => next.iter().copied().filter(|&other| other != node).collect(),
-            };
-            self.grow(team, &others, rest, count, lacking);
+            match self.mesh {
+                true => self.grow(team, &next[index + 1..], rest, count, lacking),
+                false => self.grow(team, rest, rest, count, lacking),
+            }
             team.pop();
         }
     }
@@ -138,6 +151,20 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     fn lacks(&self, a: usize, b: usize) -> usize {
-        usize::from(!self.fabric.joined(self.nodes[a], self.nodes[b]))
+        usize::from(!self.near[a].contains(&b))
     }
+}
+
+/// Of every node those it is joined with, by their places in `nodes`.
+fn near(fabric: &Fabric<'_>, nodes: &[&str]) -> Vec<BTreeSet<usize>> {
+    let places: BTreeMap<&str, usize> =
+        nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
+    let mut near = vec![BTreeSet::new(); nodes.len()];
+    for (a, b) in fabric.pairs() {
+        if let (Some(&a), Some(&b)) = (places.get(a), places.get(b)) {
+            near[a].insert(b);
+            near[b].insert(a);
+        }
+    }
+    near
 }

@@ -38,7 +38,9 @@ pub fn shown(
     if placement.waiting.is_empty() {
         return None;
     }
-    Some(refused(notes.iter().map(ToString::to_string).collect()))
+    // That something ran is remembered, as it counts where room is short.
+    let plan_hash = before.map(|before| before.plan_hash).unwrap_or_default();
+    Some(PlacementReport { plan_hash, ..refused(notes.iter().map(ToString::to_string).collect()) })
 }
 
 /// What stood in the way; the last text names the remedy.

@@ -40,7 +40,7 @@ fn view(nodes: &[(&str, u64)], layers: u32) -> Snapshot {
     };
     Snapshot {
         nodes: nodes.iter().map(|(name, gib)| ((*name).to_owned(), node(*gib))).collect(),
-        models: [(("ns".to_owned(), "m".to_owned()), shape)].into(),
+        models: [(("ns".to_owned(), "m".to_owned()), shape)].into_iter().collect(),
         ..Snapshot::default()
     }
 }

@@ -197,6 +197,7 @@ fn meeting<'v>(
         choice: want.backend,
         asked_at: want.asked_at.clone(),
         rdma_only: false,
+        explain: true,
         free: Fabric::new(&view.nodes, passing),
         soon: Fabric::new(&view.nodes, lasting),
     }
@@ -317,6 +318,7 @@ impl<'a> Look<'a> {
             Split::Auto => {
                 meeting.rdma_only = true;
                 let one_holds_it = !found.is_empty();
+                meeting.explain = !one_holds_it;
                 if one_holds_it {
                     // Nobody takes a second node on a guess; and a pipeline answers no sooner than one node.
                     cutting

@@ -4,6 +4,7 @@
 //! ```text
 //! worth = ½ + ½ × min(1, speed / (0.8 × the best speed there is))      placed at all, and how fast
 //!       − 1/12 for every node beyond the fewest that can hold it        a second node must give 1.5 times the speed
+//!       − 1/4 for every replica of the same deployment on its nodes
 //!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit
 //! ```
 
@@ -17,6 +18,11 @@ const ENOUGH: f64 = 0.8;
 const NODE: f64 = 1.0 / 12.0;
 /// What all the gaps of a cluster are worth.
 const GAPS: f64 = 1e-3;
+/// What a replica of the same deployment on the same node costs: one machine's end should not end both.
+const SIBLING: f64 = 0.25;
+/// What a pipeline is worth at most of a model that one node would hold: better than none, and no price for
+/// others being a little faster.
+const STRUNG: f64 = 0.3;
 /// What any placement is worth at least: a replica that runs somehow is better than none.
 const LEAST: f64 = 0.05;
 
@@ -57,7 +63,10 @@ impl Scale {
     /// What a way is worth, from nearly 0 to 1; without its gaps.
     pub fn worth(&self, way: &Way) -> f64 {
         let nodes = way.candidate.ranks.len().saturating_sub(self.fewest) as f64;
-        (self.of_rate(way.rate) - NODE * nodes).max(LEAST)
+        let siblings = way.candidate.siblings as f64;
+        let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings).max(LEAST);
+        let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
+        if strung { worth.min(STRUNG) } else { worth }
     }
 
     /// What a way over the fewest nodes is worth by its speed.
@@ -98,7 +107,7 @@ mod tests {
         let candidate = Candidate {
             ranks: vec![rank; nodes],
             siblings: 0,
-            tensor_size: 1,
+            tensor_size: nodes as u32,
             backend: Backend::None,
             why_backend: None,
         };

@@ -71,7 +71,10 @@ pub fn candidate(
                     // Over TCP it would run at once, and stay slow for as long as it lives.
                     return Err(busy(&candidate, &meeting.free));
                 }
-                let note = note.unwrap_or_else(|| lacking(fit, seats, cut, backend, &meeting.free));
+                let note = note.unwrap_or_else(|| match meeting.explain {
+                    true => lacking(fit, seats, cut, backend, &meeting.free),
+                    false => cut.too_few(seats),
+                });
                 passed_over.get_or_insert_with(|| match &note {
                     Note::Links { why, .. } => why.clone(),
                     other => other.to_string(),

@@ -23,6 +23,8 @@ pub struct Meeting<'v> {
     pub asked_at: String,
     /// Whether TCP will not do, because another way would be better than that.
     pub rdma_only: bool,
+    /// Whether somebody will read what cables lack; finding out who comes nearest takes long among many nodes.
+    pub explain: bool,
     /// The cables nobody uses.
     pub free: Fabric<'v>,
     /// The same and those that come free without anybody's doing, or by this replica's own move.

@@ -64,7 +64,8 @@ fn house() -> Snapshot {
     let mut view = Snapshot {
         nodes: [("max", node("M4 Max", 24)), ("ultra", node("M3 Ultra", 64))]
             .map(|(name, node)| (name.to_owned(), node))
-            .into(),
+            .into_iter()
+            .collect(),
         ..Snapshot::default()
     };
     for (name, shape) in [("small", shape(8, GIB)), ("large", shape(60, GIB))] {

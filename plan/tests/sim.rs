@@ -1,0 +1,267 @@
+//! The planner over time: small scripts of what happens to a cluster, each step judged (docs/simulator.md).
+//! `RUSSET_SIM=substring` runs scripts whose name has it; `RUSSET_UPDATE_GOLDENS=1` writes the traces anew.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test reads its scripts and may fail")]
+
+#[path = "sim/agent.rs"]
+mod agent;
+#[path = "sim/cable.rs"]
+mod cable;
+#[path = "sim/chance.rs"]
+mod chance;
+#[path = "sim/deed.rs"]
+mod deed;
+#[path = "sim/expectation.rs"]
+mod expectation;
+#[path = "sim/ledger.rs"]
+mod ledger;
+#[path = "sim/machine.rs"]
+mod machine;
+#[path = "sim/operator.rs"]
+mod operator;
+#[path = "sim/script.rs"]
+mod script;
+#[path = "sim/size.rs"]
+mod size;
+#[path = "sim/story.rs"]
+mod story;
+#[path = "sim/trace.rs"]
+mod trace;
+#[path = "sim/wish.rs"]
+mod wish;
+#[path = "sim/words.rs"]
+mod words;
+#[path = "sim/world.rs"]
+mod world;
+
+use std::path::PathBuf;
+
+use russet_plan::place::{NewGroup, OldGroup, Placement, Removal};
+use script::Script;
+use story::Story;
+
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/sim/scripts");
+
+/// Stories drawn at random; each settles several times. `RUSSET_SIM_STORIES` asks for more.
+const STORIES: u64 = 10;
+
+/// Every script that was asked for, in the order of their names, with its text.
+fn scripts() -> Vec<(String, String)> {
+    let wanted = std::env::var("RUSSET_SIM").unwrap_or_default();
+    let files = std::fs::read_dir(SCRIPTS).unwrap().map(|entry| entry.unwrap().path());
+    let mut scripts: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|it| it == "txt")).collect();
+    scripts.sort();
+    let named = scripts.into_iter().map(|path| {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        (name, std::fs::read_to_string(&path).unwrap())
+    });
+    named.filter(|(name, _)| name.contains(&wanted)).collect()
+}
+
+/// Golden files whose script is gone or pending.
+fn strays(scripts: &[(String, String)]) -> Vec<String> {
+    let files = std::fs::read_dir(SCRIPTS).unwrap().map(|entry| entry.unwrap().path());
+    let goldens = files.filter(|path| path.extension().is_some_and(|it| it == "golden"));
+    let names = goldens.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned());
+    let told = |name: &String| scripts.iter().any(|(it, text)| it == name && !text.starts_with("pending"));
+    names
+        .filter(|name| !told(name))
+        .map(|name| format!("{name}.golden has no script that writes it"))
+        .collect()
+}
+
+/// Compares a trace with its golden file, or writes it.
+fn compare(name: &str, trace: &str) -> Result<(), String> {
+    let path = format!("{SCRIPTS}/{name}.golden");
+    if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
+        std::fs::write(&path, trace).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    if golden == trace {
+        return Ok(());
+    }
+    let (mut old, mut new) = (golden.lines(), trace.lines());
+    let at = (1..).find_map(|number| {
+        let (old, new) = (old.next(), new.next());
+        (old != new).then(|| format!("line {number} was {old:?} and is {new:?}"))
+    });
+    Err(format!(
+        "tests/sim/scripts/{name}.golden: {}; RUSSET_UPDATE_GOLDENS=1 writes it anew",
+        at.unwrap_or_default()
+    ))
+}
+
+#[test]
+fn every_script_comes_out_as_written() {
+    let scripts = scripts();
+    assert!(!scripts.is_empty(), "no script in {SCRIPTS} has RUSSET_SIM in its name");
+    let (mut failures, mut pending, mut crashes, mut conflicts) = (Vec::new(), 0, 0, 0);
+    for (name, text) in &scripts {
+        let script = match Script::read(name, text) {
+            Ok(script) => script,
+            Err(wrong) => {
+                failures.push(wrong);
+                continue;
+            }
+        };
+        let mut story = Story::default();
+        let told = story.tell(&script);
+        crashes += story.crashes;
+        conflicts += story.conflicts;
+        match (told, &script.pending) {
+            (Ok(()), None) => failures.extend(compare(name, &story.trace.text).err()),
+            (Ok(()), Some(why)) => {
+                failures.push(format!(
+                    "{name} comes out as written now; take its first line away (pending {why})"
+                ));
+            }
+            (Err(wrong), None) => {
+                println!("{name}, until it came out otherwise:\n{}", story.trace.text);
+                failures.push(wrong);
+            }
+            (Err(wrong), Some(why)) => {
+                if std::env::var_os("RUSSET_SIM").is_some() {
+                    println!("{}", story.trace.text);
+                }
+                pending += 1;
+                println!("pending {name}: {why}\n  {wrong}");
+            }
+        }
+    }
+    if std::env::var_os("RUSSET_SIM").is_none() {
+        failures.extend(strays(&scripts));
+    }
+    println!(
+        "{} scripts, {pending} of them pending; {crashes} crash points and {conflicts} conflicts",
+        scripts.len()
+    );
+    assert!(failures.is_empty(), "{} scripts failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn stories_drawn_at_random_break_no_promise() {
+    let mut crashes = 0;
+    let wanted = std::env::var("RUSSET_SIM_STORIES").ok();
+    let stories = wanted.map_or(STORIES, |count| count.parse().unwrap());
+    for seed in 0..stories {
+        let text = chance::story(seed);
+        let script = Script::read("drawn", &text).unwrap();
+        let mut story = Story::loose();
+        if let Err(wrong) = story.tell(&script) {
+            panic!("seed {seed}: {wrong}\n\n{text}\n\n{}", story.trace.text);
+        }
+        crashes += story.crashes;
+    }
+    println!("{stories} stories, {crashes} crash points");
+}
+
+/// The page with every file it shows as it is now.
+fn page(written: &str) -> String {
+    let (mut fresh, mut skipping) = (String::new(), false);
+    for line in written.lines() {
+        skipping &= line != "```";
+        if skipping {
+            continue;
+        }
+        fresh.push_str(line);
+        fresh.push('\n');
+        if let Some(file) = line.strip_prefix("$ cat tests/sim/scripts/") {
+            fresh.push_str(&std::fs::read_to_string(format!("{SCRIPTS}/{file}")).unwrap());
+            skipping = true;
+        }
+    }
+    fresh
+}
+
+#[test]
+fn the_page_shows_the_language_and_a_script_as_they_are() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/simulator.md");
+    let written = std::fs::read_to_string(path).unwrap();
+    let fresh = page(&written);
+    if std::env::var_os("RUSSET_UPDATE_GOLDENS").is_some() {
+        std::fs::write(path, &fresh).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap();
+    assert!(written == fresh, "docs/simulator.md shows other files; RUSSET_UPDATE_GOLDENS=1 writes it anew");
+    // A bar within a table is written so.
+    let written = written.replace("\\|", "|");
+    let verbs = script::VERBS.iter().map(|(_, usage, _)| *usage);
+    let usages = verbs.chain(script::OTHERS).chain(expectation::USAGE.iter().flat_map(|it| it.split(" or ")));
+    let missing: Vec<&str> = usages.filter(|usage| !written.contains(&format!("`{usage}`"))).collect();
+    assert!(missing.is_empty(), "docs/simulator.md does not show {missing:#?}");
+}
+
+/// What a script comes to.
+fn told(text: &str) -> Story {
+    let mut story = Story::loose();
+    story.tell(&Script::read("story", text).unwrap()).unwrap();
+    story
+}
+
+#[test]
+fn the_ledger_finds_what_it_is_for() {
+    let story = told(
+        "node a \"Apple M3 Ultra\" 256Gi\nnode b \"Apple M3 Ultra\" 256Gi\ncable a b rdma\n\
+         model m llama-405b bits=4\ndeploy chat model=m mode=tensor ranks=2\nsettle",
+    );
+    let world = story.world();
+    let group = world.living()[0].clone();
+    let again = NewGroup { name: "chat-0-again".to_owned(), replica: 0, plan: group.spec.plan.clone() };
+    let found = ledger::doubled(world, &again).join("; ");
+    for words in
+        ["node a is promised twice: 242", "port rdma_en3 of node b is given away and in use by chat-0#1"]
+    {
+        assert!(found.contains(words), "{found}");
+    }
+    let placement = Placement { create: vec![again], ..Placement::default() };
+    assert!(ledger::unasked(world, "chat", &placement)[0].contains("placed again beside chat-0#1 unasked"));
+    let name = group.metadata.name.clone().unwrap();
+    let delete = vec![OldGroup { name, why: Removal::Replaced }];
+    let placement = Placement { delete, ..Placement::default() };
+    assert_eq!(ledger::unasked(world, "chat", &placement), ["chat-0#1 of chat goes unasked"]);
+    let mut edited = world.clone();
+    edited.deployments.get_mut("chat").unwrap().spec.replicas = 0;
+    assert!(ledger::unasked(&edited, "chat", &placement).is_empty());
+    assert_eq!(ledger::unsettled(&edited), ["chat-0#1 is there although nobody wants it"]);
+    // An engine whose group and Shard are gone holds its memory and its port all the same.
+    let mut held = world.clone();
+    held.cluster.groups.clear();
+    assert_eq!(ledger::unsettled(&held), ["replica 0 of chat is neither there nor said to wait"]);
+    let again = NewGroup { name: "chat-0-again".to_owned(), replica: 0, plan: group.spec.plan.clone() };
+    let found = ledger::doubled(&held, &again).join("; ");
+    assert!(found.contains("in use by an engine that was not released"), "{found}");
+}
+
+#[test]
+fn a_line_that_cannot_be_read_names_its_place_and_what_was_expected() {
+    for (line, wrong) in [
+        ("nod a \"M4 Max\" 64Gi", "\"nod\" is no verb; there are node, cable"),
+        ("node a M4 64Gi", "the chip in quotes is expected where \"M4\" stands; it is: node NAME \"CHIP\""),
+        ("node a \"M4 Max", "has no closing quote"),
+        ("node a \"M4 Max\" much", "\"much\" is not a quantity of bytes"),
+        ("cable a b string", "rdma, thunderbolt, ethernet, wifi is expected where \"string\" stands"),
+        ("cable a b rdma fast", "the speed: \"fast\" is not a quantity"),
+        ("deploy chat replicas=1", "model= is expected; it is: deploy NAME model="),
+        ("deploy chat model=m colour=red", "colour= is no field of this line; there are model, replicas"),
+        (
+            "edit chat mode=sideways",
+            "mode= is one of auto, single, pipeline, tensor, hybrid, not \"sideways\"",
+        ),
+        ("scale chat many", "replicas is a number, not \"many\""),
+        ("lose", "the name of a node is expected at the end of the line"),
+        ("settle now", "nothing is expected where \"now\" stands"),
+        ("clock soon", "a time such as 90s, 5m, -3h or 25d is expected"),
+        ("expect chat sings", "waits, refused, says, silent, empty is expected where \"sings\" stands"),
+        ("expect chat waits why", "the words in quotes is expected where \"why\" stands"),
+        ("expect only chat", "moved is expected"),
+        ("during lunch", "during settle is expected"),
+        ("during settle", "story.txt:2: end is expected after during settle"),
+        ("during settle\nrestart operator", "story.txt:3: a step that changes the cluster is expected"),
+        ("end", "end is expected after during settle and a step"),
+    ] {
+        let read = Script::read("story", &format!("# A story.\n{line}\n")).map(|_| ());
+        let told = read.unwrap_err();
+        assert!(told.starts_with("tests/sim/scripts/story.txt:") && told.contains(wrong), "{told}");
+    }
+}

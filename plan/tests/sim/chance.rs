@@ -1,0 +1,97 @@
+//! Stories that nobody thought of: scripts drawn at random, the same in every run. A story that breaks a promise
+//! is printed as a script, to be kept under a name of its own.
+
+/// A source of numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    /// A number from 0 to `bound`, without it.
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+    }
+
+    /// One of these.
+    fn of<'t>(&mut self, choices: &[&'t str]) -> &'t str {
+        choices[self.below(choices.len())]
+    }
+}
+
+const CHIPS: [&str; 4] = ["M3 Ultra", "M4 Max", "M4 Pro", "M2 Max"];
+const NODES: [&str; 5] = ["a", "b", "c", "d", "e"];
+const DEPLOYMENTS: [&str; 3] = ["chat", "code", "docs"];
+const SPLITS: [&str; 6] = [
+    "mode=auto ranks=",
+    "mode=single ranks=",
+    "mode=pipeline ranks=",
+    "mode=tensor ranks=",
+    "mode=pipeline ranks=2",
+    "mode=tensor ranks=2",
+];
+
+/// The script of a seed.
+pub fn story(seed: u64) -> String {
+    let mut dice = Dice(seed);
+    let mut lines = Vec::new();
+    let nodes = &NODES[..2 + dice.below(NODES.len() - 1)];
+    for node in nodes {
+        let memory = dice.of(&["16Gi", "24Gi", "36Gi", "64Gi"]);
+        let rack = dice.of(&["one", "two"]);
+        lines.push(format!("node {node} \"Apple {}\" {memory} rack={rack}", dice.of(&CHIPS)));
+    }
+    for (at, near) in nodes.iter().enumerate() {
+        for far in &nodes[at + 1..] {
+            if dice.below(3) > 0 {
+                lines.push(format!(
+                    "cable {near} {far} {}",
+                    dice.of(&["rdma", "rdma", "thunderbolt", "ethernet"])
+                ));
+            }
+        }
+    }
+    lines.push("pool one rack=one".to_owned());
+    lines.push("model small toy layer=1Gi".to_owned());
+    lines.push("model large toy layers=20 layer=1Gi".to_owned());
+    for name in DEPLOYMENTS {
+        let (model, split) = (dice.of(&["small", "small", "large"]), dice.of(&SPLITS));
+        let pools = dice.of(&["", "", "", " pools=one"]);
+        lines.push(format!("deploy {name} model={model} replicas={} {split}{pools}", 1 + dice.below(2)));
+    }
+    lines.push("settle".to_owned());
+    for _ in 0..4 + dice.below(5) {
+        for _ in 0..1 + dice.below(2) {
+            lines.push(event(&mut dice, nodes));
+        }
+        if dice.below(3) == 0 {
+            lines.push(format!("turn {}", dice.of(&DEPLOYMENTS)));
+            lines.push(event(&mut dice, nodes));
+        }
+        lines.push("settle".to_owned());
+    }
+    lines.join("\n")
+}
+
+fn event(dice: &mut Dice, nodes: &[&str]) -> String {
+    let (node, peer, name) = (dice.of(nodes), dice.of(nodes), dice.of(&DEPLOYMENTS));
+    match dice.below(16) {
+        0 | 1 => format!("edit {name} context={}", dice.of(&["4096", "8192", "16384"])),
+        2 => format!("edit {name} {}", dice.of(&SPLITS)),
+        3 => format!("edit {name} pools={}", dice.of(&["", "one"])),
+        4 => format!("edit {name} model={}", dice.of(&["small", "large"])),
+        5 => format!("scale {name} {}", dice.below(4)),
+        6 => format!("drain {node}"),
+        7 => format!("cordon {node}"),
+        8 => format!("uncordon {node}"),
+        9 => format!("lose {node}"),
+        10 => format!("back {node}"),
+        11 => format!("clock {}", dice.of(&["30s", "60s", "5m"])),
+        12 => format!("refuse {node}"),
+        13 => format!("release {node}"),
+        14 => format!("skew {node} {}", dice.of(&["1", "2"])),
+        _ if node != peer => format!("rdma {node} {}\nlabel {peer} rack=one", dice.of(&["on", "off"])),
+        _ => format!("not-ready {name} new\nready {name}"),
+    }
+}

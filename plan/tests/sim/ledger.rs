@@ -1,0 +1,141 @@
+//! What must hold across deployments whatever the planner says, added up from what the server holds and what
+//! engines really hold, without the planner's own view of either.
+
+use std::collections::BTreeMap;
+
+use russet_crds::{GroupMember, Scheduling, ShardGroup};
+use russet_plan::place::{NewGroup, Placement};
+use russet_plan::quantity::show;
+use russet_plan::snapshot::Availability;
+
+use super::world::{World, answers};
+
+/// Everything on a node: ranks of groups that exist, and of engines whose group does not.
+fn ranks<'w>(world: &'w World, node: &'w str) -> impl Iterator<Item = (String, &'w GroupMember)> {
+    let groups = || world.cluster.groups.iter();
+    let members = groups().flat_map(move |group| {
+        let own = group.spec.plan.members.iter().filter(move |member| member.node_name == node);
+        own.map(move |member| (world.label(group), member))
+    });
+    let exists = move |uid: &str| groups().any(|group| group.metadata.uid.as_deref() == Some(uid));
+    let held = world.held.get(node).into_iter().flatten();
+    let unreleased = held.filter(move |((uid, _), _)| !exists(uid));
+    members.chain(unreleased.map(|(_, member)| ("an engine that was not released".to_owned(), member)))
+}
+
+/// What a new group would promise twice: bytes of a node, or a port.
+pub fn doubled(world: &World, new: &NewGroup) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for member in &new.plan.members {
+        let node = &member.node_name;
+        let Some(machine) = world.machines.get(node) else {
+            wrong.push(format!("a group is put on node {node}, which has left"));
+            continue;
+        };
+        let there: u64 = ranks(world, node).map(|(_, member)| member.reserved_bytes()).sum();
+        let promised = there + member.reserved_bytes();
+        if promised > machine.limit {
+            let (promised, limit) = (show(promised), show(machine.limit));
+            wrong.push(format!("node {node} is promised twice: {promised} of {limit}"));
+        }
+        for (owner, other) in ranks(world, node) {
+            let shared = member
+                .rdma_devices
+                .iter()
+                .flatten()
+                .find(|device| other.rdma_devices.iter().flatten().any(|taken| taken == *device));
+            if let Some(device) = shared {
+                wrong.push(format!("port {device} of node {node} is given away and in use by {owner}"));
+            }
+        }
+    }
+    wrong
+}
+
+/// Replicas that would move or go without anybody having asked for it.
+pub fn unasked(world: &World, deployment: &str, placement: &Placement) -> Vec<String> {
+    let of = |replica: i32| {
+        let groups = world.living().into_iter();
+        groups.filter(move |group| {
+            group.spec.deployment_ref.name == deployment && group.spec.replica == replica
+        })
+    };
+    let mut wrong = Vec::new();
+    for new in &placement.create {
+        for group in of(new.replica).filter(|group| !asked(world, group)) {
+            let label = world.label(group);
+            wrong.push(format!(
+                "replica {} of {deployment} is placed again beside {label} unasked",
+                new.replica
+            ));
+        }
+    }
+    let goes = |group: &ShardGroup| {
+        placement.delete.iter().any(|old| group.metadata.name.as_deref() == Some(&old.name))
+    };
+    for group in world.living().into_iter().filter(|group| goes(group) && !asked(world, group)) {
+        // Of two that do the same, one may go.
+        let twin = of(group.spec.replica).any(|other| !goes(other) && (answers(other) || !answers(group)));
+        if group.spec.deployment_ref.name != deployment || !twin {
+            wrong.push(format!("{} of {deployment} goes unasked", world.label(group)));
+        }
+    }
+    wrong
+}
+
+/// Whether somebody asked for a group to go or to move: its deployment was edited or scaled, or one of its
+/// nodes is being drained or is lost.
+fn asked(world: &World, group: &ShardGroup) -> bool {
+    let name = &group.spec.deployment_ref.name;
+    let Some(deployment) = world.deployments.get(name) else { return true };
+    let before = group.metadata.uid.as_ref().and_then(|uid| world.asked.get(uid));
+    let leaves = |member: &GroupMember| {
+        let node = &member.node_name;
+        let found = world.cluster.nodes.iter().find(|other| other.metadata.name.as_ref() == Some(node));
+        let draining = found.is_none_or(|node| node.spec.scheduling == Scheduling::Draining);
+        draining || world.availability(node) == Some(Availability::Lost)
+    };
+    group.spec.replica >= deployment.spec.replicas
+        || before != world.asks(name).as_ref()
+        || group.spec.plan.members.iter().any(leaves)
+}
+
+/// What is wrong once nobody has anything to do: replicas nobody wants, doubled ones, and lost ones.
+pub fn unsettled(world: &World) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut there: BTreeMap<(&str, i32), Vec<&ShardGroup>> = BTreeMap::new();
+    for group in world.living() {
+        there.entry((&group.spec.deployment_ref.name, group.spec.replica)).or_default().push(group);
+    }
+    for ((name, replica), groups) in &there {
+        let wanted = world.deployments.get(*name).map_or(0, |deployment| deployment.spec.replicas);
+        if !(0..wanted).contains(replica) {
+            wrong.push(format!("{} is there although nobody wants it", world.label(groups[0])));
+        }
+        if groups.iter().filter(|group| answers(group)).count() > 1 {
+            wrong.push(format!("replica {replica} of {name} answers twice"));
+        }
+    }
+    for (name, deployment) in &world.deployments {
+        let said = world.said.get(name).cloned().unwrap_or_default();
+        let missing = (0..deployment.spec.replicas).find(|replica| {
+            !there.contains_key(&(name.as_str(), *replica)) && !said.waiting.contains(replica)
+        });
+        if let (Some(replica), None) = (missing, &said.refused) {
+            wrong.push(format!("replica {replica} of {name} is neither there nor said to wait"));
+        }
+    }
+    wrong
+}
+
+/// What became of every replica: how many groups it has, and how many of them answer.
+pub fn outcome(world: &World) -> BTreeMap<(String, i32), (usize, usize)> {
+    let mut outcome = BTreeMap::new();
+    for group in world.living() {
+        let key = (group.spec.deployment_ref.name.clone(), group.spec.replica);
+        let (all, answering): &mut (usize, usize) = outcome.entry(key).or_default();
+        *all += 1;
+        *answering += usize::from(answers(group));
+    }
+    outcome
+}

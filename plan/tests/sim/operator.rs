@@ -1,0 +1,103 @@
+//! One turn of one deployment, as the operator takes it: look at the server, ask the planner, and write what
+//! comes of it, object by object. Every placement goes before the independent checker first.
+
+use russet_crds::{ModelDeployment, PlacementReport};
+use russet_plan::place::{NewGroup, Placement, Removal, place_as, scale_down};
+use russet_plan::solve::{Advice, solve};
+use russet_plan::validate::read;
+use russet_plan::{Note, ValidDeployment, check};
+
+use super::ledger;
+use super::trace::Trace;
+use super::world::{SPACE, Said, World};
+
+/// One object to be written.
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// A new group, for the deployment as it was when this was decided, in these pools.
+    Create(Box<ModelDeployment>, Vec<String>, NewGroup),
+    /// The end of a group: its UID, its short name, and why.
+    Delete(String, String, Removal),
+}
+
+/// Decides for a deployment; what is to be written, in order. The error is a broken promise.
+pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Write>, String> {
+    let Some(owner) = world.deployments.get(name).cloned() else { return Ok(Vec::new()) };
+    let view = world.view();
+    let valid = |owner: &ModelDeployment| read(&view, owner);
+    let (placement, said, pools) = match valid(&owner) {
+        Ok(want) => {
+            let others = world.deployments.iter().filter(|(other, _)| *other != name);
+            let rivals: Vec<ValidDeployment> = others.filter_map(|(_, other)| valid(other).ok()).collect();
+            let advice = if rivals.is_empty() {
+                Advice::default()
+            } else {
+                solve(&view, &rivals.iter().chain([&want]).collect::<Vec<_>>())
+            };
+            let (placement, notes) = place_as(&view, &want, &advice);
+            if let (Some(report), Some(seen)) = (&placement.report, world.deployments.get_mut(name)) {
+                seen.status.get_or_insert_default().placement = Some(report.clone());
+            }
+            let wrong = check::check(&view, &want, &placement);
+            if let Some(first) = wrong.first() {
+                return Err(format!("the checker says of {name}: {}", world.short(&first.to_string())));
+            }
+            let notes = notes.iter().filter(|note| !matches!(note, Note::Placed { .. }));
+            let said = Said { notes: lines(world, notes), ..Said::default() };
+            (placement, said, want.pools())
+        }
+        Err(notes) => {
+            // Even a deployment that makes no sense may be scaled down.
+            let refused = (owner.spec.replicas > 0).then(|| lines(world, notes.iter()));
+            let placement = scale_down(&view, SPACE, name, owner.spec.replicas);
+            (placement, Said { refused, ..Said::default() }, Vec::new())
+        }
+    };
+    if let Some(wrong) = ledger::unasked(world, name, &placement).first() {
+        return Err(wrong.clone());
+    }
+    let Placement { keep: _, create, delete, waiting, report } = placement;
+    create.iter().for_each(|new| world.christen(name, new));
+    let before = world.said.get(name).and_then(|said| said.report.clone());
+    let report = report.map(|report| PlacementReport {
+        decision: world.short(&report.decision),
+        reason: world.short(&report.reason),
+        ..report
+    });
+    let said = Said { waiting, report: report.or(before), ..said };
+    trace.says(name, world.said.get(name), &said);
+    world.said.insert(name.to_owned(), said);
+    let deletes = delete.into_iter().filter_map(|old| {
+        let group =
+            world.cluster.groups.iter().find(|group| group.metadata.name.as_deref() == Some(&old.name))?;
+        Some(Write::Delete(group.metadata.uid.clone()?, world.short(&old.name), old.why))
+    });
+    let creates = create.into_iter().map(|new| Write::Create(Box::new(owner.clone()), pools.clone(), new));
+    Ok(creates.chain(deletes).collect())
+}
+
+/// Notes, one a line.
+fn lines<'n>(world: &World, notes: impl Iterator<Item = &'n Note>) -> String {
+    world.short(&notes.map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}
+
+/// Writes one object.
+pub fn write(world: &mut World, write: &Write, trace: &mut Trace) -> Result<(), String> {
+    match write {
+        Write::Create(owner, pools, new) => {
+            if let Some(wrong) = ledger::doubled(world, new).first() {
+                return Err(wrong.clone());
+            }
+            world.create(owner, pools, new);
+            let label = world.short(&new.name);
+            trace.created(owner.metadata.name.as_deref().unwrap_or_default(), &label, &new.plan);
+        }
+        Write::Delete(uid, label, why) => {
+            let group = world.cluster.groups.iter().find(|group| group.metadata.uid.as_ref() == Some(uid));
+            let of = group.map(|group| group.spec.deployment_ref.name.clone());
+            world.delete(uid);
+            trace.deleted(of.as_deref().unwrap_or_default(), label, *why);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! What the server holds, and the machines behind it: everything that outlives the operator. The planner's view
+//! is made of it as the operator makes it of its caches. What agents do by themselves is in `agent`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{
+    GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model, ModelDeployment,
+    ModelDeploymentSpec, ModelSpec, ModelStatus, NodePool, NodePoolSpec, PlacementReport, Scheduling,
+    ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy, ShardingStrategySpec,
+};
+use russet_plan::cluster::{Cluster, availability};
+use russet_plan::place::NewGroup;
+use russet_plan::snapshot::{Availability, Snapshot};
+use russet_wire::shape::ModelShape;
+
+use super::cable::{Cable, links};
+use super::machine::Machine;
+use super::words::Wrong;
+
+/// Annotation of a group: the UID of its deployment, in the place of an owner reference.
+pub const OWNER: &str = "owner";
+/// The only namespace of a script.
+pub const SPACE: &str = "default";
+
+/// The cluster, its machines, and what the operator last wrote about deployments.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// Objects on the server.
+    pub cluster: Cluster,
+    /// Deployments, by name.
+    pub deployments: BTreeMap<String, ModelDeployment>,
+    /// What the operator last said of each.
+    pub said: BTreeMap<String, Said>,
+    /// Machines, by name.
+    pub machines: BTreeMap<String, Machine>,
+    /// Cables between them.
+    pub cables: Vec<Cable>,
+    /// Nodes whose agents release nothing.
+    pub refusing: BTreeSet<String>,
+    /// Deployments whose groups do not come to answer, each with the groups that are exempt.
+    pub failing: BTreeMap<String, BTreeSet<String>>,
+    /// What engines hold, by node: groups' UIDs and ranks, with the rank.
+    pub held: BTreeMap<String, BTreeMap<(String, u32), GroupMember>>,
+    /// What a deployment asked for when a group was made, by the group's UID.
+    pub asked: BTreeMap<String, Asked>,
+    /// The time.
+    pub now: Timestamp,
+    /// Short names of groups, by their name.
+    pub labels: BTreeMap<String, String>,
+    count: u64,
+}
+
+/// What the status of a deployment would show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Why it makes no sense.
+    pub refused: Option<String>,
+    /// Notes of the last look, one a line.
+    pub notes: String,
+    /// Replicas that wait.
+    pub waiting: Vec<i32>,
+    /// The last decision.
+    pub report: Option<PlacementReport>,
+}
+
+/// What decides about a group: its deployment's Model, pools and split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    model: String,
+    pools: Vec<String>,
+    sharding: Option<Sharding>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            cluster: Cluster::default(),
+            deployments: BTreeMap::new(),
+            said: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            cables: Vec::new(),
+            refusing: BTreeSet::new(),
+            failing: BTreeMap::new(),
+            held: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            // Any time will do that leaves room to put the clock back.
+            now: Timestamp::from_second(1_800_000_000).unwrap_or(Timestamp::UNIX_EPOCH),
+            labels: BTreeMap::new(),
+            count: 0,
+        }
+    }
+}
+
+impl World {
+    /// The view the operator would take.
+    pub fn view(&self) -> Snapshot {
+        self.cluster.snapshot(self.now)
+    }
+
+    fn uid(&mut self) -> String {
+        self.count += 1;
+        format!("uid-{}", self.count)
+    }
+
+    /// Adds a machine.
+    pub fn add(&mut self, machine: Machine) -> Result<(), Wrong> {
+        let name = machine.name.clone();
+        if self.machines.contains_key(&name) {
+            return Err(format!("node {name} is there already"));
+        }
+        self.cluster.nodes.push(Arc::new(machine.object(self.now)));
+        self.machines.insert(name, machine);
+        self.relink();
+        Ok(())
+    }
+
+    /// Takes the object of a machine that is to stay away off the server.
+    pub fn dismiss(&mut self, name: &str) -> Result<(), Wrong> {
+        self.node(name)?;
+        self.cluster.nodes.retain(|node| node.metadata.name.as_deref() != Some(name));
+        self.machines.remove(name);
+        Ok(())
+    }
+
+    /// Changes a node's object.
+    pub fn node(&mut self, name: &str) -> Result<&mut InferenceNode, Wrong> {
+        let node = self.cluster.nodes.iter_mut().find(|node| node.metadata.name.as_deref() == Some(name));
+        node.map(Arc::make_mut).ok_or(format!("there is no node {name}"))
+    }
+
+    /// Changes a node's status.
+    pub fn status(&mut self, name: &str) -> Result<&mut InferenceNodeStatus, Wrong> {
+        Ok(self.node(name)?.status.get_or_insert_default())
+    }
+
+    /// A node as the planner sees it.
+    pub fn availability(&self, name: &str) -> Option<Availability> {
+        let node = self.cluster.nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name))?;
+        Some(availability(node, self.now))
+    }
+
+    /// Whether a node's agent is heard.
+    pub fn hears(&self, name: &str) -> bool {
+        let heard = |seen| !matches!(seen, Availability::Unreachable | Availability::Lost);
+        self.availability(name).is_some_and(heard)
+    }
+
+    /// Whether a node is open, cordoned or drained.
+    pub fn schedule(&mut self, name: &str, scheduling: Scheduling) -> Result<(), Wrong> {
+        self.node(name)?.spec.scheduling = scheduling;
+        Ok(())
+    }
+
+    /// Whether an agent's Lease is renewed.
+    pub fn reach(&mut self, name: &str, reached: bool) -> Result<(), Wrong> {
+        let now = self.now;
+        let reason = if reached { Reason::LeaseRenewed } else { Reason::LeaseExpired };
+        let conditions = &mut self.status(name)?.conditions;
+        conditions::set(conditions, Type::Reachable, reached, reason, "", None, now);
+        self.relink();
+        Ok(())
+    }
+
+    /// Has every agent that is heard report its links.
+    pub fn relink(&mut self) {
+        for (name, machine) in self.machines.clone() {
+            let links = links(&self.cables, &name, machine.rdma);
+            if self.hears(&name)
+                && let Ok(status) = self.status(&name)
+            {
+                status.links = links;
+            }
+        }
+    }
+
+    /// Adds or replaces a pool.
+    pub fn pool(&mut self, name: &str, spec: NodePoolSpec) {
+        self.cluster.pools.retain(|pool| pool.metadata.name.as_deref() != Some(name));
+        self.cluster.pools.push(Arc::new(NodePool::new(name, spec)));
+    }
+
+    /// Adds or replaces a strategy.
+    pub fn strategy(&mut self, name: &str, sharding: Sharding) {
+        self.cluster.strategies.retain(|strategy| strategy.metadata.name.as_deref() != Some(name));
+        let spec = ShardingStrategySpec { sharding };
+        self.cluster.strategies.push(Arc::new(ShardingStrategy::new(name, spec)));
+    }
+
+    /// Adds or replaces a model; without a shape nobody has read its headers.
+    pub fn model(&mut self, name: &str, shape: Option<ModelShape>) {
+        self.cluster.models.retain(|model| model.metadata.name.as_deref() != Some(name));
+        let mut model = Model::new(name, ModelSpec::default());
+        model.metadata.namespace = Some(SPACE.to_owned());
+        model.status = Some(ModelStatus { shape, ..ModelStatus::default() });
+        self.cluster.models.push(Arc::new(model));
+    }
+
+    /// Writes a deployment's spec.
+    pub fn ask(&mut self, name: &str, spec: ModelDeploymentSpec) {
+        let uid = self.uid();
+        let deployment = self.deployments.entry(name.to_owned()).or_insert_with(|| {
+            let mut deployment = ModelDeployment::new(name, ModelDeploymentSpec::default());
+            deployment.metadata.namespace = Some(SPACE.to_owned());
+            deployment.metadata.uid = Some(uid);
+            deployment
+        });
+        deployment.spec = spec;
+    }
+
+    /// A deployment's spec.
+    pub fn spec(&self, name: &str) -> Result<ModelDeploymentSpec, Wrong> {
+        let deployment = self.deployments.get(name).ok_or(format!("there is no deployment {name}"))?;
+        Ok(deployment.spec.clone())
+    }
+
+    /// Deletes a deployment; what it owned is collected.
+    pub fn forget(&mut self, name: &str) -> Result<(), Wrong> {
+        self.deployments.remove(name).ok_or(format!("there is no deployment {name}"))?;
+        self.said.remove(name);
+        Ok(())
+    }
+
+    /// What decides about groups of a deployment now.
+    pub fn asks(&self, deployment: &str) -> Option<Asked> {
+        let spec = &self.deployments.get(deployment)?.spec;
+        let strategy = |name: &str| {
+            let strategies = self.cluster.strategies.iter();
+            let found = strategies.clone().find(|strategy| strategy.metadata.name.as_deref() == Some(name));
+            found.map(|strategy| strategy.spec.sharding.clone())
+        };
+        let sharding = match (&spec.strategy_ref, &spec.sharding) {
+            (Some(reference), _) => strategy(&reference.name),
+            (None, own) => Some(own.clone().unwrap_or_default()),
+        };
+        let pools = spec.pool_refs.iter().map(|pool| pool.name.clone()).collect();
+        Some(Asked { model: spec.model_ref.name.clone(), pools, sharding })
+    }
+
+    /// Gives a group its short name.
+    pub fn christen(&mut self, deployment: &str, new: &NewGroup) {
+        let of = format!("{deployment}-{}#", new.replica);
+        let number = self.labels.values().filter(|label| label.starts_with(&of)).count() + 1;
+        self.labels.entry(new.name.clone()).or_insert(format!("{of}{number}"));
+    }
+
+    /// Creates a group as the operator does, `owner` being the deployment as it saw it.
+    pub fn create(&mut self, owner: &ModelDeployment, pools: &[String], new: &NewGroup) {
+        let taken = |group: &Arc<ShardGroup>| group.metadata.name.as_deref() == Some(&new.name);
+        if self.cluster.groups.iter().any(taken) {
+            return;
+        }
+        let deployment = owner.metadata.name.clone().unwrap_or_default();
+        let spec = ShardGroupSpec {
+            deployment_ref: LocalReference::new(&deployment),
+            model_ref: owner.spec.model_ref.clone(),
+            replica: new.replica,
+            plan: new.plan.clone(),
+            pool_refs: pools.iter().cloned().map(LocalReference::new).collect(),
+            epoch: 1,
+        };
+        let mut group = ShardGroup::new(&new.name, spec);
+        group.metadata.namespace = Some(SPACE.to_owned());
+        let uid = self.uid();
+        group.metadata.uid = Some(uid.clone());
+        group.metadata.annotations = owner.metadata.uid.clone().map(|uid| [(OWNER.to_owned(), uid)].into());
+        if let Some(asked) = self.asks(&deployment) {
+            self.asked.insert(uid, asked);
+        }
+        self.christen(&deployment, new);
+        self.cluster.groups.push(Arc::new(group));
+    }
+
+    /// Marks a group as being deleted.
+    pub fn delete(&mut self, uid: &str) {
+        let group = self.cluster.groups.iter_mut().find(|group| group.metadata.uid.as_deref() == Some(uid));
+        if let Some(group) = group.map(Arc::make_mut) {
+            // The type of the time is not ours to name.
+            group.metadata.deletion_timestamp =
+                serde_json::from_value(serde_json::Value::String(self.now.to_string())).ok();
+        }
+    }
+
+    /// The groups that are not being deleted, in the order of deployment and replica.
+    pub fn living(&self) -> Vec<&ShardGroup> {
+        let mut groups: Vec<&ShardGroup> = self.cluster.groups.iter().map(AsRef::as_ref).collect();
+        groups.retain(|group| group.metadata.deletion_timestamp.is_none());
+        groups.sort_by_key(|group| (&group.spec.deployment_ref.name, group.spec.replica));
+        groups
+    }
+
+    /// A text with the short names of groups.
+    pub fn short(&self, text: &str) -> String {
+        let names = self.labels.iter().filter(|(name, _)| text.contains(name.as_str()));
+        names.fold(text.to_owned(), |text, (name, label)| text.replace(name.as_str(), label))
+    }
+
+    /// The short name of a group.
+    pub fn label(&self, group: &ShardGroup) -> String {
+        self.short(group.metadata.name.as_deref().unwrap_or_default())
+    }
+}
+
+/// Whether a group answers.
+pub fn answers(group: &ShardGroup) -> bool {
+    group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
+}
