@@ -86,7 +86,7 @@ fn timed(times: usize, mut what: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    for nodes in [10, 100, 1000] {
+    for nodes in [10, 100, 1000, 5000] {
         let (view, wants) = cluster(nodes);
         let refs: Vec<&ValidDeployment> = wants.iter().collect();
         let tell = |what: &str, took: f64| {
@@ -96,8 +96,10 @@ fn main() {
             );
         };
         let mut advice = Advice::default();
-        tell("all deployments of an empty cluster placed", timed(1, || advice = solve(&view, &refs)));
         let mut full = view.clone();
+        if nodes <= 1000 {
+            tell("all deployments of an empty cluster placed", timed(1, || advice = solve(&view, &refs)));
+        }
         for want in &wants {
             let (placement, _) = place_as(&full, want, &advice);
             full = placement.apply(&full, want);

@@ -182,6 +182,8 @@ pub enum Note {
         replica: i32,
         /// Bytes the whole model needs on one node.
         needed: u64,
+        /// Nodes that would hold it and take no work.
+        closed: Vec<String>,
     },
     /// A replica waits although it fits, because what else waits is worth more.
     Outweighed {
@@ -388,7 +390,13 @@ impl fmt::Display for Note {
                 "{ranks} ranks need {ranks} nodes with the same engine build, one each, and {nodes} can take work; join more nodes or ask for fewer ranks"
             ),
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
-            Note::NothingFits { replica, needed } => write!(
+            Note::NothingFits { replica, needed, closed } if !closed.is_empty() => write!(
+                out,
+                "replica {replica} fits nowhere else ({} on one node) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
+                show(*needed),
+                closed.join(", ")
+            ),
+            Note::NothingFits { replica, needed, closed: _ } => write!(
                 out,
                 "replica {replica} fits nowhere ({} on one node); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node",
                 show(*needed)

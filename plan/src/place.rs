@@ -39,6 +39,9 @@ pub use report::{STAYS, refused, shown};
 pub use ways::{Ways, ways};
 pub use worth::{Scale, Way};
 
+/// Nodes that a refusal names as its remedy.
+const SHOWN: usize = 5;
+
 /// What must change for one deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
@@ -205,7 +208,8 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     continue;
                 }
                 notes.extend(refusal);
-                notes.push(Note::NothingFits { replica, needed: fit.whole().total() });
+                let needed = fit.whole().total();
+                notes.push(Note::NothingFits { replica, needed, closed: closed(&view, want, needed) });
                 for (key, _) in outdated {
                     notes.push(Note::KeptOutdated { group: key.1.clone() });
                     placement.keep.push(key);
@@ -215,6 +219,15 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
     }
     placement.report = report(&placement, &found, &forecast);
     (placement, notes)
+}
+
+/// Nodes it may have that would hold so much if nothing else ran there, and take no work.
+fn closed(view: &Snapshot, want: &ValidDeployment, needed: u64) -> Vec<String> {
+    let holds = view.nodes.iter().filter(|(name, node)| {
+        let shut = node.availability != Availability::Open && node.serving_limit >= needed;
+        shut && want.allows(std::iter::once(name.as_str()))
+    });
+    holds.take(SHOWN).map(|(name, _)| name.clone()).collect()
 }
 
 /// The replicas of a deployment that have no current group; `own` are its groups that are not being deleted.

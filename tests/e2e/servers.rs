@@ -112,7 +112,7 @@ pub async fn leader(cluster: &mut Cluster) -> Result<()> {
             Ok(holder(cluster).await.is_ok_and(|holder| holder == first))
         })
         .await?;
-    println!("fault: leader killed, the other leads = {:.2}", struck.elapsed().as_secs_f64());
+    println!("fault: leader killed, the other leads = {:.2} of 30", struck.elapsed().as_secs_f64());
     let end = answer.finish().await;
     ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
     // It acts: what fits nowhere is told so.

@@ -48,6 +48,8 @@ struct Look<'a> {
     forecast: Forecast<'a>,
     /// Squares of what nodes may give, summed.
     gaps: f64,
+    /// Sizes of tensor groups that are looked at without being asked for.
+    sizes: Vec<u32>,
 }
 
 /// Looks for room for one replica, as if the groups for which `without` is true were gone, and with
@@ -61,11 +63,12 @@ pub fn ways(
     without: impl Fn(&Key) -> bool + Copy,
 ) -> Result<Ways, Vec<Note>> {
     let square = |bytes: u64| bytes as f64 * bytes as f64;
-    let look = Look {
+    let mut look = Look {
         want,
         fit,
         forecast: Forecast::new(view, &want.shape, want.room),
         gaps: view.nodes.values().map(|node| square(node.serving_limit)).sum::<f64>().max(1.0),
+        sizes: Vec::new(),
     };
     let committed = view.all_committed(without);
     let others = view
@@ -113,9 +116,9 @@ pub fn ways(
         found = look.singles(view, candidates);
         notes.extend(too_small);
     }
-    // In a large cluster nobody looks at what cannot pay anyway.
-    let hopeless = seats.len() > MANY && !look.may_pay(&seats, &found);
-    if want.split != Split::Single && !hopeless {
+    look.sizes = look.worthwhile(&seats, &found);
+    let enough = want.split == Split::Auto && !found.is_empty() && look.sizes.is_empty();
+    if want.split != Split::Single && !enough {
         look.several(view, &ringed, replica, count_unreleased, without, &mut found, &mut notes);
     }
     if found.is_empty() { Err(notes) } else { Ok(Ways { found, notes }) }
@@ -248,17 +251,16 @@ impl<'a> Look<'a> {
         ways.collect()
     }
 
-    /// Whether a tensor group over the best RDMA of the best machines could be worth more than one of these
-    /// single nodes, or there is none.
-    fn may_pay(&self, seats: &[Seat<'_>], singles: &[Way]) -> bool {
-        let Some(single) = singles.iter().map(|way| way.rate).reduce(f64::max) else { return true };
-        if self.want.split != Split::Auto {
-            return true;
-        }
+    /// Sizes of tensor groups that nobody asked for and that may be worth their nodes: in a large cluster, where
+    /// looking takes long, those that would be on the best machines over the best RDMA.
+    fn worthwhile(&self, seats: &[Seat<'_>], singles: &[Way]) -> Vec<u32> {
+        let mut sizes = self.want.shape.tensor_sizes();
+        sizes.retain(|&size| size > 1);
         let speed = |seat: &&Seat<'_>| seat.machine.map_or(0.0, |machine| machine.bandwidth);
-        let Some(best) = seats.iter().max_by(|a, b| speed(a).total_cmp(&speed(b))) else { return true };
-        let sizes = self.want.shape.tensor_sizes().into_iter().filter(|&size| size > 1);
-        sizes.into_iter().any(|size| {
+        let best = seats.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
+        let single = singles.iter().map(|way| way.rate).reduce(f64::max);
+        let (Some(best), Some(single)) = (best, single.filter(|_| seats.len() > MANY)) else { return sizes };
+        sizes.retain(|&size| {
             let rank = |_| Rank {
                 node: best.node.to_owned(),
                 layers: self.fit.layers(),
@@ -275,9 +277,9 @@ impl<'a> Look<'a> {
             };
             let rate = self.forecast.rate(&candidate.plan(self.fit));
             let scale = Scale { best: rate.max(single), fewest: 1 };
-            let (several, one) = (Way { candidate, rate, gaps: 0.0 }, scale.of_rate(single));
-            scale.worth(&several) > one
-        })
+            scale.worth(&Way { candidate, rate, gaps: 0.0 }) > scale.of_rate(single)
+        });
+        sizes
     }
 
     fn gaps(&self, candidate: &Candidate) -> f64 {
@@ -354,7 +356,7 @@ impl<'a> Look<'a> {
         if self.want.backend != BackendChoice::Auto {
             return true;
         }
-        for size in self.want.shape.tensor_sizes().into_iter().filter(|&size| size > 1) {
+        for &size in &self.sizes {
             let refusals =
                 self.tried(companies, size, found, |seats| tensor::candidate(self.fit, seats, size, meeting));
             if found.is_empty() && refusals.iter().any(|note| matches!(note, Note::PortsBusy { .. })) {
