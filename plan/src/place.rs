@@ -17,7 +17,6 @@ mod ways;
 mod worth;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use russet_crds::{Backend, BackendChoice, GroupPlan, PlacementReport, names};
 use russet_wire::partition::Partition;
@@ -101,7 +100,10 @@ impl Placement {
             after.groups.remove(&(want.namespace.clone(), old.name.clone()));
         }
         for new in &self.create {
-            after.groups.insert((want.namespace.clone(), new.name.clone()), group(want, new));
+            after.groups.insert(
+                (want.namespace.clone(), new.name.clone()),
+                want.group(new.replica, new.plan.clone()),
+            );
         }
         after
     }
@@ -179,15 +181,16 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                         remove(view.to_mut(), &mut placement, &key, Removal::Replaced);
                     }
                 }
-                view.to_mut().groups.insert((want.namespace.clone(), new.name.clone()), group(want, &new));
+                view.to_mut().groups.insert(
+                    (want.namespace.clone(), new.name.clone()),
+                    want.group(new.replica, new.plan.clone()),
+                );
                 placement.create.push(new);
                 found.push((replica, choice));
             }
             Err(refusal) => {
                 placement.waiting.push(replica);
-                let deleting: BTreeMap<Key, bool> =
-                    view.groups.iter().map(|(key, group)| (key.clone(), group.deleting)).collect();
-                let gone = |key: &Key| deleting.get(key).copied().unwrap_or(false);
+                let gone = |key: &Key| view.groups.get(key).is_some_and(|group| group.deleting);
                 if find(&view, want, &fit, replica, false, gone).is_ok() {
                     notes.push(Note::WaitingForRelease { replica, holders: holders(&view) });
                     placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
@@ -381,18 +384,6 @@ fn new_group(want: &ValidDeployment, fit: &Fit<'_>, replica: i32, candidate: &Ca
     let mut plan = candidate.plan(fit);
     plan.hash = plan_hash(&want.model, &plan);
     NewGroup { name: names::shard_group(&want.name, replica, &plan.hash), replica, plan }
-}
-
-fn group(want: &ValidDeployment, new: &NewGroup) -> Group {
-    Group {
-        deployment: want.name.clone(),
-        model: want.model.clone(),
-        replica: new.replica,
-        pools: want.pools(),
-        plan: new.plan.clone(),
-        ready: false,
-        deleting: false,
-    }
 }
 
 fn remove(view: &mut Snapshot, placement: &mut Placement, key: &Key, why: Removal) {

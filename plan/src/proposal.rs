@@ -1,8 +1,8 @@
 //! What the planner would do for several deployments: each is placed on the view that those before it
-//! leave, with an eye on those that still wait, as the operator places one after another. Nothing is written here, and nothing is decided that
-//! `place` does not decide; whoever shows a proposal needs no second look at the cluster.
+//! leave, with an eye on those that still wait, as the operator places one after another. Nothing is written
+//! here, and nothing is decided that `place` does not decide; whoever shows a proposal needs no second look at
+//! the cluster.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
@@ -16,7 +16,7 @@ use crate::place::{
 };
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::solve;
-use crate::tier::{Member, assign};
+use crate::tier::{assign, members};
 use crate::validate::{ValidDeployment, read};
 
 /// What to do about a Model whose size nobody knows.
@@ -77,18 +77,9 @@ pub fn propose(
 
 /// Gives the workload groups of Dedicated tiers their nodes, as the operator does before it places anything.
 fn own(view: &mut Snapshot, deployments: &[Arc<ModelDeployment>]) {
-    let names: Vec<(String, String)> =
-        deployments.iter().map(|it| (it.namespace().unwrap_or_default(), it.name_any())).collect();
     let tiers: Vec<String> = view.tiers.keys().cloned().collect();
     for tier in tiers {
-        let mut members: BTreeMap<String, Vec<Member<'_>>> = BTreeMap::new();
-        for ((namespace, name), deployment) in names.iter().zip(deployments) {
-            let spec = &deployment.spec;
-            let of_tier = spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier);
-            if let Some(group) = spec.workload_group.as_ref().filter(|_| of_tier) {
-                members.entry(group.clone()).or_default().push(Member { namespace, name, spec });
-            }
-        }
+        let members = members(&tier, deployments.iter().map(AsRef::as_ref));
         // What is wrong with a tier is said of each deployment that names it.
         if let Ok(grants) = assign(view, &tier, &members)
             && let Some(seen) = view.tiers.get_mut(&tier)

@@ -93,19 +93,9 @@ pub struct Group {
 }
 
 impl Snapshot {
-    /// Bytes promised or still held on `node`, leaving out the groups for which `without` is true.
-    pub fn committed(&self, node: &str, without: impl Fn(&Key) -> bool) -> u64 {
-        let unreleased = self.nodes.get(node).map_or(0, |node| node.unreleased);
-        self.groups
-            .iter()
-            .filter(|(key, _)| !without(key))
-            .flat_map(|(_, group)| &group.plan.members)
-            .filter(|member| member.node_name == node)
-            .fold(unreleased, |sum, member| sum.saturating_add(member.reserved_bytes()))
-    }
-
-    /// The same of every node at once; nodes with nothing are left out.
-    pub fn all_committed(&self, without: impl Fn(&Key) -> bool) -> BTreeMap<&str, u64> {
+    /// Bytes promised or still held, by node, leaving out the groups for which `without` is true; nodes with
+    /// nothing are left out.
+    pub fn committed(&self, without: impl Fn(&Key) -> bool) -> BTreeMap<&str, u64> {
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
         for (name, node) in self.nodes.iter().filter(|(_, node)| node.unreleased > 0) {
             sums.insert(name, node.unreleased);

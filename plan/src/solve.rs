@@ -101,7 +101,9 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
 /// Orders worth trying. What comes first leaves its nodes as suits itself, so another order may leave room
 /// where this one does not: all orders of a few, and of many those in which one comes before the others.
 fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
-    let Some((first, _)) = wishes.split_first() else { return Vec::new() };
+    if wishes.is_empty() {
+        return vec![Vec::new()];
+    }
     let front = |at: usize| {
         let mut rest = wishes.to_vec();
         (rest.remove(at), rest)
@@ -110,17 +112,14 @@ fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
     if wishes.len() > ALL_ORDERS {
         return heads.map(|(head, rest)| [vec![head], rest].concat()).collect();
     }
-    if wishes.len() == 1 {
-        return vec![vec![first]];
-    }
     let tails = |(head, rest): (&'w Wish<'a>, Vec<&'w Wish<'a>>)| {
         orders(&rest).into_iter().map(move |tail| [vec![head], tail].concat())
     };
     heads.flat_map(tails).collect()
 }
 
-/// What a replica counts beside others: by its tier's priority, whether it ran before, and the first of one deployment more than the
-/// second of another.
+/// What a replica counts beside others: by its tier's priority, whether it ran before, and the first of one
+/// deployment more than the second of another.
 fn weight(want: &ValidDeployment, replica: i32) -> f64 {
     let before = if want.incumbent { BEFORE } else { 1.0 };
     before * (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(replica.max(0)))
@@ -167,7 +166,8 @@ impl Search {
             if self.hopeless(lost + short) {
                 break;
             }
-            view.groups.insert(key.clone(), group(wish, &way.candidate));
+            let group = wish.want.group(wish.replica, way.candidate.plan(&wish.fit));
+            view.groups.insert(key.clone(), group);
             taken.push(Some(way.candidate));
             self.dive(order, view, lost + short, taken);
             taken.pop();
@@ -186,18 +186,3 @@ impl Search {
         found && (self.looks >= self.budget || self.most - lost <= self.best * (1.0 + CLOSE))
     }
 }
-
-fn group(wish: &Wish<'_>, candidate: &Candidate) -> Group {
-    Group {
-        deployment: wish.want.name.clone(),
-        model: wish.want.model.clone(),
-        replica: wish.replica,
-        pools: wish.want.pools(),
-        plan: candidate.plan(&wish.fit),
-        ready: false,
-        deleting: false,
-    }
-}
-
-#[cfg(test)]
-mod tests;

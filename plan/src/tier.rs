@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use russet_crds::{LocalReference, ModelDeploymentSpec, TierMode};
+use russet_crds::{LocalReference, ModelDeployment, ModelDeploymentSpec, TierMode};
 
 use crate::fit::Fit;
 use crate::note::Note;
@@ -49,6 +49,23 @@ pub struct Member<'a> {
     pub name: &'a str,
     /// What it asks for.
     pub spec: &'a ModelDeploymentSpec,
+}
+
+/// The deployments of a tier, by workload group.
+pub fn members<'a>(
+    tier: &str,
+    deployments: impl Iterator<Item = &'a ModelDeployment>,
+) -> BTreeMap<String, Vec<Member<'a>>> {
+    let mut members: BTreeMap<String, Vec<Member<'a>>> = BTreeMap::new();
+    for ModelDeployment { metadata, spec, status: _ } in deployments {
+        let of_tier = spec.tier_ref.as_ref().is_some_and(|reference| reference.name == tier);
+        if let Some(group) = spec.workload_group.as_ref().filter(|_| of_tier) {
+            let text = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
+            let member = Member { namespace: text(&metadata.namespace), name: text(&metadata.name), spec };
+            members.entry(group.clone()).or_default().push(member);
+        }
+    }
+    members
 }
 
 /// What a workload group gets.

@@ -8,13 +8,15 @@ mod strategy;
 use std::collections::BTreeSet;
 
 use kube::ResourceExt as _;
-use russet_crds::{BackendChoice, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Sharding};
+use russet_crds::{
+    BackendChoice, GroupPlan, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Sharding,
+};
 use russet_wire::shape::ModelShape;
 
 use crate::fit::Room;
 use crate::note::Note;
 use crate::pool::{self, Area, Demand};
-use crate::snapshot::{Key, Snapshot};
+use crate::snapshot::{Group, Key, Snapshot};
 
 pub use russet_wire::architecture::ARCHITECTURES;
 
@@ -56,6 +58,19 @@ impl ValidDeployment {
     /// Its namespace and name.
     pub fn key(&self) -> Key {
         (self.namespace.clone(), self.name.clone())
+    }
+
+    /// A replica of it that is planned and does not answer yet.
+    pub fn group(&self, replica: i32, plan: GroupPlan) -> Group {
+        Group {
+            deployment: self.name.clone(),
+            model: self.model.clone(),
+            replica,
+            pools: self.pools(),
+            plan,
+            ready: false,
+            deleting: false,
+        }
     }
 
     /// The NodePools asked for.

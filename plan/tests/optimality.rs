@@ -1,5 +1,5 @@
-//! How good plans are: several deployments on random small clusters, planned together, beside everything
-//! there is to find. `RUSSET_PLAN_SEEDS` says how many clusters.
+//! Several deployments planned together: stories a person can follow, and how good plans are on random small
+//! clusters, beside everything there is to find. `RUSSET_PLAN_SEEDS` says how many clusters.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use russet_plan::place::{Scale, place_as, ways};
 use russet_plan::shard::Candidate;
 use russet_plan::snapshot::{Group, Node};
 use russet_plan::solve::{Advice, solve};
-use russet_plan::{Snapshot, ValidDeployment, chips, validate};
+use russet_plan::{Snapshot, ValidDeployment, chips, note, validate};
 use russet_wire::shape::ModelShape;
 use seeded::Seeded;
 
@@ -82,6 +82,68 @@ fn shown(advice: &Advice) -> Vec<String> {
         .iter()
         .map(|(((_, name), replica), it)| format!("{name} {replica}: {}", split(it)))
         .collect()
+}
+
+/// An Ultra with 64 GiB and a Max with 24, a model of 8 GiB and one of 60.
+fn house() -> Snapshot {
+    let mut view = Snapshot {
+        nodes: [("max", node("M4 Max", 24)), ("ultra", node("M3 Ultra", 64))]
+            .map(|(name, node)| (name.to_owned(), node))
+            .into_iter()
+            .collect(),
+        ..Snapshot::default()
+    };
+    for (name, shape) in [("small", shape(8, GIB)), ("large", shape(60, GIB))] {
+        view.models.insert(("ns".to_owned(), name.to_owned()), shape);
+    }
+    view
+}
+
+#[test]
+fn the_small_one_leaves_the_large_machine_to_the_one_that_needs_it() {
+    let view = house();
+    let small = want(&view, "small", "small", ShardingMode::Auto, 1);
+    let large = want(&view, "large", "large", ShardingMode::Auto, 1);
+    assert_eq!(
+        shown(&solve(&view, &[&small])),
+        ["small 0: 1 rank on ultra"],
+        "alone it takes the faster one"
+    );
+    let advice = solve(&view, &[&small, &large]);
+    assert_eq!(shown(&advice), ["large 0: 1 rank on ultra", "small 0: 1 rank on max"]);
+    let (placement, _) = place_as(&view, &small, &advice);
+    assert_eq!(check(&view, &small, &placement), vec![]);
+    let report = placement.report.unwrap();
+    assert_eq!(report.decision, "1 rank on max");
+    assert!(report.reason.ends_with("best together with what else waits for a place"), "{}", report.reason);
+}
+
+#[test]
+fn one_that_fits_alone_waits_where_others_are_worth_more_and_says_for_whom() {
+    let mut view = house();
+    view.nodes.remove("max");
+    let view = view;
+    let one = |name: &str| want(&view, name, "small", ShardingMode::Auto, 1);
+    let (a, b, c) = (one("a"), one("b"), one("c"));
+    let large = want(&view, "large", "large", ShardingMode::Auto, 1);
+    let advice = solve(&view, &[&large, &a, &b, &c]);
+    assert_eq!(
+        shown(&advice),
+        ["a 0: 1 rank on ultra", "b 0: 1 rank on ultra", "c 0: 1 rank on ultra", "large 0: -"]
+    );
+    let (placement, notes) = place_as(&view, &large, &advice);
+    assert!(placement.is_empty() && placement.waiting == [0]);
+    let said = note::join(&notes);
+    assert!(said.contains("serves ns/a, ns/b, ns/c better together"), "{said}");
+    // Once they have it, there is nothing to wait for, and the numbers are told.
+    let mut later = view.clone();
+    for want in [&a, &b, &c] {
+        later = place_as(&later, want, &advice).0.apply(&later, want);
+    }
+    let advice = solve(&later, &[&large, &a, &b, &c]);
+    assert!(advice.splits.is_empty(), "{advice:?}");
+    let said = note::join(&place_as(&later, &large, &advice).1);
+    assert!(said.contains("needs") && said.contains("free of 64.0 GiB"), "{said}");
 }
 
 /// Up to five machines and three deployments, of which many compete.

@@ -18,8 +18,9 @@ const DOMAINS: usize = 16;
 /// Memory of some nodes together.
 pub fn memory(view: &Snapshot, nodes: &BTreeSet<String>) -> PoolMemory {
     let mut memory = PoolMemory::default();
+    let committed = view.committed(|_| false);
     for (name, node) in view.nodes.iter().filter(|(name, _)| nodes.contains(*name)) {
-        let committed = view.committed(name, |_| false);
+        let committed = committed.get(name.as_str()).copied().unwrap_or(0);
         memory.serving_limit_bytes = memory.serving_limit_bytes.saturating_add(node.serving_limit);
         memory.committed_bytes = memory.committed_bytes.saturating_add(committed);
         if node.availability == Availability::Open {

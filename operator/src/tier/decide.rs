@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelDeployment, Tier, TierMode, TierStatus, WorkloadGroup};
-use russet_plan::tier::{Grant, Member, assign};
+use russet_plan::tier::{Grant, Member, assign, members};
 use russet_plan::validate::areas;
 use russet_plan::{Cluster, Note, Snapshot, note};
 
@@ -23,15 +23,7 @@ pub fn status(
     let view = cluster.snapshot(now);
     let generation = tier.metadata.generation;
     let before = tier.status.clone().unwrap_or_default();
-    let names: Vec<(String, String)> =
-        deployments.iter().map(|it| (it.namespace().unwrap_or_default(), it.name_any())).collect();
-    let mut members: BTreeMap<String, Vec<Member<'_>>> = BTreeMap::new();
-    for ((namespace, name), deployment) in names.iter().zip(deployments) {
-        if let Some(group) = &deployment.spec.workload_group {
-            let member = Member { namespace, name, spec: &deployment.spec };
-            members.entry(group.clone()).or_default().push(member);
-        }
-    }
+    let members = members(&tier.name_any(), deployments.iter().map(AsRef::as_ref));
     let outcome =
         unknown_strategy(tier, &view).map_or_else(|| assign(&view, &tier.name_any(), &members), Err);
     let workload_groups = match &outcome {

@@ -1,7 +1,8 @@
 //! The choice among the ways to run one replica, and its reasons in words.
 
+use super::report::SHOWN;
 use super::ways::{Ways, ways};
-use super::worth::{Scale, Way};
+use super::worth::{ENOUGH, Scale, Way};
 use crate::fit::Fit;
 use crate::forecast::{Forecast, show_rate};
 use crate::note::Note;
@@ -9,9 +10,6 @@ use crate::quantity::show;
 use crate::shard::Candidate;
 use crate::snapshot::{Key, Snapshot};
 use crate::validate::{Split, ValidDeployment};
-
-/// Candidates shown in a report; the schema says the same.
-const SHOWN: usize = 5;
 
 /// Ways to choose from, the best first.
 pub struct Choices<'a> {
@@ -114,7 +112,7 @@ fn automatic(want: &ValidDeployment, fit: &Fit<'_>, ways: &[Way], best: &Way) ->
     let size = show(fit.whole().total());
     match (fastest(true), fastest(false)) {
         (Some(single), several) if nodes(best) == 1 => {
-            let slower = of(true).any(|way| way.rate < 0.8 * single.rate);
+            let slower = of(true).any(|way| way.rate < ENOUGH * single.rate);
             let which = match &want.own {
                 Some((_, group)) => format!("a node of workload group {group}'s own"),
                 None if slower => "of those that answer about as soon as any, the tightest fit".to_owned(),

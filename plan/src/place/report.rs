@@ -11,7 +11,7 @@ use crate::shard::describe;
 /// Why a plan holds of which nobody remembers more.
 pub const STAYS: &str = "what runs stays where it is";
 /// Candidates of a report; the schema says the same.
-const SHOWN: usize = 5;
+pub(super) const SHOWN: usize = 5;
 
 /// The report of this placement; that of the one `before`, while its plan still holds; or what was refused.
 /// `current` are the plans of the groups that are to stay.

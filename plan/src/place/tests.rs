@@ -1,5 +1,6 @@
 //! Tables of placements a person can follow, and thousands of random clusters for the checker.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use russet_crds::{
@@ -529,11 +530,10 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         let want = want(&view, &spec);
         let fit = Fit::new(&want.shape, want.room);
         let (placement, notes) = checked(&view, &want);
-        let free: Vec<u64> = view
-            .nodes
-            .iter()
-            .map(|(name, node)| node.serving_limit.saturating_sub(view.committed(name, |_| false)))
-            .collect();
+        let committed = view.committed(|_| false);
+        let taken = |name: &String| committed.get(name.as_str()).copied().unwrap_or(0);
+        let free: Vec<u64> =
+            view.nodes.iter().map(|(name, node)| node.serving_limit.saturating_sub(taken(name))).collect();
         let possible = brute_force(&fit, &free, fit.layers(), true);
         assert_eq!(placement.create.len() == 1, possible, "seed {seed}: {notes}");
         refused += usize::from(!possible);

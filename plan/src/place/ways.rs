@@ -62,7 +62,6 @@ pub fn ways(
     count_unreleased: bool,
     without: impl Fn(&Key) -> bool + Copy,
 ) -> Result<Ways, Vec<Note>> {
-    let square = |bytes: u64| bytes as f64 * bytes as f64;
     let mut look = Look {
         want,
         fit,
@@ -70,7 +69,7 @@ pub fn ways(
         gaps: view.nodes.values().map(|node| square(node.serving_limit)).sum::<f64>().max(1.0),
         sizes: Vec::new(),
     };
-    let committed = view.all_committed(without);
+    let committed = view.committed(without);
     let others = view
         .groups_of(&want.namespace, &want.name)
         .filter(|(key, group)| group.replica != replica && !without(key));
@@ -206,6 +205,10 @@ fn meeting<'v>(
     }
 }
 
+fn square(bytes: u64) -> f64 {
+    bytes as f64 * bytes as f64
+}
+
 /// Of many seats a few of those that are equal: which of them a replica takes makes no difference.
 fn different_ones<'a>(seats: &[Seat<'a>]) -> Vec<Seat<'a>> {
     if seats.len() <= MANY {
@@ -283,7 +286,6 @@ impl<'a> Look<'a> {
     }
 
     fn gaps(&self, candidate: &Candidate) -> f64 {
-        let square = |bytes: u64| bytes as f64 * bytes as f64;
         let taken = candidate.ranks.iter().map(|rank| {
             let before = rank.left.saturating_add(rank.need.total());
             square(before) - square(rank.left)

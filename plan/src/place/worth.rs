@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 use crate::shard::Candidate;
 
 /// Share of the best speed from which on a difference counts no more: a tighter fit is worth it.
-const ENOUGH: f64 = 0.8;
+pub(super) const ENOUGH: f64 = 0.8;
 /// What a node beyond the fewest costs. By this, two nodes must answer 1.5 times as fast as one, four 2.5.
 const NODE: f64 = 1.0 / 12.0;
 /// What all the gaps of a cluster are worth.
