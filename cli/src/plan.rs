@@ -142,7 +142,8 @@ fn json(proposals: &[Proposal]) -> Value {
         json!({"name": name, "replica": replica, "plan": plan})
     };
     let deployment = |proposal: &Proposal| {
-        let Proposal { namespace, name, placed, report, create, keep, delete, waiting, notes } = proposal;
+        let Proposal { namespace, name, placed, report, create, keep, delete, preempt, waiting, notes } =
+            proposal;
         let delete = delete.iter().map(|old| json!({"name": old.name, "why": word(old.why)}));
         json!({
             "namespace": namespace,
@@ -152,6 +153,7 @@ fn json(proposals: &[Proposal]) -> Value {
             "create": create.iter().map(replica).collect::<Vec<_>>(),
             "keep": keep.iter().map(replica).collect::<Vec<_>>(),
             "delete": delete.collect::<Vec<_>>(),
+            "preempt": preempt,
             "waiting": waiting,
             "notes": notes,
         })
@@ -162,6 +164,7 @@ fn json(proposals: &[Proposal]) -> Value {
 fn word(why: Removal) -> &'static str {
     match why {
         Removal::ScaledDown => "ScaledDown",
+        Removal::Rests => "Rests",
         Removal::Replaced => "Replaced",
         Removal::Drained => "Drained",
     }

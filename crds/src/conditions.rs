@@ -40,6 +40,10 @@ pub enum Type {
     Available,
     /// ModelDeployment: a change is being carried out.
     Progressing,
+    /// ModelDeployment: what it needs waits for an Approval.
+    AwaitingApproval,
+    /// ShardGroup: it is about to be stopped for something more important.
+    DisruptionTarget,
     /// ShardGroup: every Shard was claimed by its agent.
     Reserved,
     /// ShardGroup: every rank joined at the current epoch.
@@ -95,6 +99,24 @@ pub enum Reason {
     NodesMissing,
     /// It fits, and what else waits is worth more together.
     Outweighed,
+    /// Replicas of lower priority make room for it.
+    Preempting,
+    /// It is stopped for something of higher priority.
+    Preempted,
+    /// What would make room for it has not run for its tier's minimum residency yet.
+    Resident,
+    /// A person is asked first: there is an Approval.
+    AwaitingApproval,
+    /// A person said no.
+    Denied,
+    /// A person said yes.
+    Approved,
+    /// Nobody answered in time, or the answer is too old.
+    Expired,
+    /// Stopped by its tier's schedules; settled.
+    OutsideSchedule,
+    /// Stopped because nobody asks for it, until somebody does; settled.
+    Idle,
     /// No node can take work.
     NoNodes,
     /// The named Model does not exist.

@@ -5,6 +5,7 @@
 #![allow(clippy::duplicated_attributes)]
 
 mod access_key;
+mod approval;
 pub mod conditions;
 mod inference_node;
 mod model;
@@ -26,6 +27,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::CustomResourceExt as _;
 
 pub use access_key::*;
+pub use approval::*;
 pub use inference_node::*;
 pub use model::*;
 pub use model_copy::*;
@@ -58,6 +60,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         Shard::crd(),
         ModelRoute::crd(),
         AccessKey::crd(),
+        Approval::crd(),
     ];
     let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
     versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()).for_each(signed);

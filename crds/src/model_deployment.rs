@@ -89,6 +89,10 @@ pub struct ModelDeploymentSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]
     pub replicas: i32,
+    /// The `planHash` of what its tier wants approved, for those who approve in Git: it counts as an Approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9a-f]{16}$"))]
+    pub approved_plan: Option<String>,
 }
 
 fn one() -> i32 {
@@ -242,7 +246,7 @@ pub struct ModelDeploymentStatus {
     /// The planner's decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementReport>,
-    /// Placed, CopiesReady, Available, Progressing, Ready, Reconciling, Stalled.
+    /// Placed, CopiesReady, Available, Progressing, AwaitingApproval, Ready, Reconciling, Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -46,6 +46,12 @@ pub fn shard_group(deployment: &str, replica: i32, plan_hash: &str) -> String {
     bounded(&format!("{deployment}-{replica}-{hash}"), 200)
 }
 
+/// Name of the question about one plan of a deployment.
+pub fn approval(deployment: &str, plan_hash: &str) -> String {
+    let hash = &plan_hash[..plan_hash.len().min(8)];
+    bounded(&format!("{deployment}-{hash}"), 200)
+}
+
 /// Name of the Shard of one rank.
 pub fn shard(group: &str, rank: u32) -> String {
     format!("{group}-{rank}")

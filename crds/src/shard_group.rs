@@ -52,6 +52,9 @@ pub struct ShardGroupSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub pool_refs: Vec<LocalReference>,
+    /// The deployment's Tier, which says how important the replica is and what it may be stopped for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_ref: Option<LocalReference>,
     /// Incarnation of the group; only grows. Agents stop ranks of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,

@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::LocalReference;
+use crate::{Action, LocalReference};
 
 /// What deployments that name it in `tierRef` may count on.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -35,6 +35,7 @@ use crate::LocalReference;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(name = "Residency", type_ = "string", json_path = ".spec.residency", priority = 1),
     printcolumn(name = "Groups", type_ = "string", json_path = ".status.summary", priority = 1),
     printcolumn(
         name = "Message",
@@ -68,6 +69,115 @@ pub struct TierSpec {
     /// The ShardingStrategy of deployments that say nothing of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_strategy_ref: Option<LocalReference>,
+    /// What a replica that fits nowhere may do to those of lower priority.
+    #[serde(default)]
+    pub preemption: Preemption,
+    /// How long what runs goes on.
+    #[serde(default)]
+    pub residency: Residency,
+    /// For so long after its start a replica makes no room for others.
+    #[serde(default = "min_residency")]
+    #[schemars(range(min = 0, max = 604_800))]
+    pub min_residency_seconds: u32,
+    /// OnDemand: what nobody asked for so long is unloaded.
+    #[serde(default = "idle")]
+    #[schemars(range(min = 10, max = 604_800))]
+    pub idle_seconds: u32,
+    /// When its deployments run; left out: always. Outside of all of these times they are stopped and give their
+    /// memory back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub schedules: Vec<Schedule>,
+    /// What waits for an Approval, where it serves a deployment of this tier or stops one of its replicas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "set"))]
+    pub approvals: Vec<Action>,
+}
+
+fn min_residency() -> u32 {
+    300
+}
+
+fn idle() -> u32 {
+    900
+}
+
+/// What a replica that fits nowhere may do to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Preemption {
+    /// Nothing: it waits.
+    #[default]
+    Never,
+    /// Have whole replicas of lower priority make room.
+    LowerPriority,
+    /// A word of a newer release; it waits.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// How long what runs goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Residency {
+    /// It never makes room for others.
+    Always,
+    /// Until something of higher priority needs its room.
+    #[default]
+    Sticky,
+    /// As Sticky, and only while somebody asks for it: it starts with the first request and ends `idleSeconds`
+    /// after the last.
+    OnDemand,
+    /// A word of a newer release; it goes on.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// A time of the day at which a tier's deployments run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Schedule {
+    /// Days on which it begins; left out: every day.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 7), extend("x-kubernetes-list-type" = "set"))]
+    pub days: Vec<Day>,
+    /// When it begins, such as `08:00`.
+    #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
+    pub from: String,
+    /// When it ends, such as `20:30`; at or before `from`: on the next day.
+    #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
+    pub until: String,
+    /// IANA time zone of both, such as `Europe/Berlin`.
+    #[serde(default = "utc")]
+    #[schemars(length(min = 1, max = 64))]
+    pub time_zone: String,
+}
+
+fn utc() -> String {
+    "UTC".to_owned()
+}
+
+/// A day of the week.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Day {
+    /// Monday.
+    Mon,
+    /// Tuesday.
+    Tue,
+    /// Wednesday.
+    Wed,
+    /// Thursday.
+    Thu,
+    /// Friday.
+    Fri,
+    /// Saturday.
+    Sat,
+    /// Sunday.
+    Sun,
+    /// A word of a newer release; no day.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// What a tier promises.

@@ -56,7 +56,7 @@ fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
 type Reader = fn(Value) -> Result<(), serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, Reader); 11] = [
+const READERS: [(&str, Reader); 12] = [
     ("InferenceNode", read::<InferenceNode>),
     ("NodePool", read::<NodePool>),
     ("ShardingStrategy", read::<ShardingStrategy>),
@@ -68,6 +68,7 @@ const READERS: [(&str, Reader); 11] = [
     ("Shard", read::<Shard>),
     ("ModelRoute", read::<ModelRoute>),
     ("AccessKey", read::<AccessKey>),
+    ("Approval", read::<Approval>),
 ];
 
 #[test]

@@ -15,7 +15,7 @@ use kube::{Client, Resource};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
 use russet_crds::{
-    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Shard, ShardGroup,
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Shard, ShardGroup,
     ShardingStrategy, Tier, names,
 };
 
@@ -54,6 +54,8 @@ pub struct Stores {
     pub strategies: Store<ShardingStrategy>,
     /// Promises to deployments.
     pub tiers: Store<Tier>,
+    /// Questions to persons.
+    pub approvals: Store<Approval>,
     /// Models.
     pub models: Store<Model>,
     /// Models on machines.

@@ -6,8 +6,10 @@
 //! ```
 
 mod apply;
+mod ask;
 mod decide;
 mod observe;
+mod preempt;
 mod report;
 mod status;
 
@@ -64,6 +66,17 @@ pub enum Error {
         #[source]
         source: kube::Error,
     },
+    /// A question to a person was not put or not taken back.
+    #[error("ModelDeployment {name}: Approval {approval} could not be changed")]
+    Approval {
+        /// The deployment.
+        name: String,
+        /// The question.
+        approval: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
     /// The status was not written.
     #[error("ModelDeployment {name}: its status could not be written")]
     Report {
@@ -84,14 +97,14 @@ pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) 
     let now = Timestamp::now();
     let mut planned = decide::decide(observe::cached(&context, &deployment, now));
     let applied = if planned.stage.placement.is_empty() {
-        apply::apply(&context, planned).await?
+        apply::apply(&context, planned, now).await?
     } else {
         // The caches may not show yet what another deployment was just given. Whoever changes
         // anything looks again, alone, at what the server has.
         let _alone = context.placing.lock().await;
         planned = decide::decide(observe::live(&context, &deployment, now).await?);
-        apply::apply(&context, planned).await?
+        apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;
-    Ok(after([observe::next_loss(&context, &applied, now)]))
+    Ok(after([observe::next_loss(&context, &applied, now), decide::again(&applied.stage.planned, now)]))
 }

@@ -18,6 +18,7 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::reconcile::after;
 
+pub use apply::owned;
 pub use decide::Told;
 pub use observe::missing_files;
 

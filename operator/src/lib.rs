@@ -8,6 +8,7 @@
 //! ```
 
 pub mod accounts;
+mod approval;
 mod authority;
 mod cluster;
 mod context;

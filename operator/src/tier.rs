@@ -4,6 +4,7 @@
 mod decide;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::runtime::controller::Action;
@@ -44,6 +45,7 @@ pub enum Error {
 pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
     let name = tier.name_any();
+    let again = turn(&tier, now);
     let (deployments, models) = members(&context, &name);
     let mut status = decide::status(&tier, &cluster::cached(&context, models.clone()), &deployments, now);
     let write = async |status: &TierStatus| {
@@ -57,7 +59,7 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
         if status != before {
             write(&status).await?;
         }
-        return Ok(after([]));
+        return Ok(after([again]));
     }
     // A node is given away: nobody else may be promised anything there meanwhile, and the caches may not show
     // yet what somebody was just promised.
@@ -68,7 +70,14 @@ pub async fn reconcile(tier: Arc<Tier>, context: Arc<Context>) -> Result<Action,
     let newest = cluster.tiers.iter().find(|other| other.name_any() == name).cloned().unwrap_or(tier);
     status = decide::status(&newest, &cluster, &deployments, now);
     write(&status).await?;
-    Ok(after([]))
+    Ok(after([again]))
+}
+
+/// How long until its deployments begin or cease to run; nothing else wakes anybody then.
+fn turn(tier: &Tier, now: Timestamp) -> Option<Duration> {
+    let until = russet_plan::tier::Tier::read(tier, now).hours.until?;
+    // A little more, so that whoever waits does not wake just before.
+    Some(Duration::try_from(until.duration_since(now)).ok()? + Duration::from_millis(100))
 }
 
 /// The deployments of a tier, and their models.

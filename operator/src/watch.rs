@@ -20,8 +20,8 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::Reason;
 use russet_crds::{
-    InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard, ShardGroup,
-    ShardingStrategy, Tier, names,
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard,
+    ShardGroup, ShardingStrategy, Tier, names,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -30,7 +30,7 @@ use crate::accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
-use crate::{authority, csr, deployment, group, model, node, pool, route, strategy, tier};
+use crate::{approval, authority, csr, deployment, group, model, node, pool, route, strategy, tier};
 
 /// What a controller is told to look at.
 struct Wake {
@@ -39,6 +39,7 @@ struct Wake {
     pools: UnboundedSender<ObjectRef<NodePool>>,
     strategies: UnboundedSender<ObjectRef<ShardingStrategy>>,
     tiers: UnboundedSender<ObjectRef<Tier>>,
+    approvals: UnboundedSender<ObjectRef<Approval>>,
     models: UnboundedSender<ObjectRef<Model>>,
     deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
     groups: UnboundedSender<ObjectRef<ShardGroup>>,
@@ -68,6 +69,7 @@ pub async fn run(
     let (pools, pools_writer) = store();
     let (strategies, strategies_writer) = store();
     let (tiers, tiers_writer) = store();
+    let (approvals, approvals_writer) = store();
     let (models, models_writer) = store();
     let (copies, copies_writer) = store();
     let (deployments, deployments_writer) = store();
@@ -81,6 +83,7 @@ pub async fn run(
         pools,
         strategies,
         tiers,
+        approvals,
         models,
         copies,
         deployments,
@@ -95,6 +98,7 @@ pub async fn run(
     let (pool_sender, pool_queue) = mpsc::unbounded_channel();
     let (strategy_sender, strategy_queue) = mpsc::unbounded_channel();
     let (tier_sender, tier_queue) = mpsc::unbounded_channel();
+    let (approval_sender, approval_queue) = mpsc::unbounded_channel();
     let (model_sender, model_queue) = mpsc::unbounded_channel();
     let (deployment_sender, deployment_queue) = mpsc::unbounded_channel();
     let (group_sender, group_queue) = mpsc::unbounded_channel();
@@ -106,6 +110,7 @@ pub async fn run(
         pools: pool_sender,
         strategies: strategy_sender,
         tiers: tier_sender,
+        approvals: approval_sender,
         models: model_sender,
         deployments: deployment_sender,
         groups: group_sender,
@@ -120,6 +125,7 @@ pub async fn run(
         reflect(Api::all(client.clone()), pools_writer, wake.clone(), Wake::pool).boxed(),
         reflect(Api::all(client.clone()), strategies_writer, wake.clone(), Wake::strategy).boxed(),
         reflect(Api::all(client.clone()), tiers_writer, wake.clone(), Wake::tier).boxed(),
+        reflect(Api::all(client.clone()), approvals_writer, wake.clone(), Wake::approval).boxed(),
         reflect(Api::all(client.clone()), models_writer, wake.clone(), Wake::model).boxed(),
         reflect(Api::all(client.clone()), copies_writer, wake.clone(), Wake::copy).boxed(),
         reflect(Api::all(client.clone()), deployments_writer, wake.clone(), Wake::deployment).boxed(),
@@ -147,6 +153,7 @@ pub async fn run(
             () = controller("pool", &context, &stores.pools, pool_queue, pool::reconcile) => "pool controller",
             () = controller("strategy", &context, &stores.strategies, strategy_queue, strategy::reconcile) => "strategy controller",
             () = controller("tier", &context, &stores.tiers, tier_queue, tier::reconcile) => "tier controller",
+            () = controller("approval", &context, &stores.approvals, approval_queue, approval::reconcile) => "approval controller",
             () = controller("model", &context, &stores.models, model_queue, model::reconcile) => "model controller",
             () = controller("deployment", &context, &stores.deployments, deployment_queue, deployment::reconcile) => "deployment controller",
             () = controller("group", &context, &stores.groups, group_queue, group::reconcile) => "group controller",
@@ -179,6 +186,7 @@ async fn filled(stores: &Stores) -> Result<(), kube::runtime::reflector::store::
     stores.pools.wait_until_ready().await?;
     stores.strategies.wait_until_ready().await?;
     stores.tiers.wait_until_ready().await?;
+    stores.approvals.wait_until_ready().await?;
     stores.models.wait_until_ready().await?;
     stores.copies.wait_until_ready().await?;
     stores.deployments.wait_until_ready().await?;
@@ -314,6 +322,13 @@ impl Wake {
     fn tier(&self, _: &Tier, _: Change) {
         self.all_tiers();
         self.all_deployments();
+    }
+
+    /// The answer is what its deployment waits for.
+    fn approval(&self, approval: &Approval, _: Change) {
+        let _ = self.approvals.send(ObjectRef::from_obj(approval));
+        let deployment = ObjectRef::new(&approval.spec.deployment_ref.name);
+        let _ = self.deployments.send(deployment.within(&approval.namespace().unwrap_or_default()));
     }
 
     fn model(&self, model: &Model, _: Change) {

@@ -5,17 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{Timestamp, ToSpan as _};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{
-    InferenceNode, Model, NodePool, Scheduling, Shard, ShardGroup, ShardingStrategy, TierSpec,
+    Approval, ApprovalSpec, Decision, InferenceNode, Model, NodePool, Scheduling, Shard, ShardGroup,
+    ShardingStrategy,
 };
 
 use crate::chips;
 use crate::note::Note;
 use crate::pool::{self, Area, Labels};
-use crate::snapshot::{Availability, Group, Node, Snapshot};
+use crate::snapshot::{Answers, Availability, Group, Key, Node, Snapshot};
 use crate::tier::Tier;
 
 /// An unreachable node is lost after so long: engines that no agent adopts end after 60 seconds.
@@ -38,6 +39,8 @@ pub struct Cluster {
     pub groups: Vec<Arc<ShardGroup>>,
     /// Ranks.
     pub shards: Vec<Arc<Shard>>,
+    /// Questions to persons, and what they answered.
+    pub approvals: Vec<Arc<Approval>>,
 }
 
 impl Cluster {
@@ -51,9 +54,29 @@ impl Cluster {
             models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
             strategies: strategies.map(|one| (one.name_any(), one.spec.sharding.clone())).collect(),
             pools: areas(&self.pools, &self.nodes),
-            tiers: self.tiers.iter().map(|tier| (tier.name_any(), seen_tier(tier))).collect(),
-            groups: self.groups.iter().map(|group| seen_group(group)).collect(),
+            tiers: self.tiers.iter().map(|tier| (tier.name_any(), Tier::read(tier, now))).collect(),
+            groups: self.groups.iter().map(|group| self.seen_group(group, now)).collect(),
+            answers: self.answers(now),
         }
+    }
+
+    /// Answers that count at `now`.
+    fn answers(&self, now: Timestamp) -> BTreeMap<Key, Answers> {
+        let mut answers: BTreeMap<Key, Answers> = BTreeMap::new();
+        for approval in &self.approvals {
+            let ApprovalSpec { deployment_ref, plan_hash, expires_at, decision, .. } = &approval.spec;
+            if expires_at.as_ref().is_some_and(|expires| expires.0 <= now) {
+                continue;
+            }
+            let key = (approval.namespace().unwrap_or_default(), deployment_ref.name.clone());
+            let answers = answers.entry(key).or_default();
+            match decision {
+                Some(Decision::Approved) => drop(answers.approved.insert(plan_hash.clone())),
+                Some(Decision::Denied) => drop(answers.denied.insert(plan_hash.clone())),
+                Some(Decision::Unknown) | None => {}
+            }
+        }
+        answers
     }
 
     fn seen_nodes(&self, now: Timestamp) -> BTreeMap<String, Node> {
@@ -79,6 +102,30 @@ impl Cluster {
         };
         self.nodes.iter().map(seen).collect()
     }
+
+    fn seen_group(&self, group: &ShardGroup, now: Timestamp) -> (Key, Group) {
+        let ready = group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready));
+        let seen = Group {
+            deployment: group.spec.deployment_ref.name.clone(),
+            model: group.spec.model_ref.name.clone(),
+            replica: group.spec.replica,
+            pools: group.spec.pool_refs.iter().map(|reference| reference.name.clone()).collect(),
+            tier: group.spec.tier_ref.as_ref().map(|reference| reference.name.clone()),
+            resident_until: self.resident_until(group).filter(|until| *until > now),
+            plan: group.spec.plan.clone(),
+            ready,
+            deleting: group.metadata.deletion_timestamp.is_some(),
+        };
+        ((group.namespace().unwrap_or_default(), group.name_any()), seen)
+    }
+
+    /// Until when a group makes no room for others, by its tier.
+    fn resident_until(&self, group: &ShardGroup) -> Option<Timestamp> {
+        let tier = &group.spec.tier_ref.as_ref()?.name;
+        let tier = self.tiers.iter().find(|known| known.metadata.name.as_ref() == Some(tier))?;
+        let begun = group.metadata.creation_timestamp.as_ref()?.0;
+        begun.checked_add(i64::from(tier.spec.min_residency_seconds).seconds()).ok()
+    }
 }
 
 fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) -> Node {
@@ -95,38 +142,6 @@ fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) 
         cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
         links: status.links,
         machine: chip.map(Into::into),
-    }
-}
-
-fn seen_group(group: &ShardGroup) -> ((String, String), Group) {
-    let ready = group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready));
-    let seen = Group {
-        deployment: group.spec.deployment_ref.name.clone(),
-        model: group.spec.model_ref.name.clone(),
-        replica: group.spec.replica,
-        pools: group.spec.pool_refs.iter().map(|reference| reference.name.clone()).collect(),
-        plan: group.spec.plan.clone(),
-        ready,
-        deleting: group.metadata.deletion_timestamp.is_some(),
-    };
-    ((group.namespace().unwrap_or_default(), group.name_any()), seen)
-}
-
-fn seen_tier(tier: &russet_crds::Tier) -> Tier {
-    let TierSpec { mode, pool_refs, workload_groups, priority, default_strategy_ref } = &tier.spec;
-    let status = tier.status.clone().unwrap_or_default();
-    Tier {
-        mode: *mode,
-        pools: pool_refs.clone(),
-        groups: workload_groups.clone(),
-        priority: *priority,
-        strategy: default_strategy_ref.clone(),
-        owned: status
-            .workload_groups
-            .into_iter()
-            .filter(|group| workload_groups.contains(&group.name))
-            .map(|group| (group.name, group.nodes.into_iter().collect()))
-            .collect(),
     }
 }
 

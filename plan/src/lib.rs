@@ -18,6 +18,7 @@ pub mod place;
 pub mod pool;
 pub mod proposal;
 pub mod quantity;
+pub mod schedule;
 #[cfg(test)]
 mod seeded;
 pub mod shard;

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use jiff::Timestamp;
 use russet_crds::conditions::Reason;
 use russet_crds::{Backend, FabricKind};
 
@@ -192,6 +193,55 @@ pub enum Note {
         /// The deployments that get the room.
         by: Vec<String>,
     },
+    /// Replicas of lower priority make room for one that fits nowhere.
+    Preempts {
+        /// Index of the replica.
+        replica: i32,
+        /// Their deployments.
+        deployments: Vec<String>,
+        /// Bytes they hold.
+        frees: u64,
+    },
+    /// They will, once they have run for long enough.
+    Resident {
+        /// Index of the replica.
+        replica: i32,
+        /// Their deployments.
+        deployments: Vec<String>,
+        /// Bytes they hold.
+        frees: u64,
+        /// When they have.
+        until: Timestamp,
+    },
+    /// They could, if the tier of the one that waits said so.
+    CouldPreempt {
+        /// Index of the replica.
+        replica: i32,
+        /// Their deployments.
+        deployments: Vec<String>,
+        /// Bytes they hold.
+        frees: u64,
+        /// The tier of the one that waits.
+        tier: Option<String>,
+    },
+    /// A person is asked first.
+    AwaitsApproval {
+        /// Index of the replica.
+        replica: i32,
+        /// What for.
+        hash: String,
+        /// Deployments of which replicas would be stopped; none where the replica itself is to be replaced.
+        deployments: Vec<String>,
+        /// Bytes they hold.
+        frees: u64,
+    },
+    /// A person said no.
+    Denied {
+        /// Index of the replica.
+        replica: i32,
+        /// To what.
+        hash: String,
+    },
     /// A running replica stays although the spec changed, because its successor fits nowhere.
     KeptOutdated {
         /// The ShardGroup.
@@ -250,8 +300,13 @@ impl Note {
             | Note::PortsBusy { .. }
             | Note::TooFewNodes { .. }
             | Note::NothingFits { .. }
+            | Note::CouldPreempt { .. }
             | Note::KeptOutdated { .. } => Reason::NothingFits,
             Note::Outweighed { .. } => Reason::Outweighed,
+            Note::Preempts { .. } => Reason::Preempting,
+            Note::Resident { .. } => Reason::Resident,
+            Note::AwaitsApproval { .. } => Reason::AwaitingApproval,
+            Note::Denied { .. } => Reason::Denied,
             Note::InTurn { .. } | Note::DrainFirst { .. } => Reason::InProgress,
             Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
             Note::Placed { .. } => Reason::PlanFound,
@@ -406,6 +461,47 @@ impl fmt::Display for Note {
                 "replica {replica} fits, but the room there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",
                 by.join(", ")
             ),
+            Note::Preempts { replica, deployments, frees } => {
+                let who = replicas_of(deployments);
+                write!(
+                    out,
+                    "replica {replica} has {who} make room ({}): its priority is higher",
+                    show(*frees)
+                )
+            }
+            Note::Resident { replica, deployments, frees, until } => write!(
+                out,
+                "replica {replica} has {} make room ({}) at {until}, when they have run for their tier's minResidencySeconds",
+                replicas_of(deployments),
+                show(*frees)
+            ),
+            Note::CouldPreempt { replica, deployments, frees, tier } => {
+                let (who, bytes) = (replicas_of(deployments), show(*frees));
+                let how = match tier {
+                    Some(tier) => format!("set Tier {tier} spec.preemption to LowerPriority to allow it"),
+                    None => "a Tier with preemption LowerPriority would allow it".to_owned(),
+                };
+                write!(
+                    out,
+                    "replica {replica} would fit if {who} of lower priority made room ({bytes}); {how}"
+                )
+            }
+            Note::AwaitsApproval { replica, hash, deployments, frees: _ } if deployments.is_empty() => {
+                write!(
+                    out,
+                    "replica {replica} is to be replaced because its spec was edited; `russet approve` or spec.approvedPlan {hash} allows it"
+                )
+            }
+            Note::AwaitsApproval { replica, hash, deployments, frees } => write!(
+                out,
+                "replica {replica} fits if {} stop ({}); `russet approve` or spec.approvedPlan {hash} allows it",
+                replicas_of(deployments),
+                show(*frees)
+            ),
+            Note::Denied { replica, hash } => write!(
+                out,
+                "replica {replica} waits: Approval {hash} was denied; it is asked for again when that is deleted, or the spec edited"
+            ),
             Note::InTurn { replica } => {
                 write!(out, "replica {replica} goes on as it is until the replica before it answers anew")
             }
@@ -438,6 +534,10 @@ pub(crate) fn there_is(kind: &str, known: &[String]) -> String {
             format!("create it, or name one of the {kind} there are: {}{more}", names.join(", "))
         }
     }
+}
+
+fn replicas_of(deployments: &[String]) -> String {
+    format!("replicas of {}", deployments.join(", "))
 }
 
 fn named_pools(pools: &[String]) -> String {

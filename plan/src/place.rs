@@ -8,17 +8,19 @@
 //!                         ├─ fits beside what runs ──────────────▶ create, predecessor goes when ready
 //!                         ├─ fits once deleted groups let go ────▶ wait
 //!                         ├─ fits once its predecessor is gone ──▶ delete the predecessor, wait
+//!                         ├─ fits once others made room ─────────▶ delete those of lower priority, or ask first
 //!                         └─ fits nowhere ───────────────────────▶ keep what runs, say the numbers
 //! ```
 
 mod choose;
+mod preempt;
 mod report;
 mod ways;
 mod worth;
 
 use std::borrow::Cow;
 
-use russet_crds::{Backend, BackendChoice, GroupPlan, PlacementReport, names};
+use russet_crds::{Action, Backend, BackendChoice, GroupPlan, PlacementReport, names};
 use russet_wire::partition::Partition;
 use sha2::{Digest as _, Sha256};
 
@@ -31,9 +33,11 @@ use crate::snapshot::{Availability, Group, Key, Snapshot};
 use crate::solve::Advice;
 use crate::validate::{Split, ValidDeployment};
 use choose::find;
+use preempt::{Outcome, Victims, preempt};
 
 use report::report;
 
+pub use preempt::Ask;
 pub use report::{STAYS, refused, shown};
 pub use ways::{Ways, ways};
 pub use worth::{Scale, Way};
@@ -50,6 +54,10 @@ pub struct Placement {
     pub create: Vec<NewGroup>,
     /// Groups to delete.
     pub delete: Vec<OldGroup>,
+    /// Replicas of other deployments to delete, so that one of this fits.
+    pub preempt: Vec<Key>,
+    /// What a person is asked.
+    pub asks: Vec<Ask>,
     /// Replicas that have no current group and get none yet.
     pub waiting: Vec<i32>,
     /// The decision for people; only when something was placed.
@@ -81,6 +89,8 @@ pub struct OldGroup {
 pub enum Removal {
     /// The deployment wants fewer replicas.
     ScaledDown,
+    /// It wants none for now: its tier has it rest.
+    Rests,
     /// Another group of the same replica serves the spec.
     Replaced,
     /// Its successor needs its memory.
@@ -90,7 +100,7 @@ pub enum Removal {
 impl Placement {
     /// Whether nothing has to be done.
     pub fn is_empty(&self) -> bool {
-        self.create.is_empty() && self.delete.is_empty()
+        self.create.is_empty() && self.delete.is_empty() && self.preempt.is_empty()
     }
 
     /// The view after everything was carried out and every agent released what it had to.
@@ -98,6 +108,9 @@ impl Placement {
         let mut after = view.clone();
         for old in &self.delete {
             after.groups.remove(&(want.namespace.clone(), old.name.clone()));
+        }
+        for key in &self.preempt {
+            after.groups.remove(key);
         }
         for new in &self.create {
             after.groups.insert(
@@ -129,9 +142,10 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
         .filter(|(_, group)| !group.deleting)
         .map(|(key, group)| (key.clone(), group.replica))
         .collect();
+    let unwanted = if want.rest.is_some() { Removal::Rests } else { Removal::ScaledDown };
     for (key, replica) in own {
         if replica < 0 || replica >= want.replicas {
-            remove(view.to_mut(), &mut placement, &key, Removal::ScaledDown);
+            remove(view.to_mut(), &mut placement, &key, unwanted);
         }
     }
     for replica in 0..want.replicas {
@@ -151,6 +165,12 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     placement.keep.push(key);
                 }
             }
+            continue;
+        }
+        if let Some(note) = unapproved(&view, want, replica, &outdated, &mut placement.asks) {
+            notes.push(note);
+            placement.waiting.push(replica);
+            placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
             continue;
         }
         let advised = advice.splits.get(&(want.key(), replica));
@@ -211,6 +231,24 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     continue;
                 }
                 notes.extend(refusal);
+                match preempt(&view, want, &fit, replica, drained) {
+                    Some(Outcome::Take(Victims { groups, deployments, frees })) => {
+                        let seen = &mut view.to_mut().groups;
+                        for key in &groups {
+                            seen.entry(key.clone()).and_modify(|group| group.deleting = true);
+                        }
+                        notes.push(Note::Preempts { replica, deployments, frees });
+                        placement.preempt.extend(groups);
+                        placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+                        continue;
+                    }
+                    Some(Outcome::Ask(ask, note)) => {
+                        placement.asks.push(ask);
+                        notes.push(note);
+                    }
+                    Some(Outcome::Wait(note)) => notes.push(note),
+                    None => {}
+                }
                 let needed = fit.whole().total();
                 notes.push(Note::NothingFits { replica, needed, closed: closed(&view, want, needed) });
                 for (key, _) in outdated {
@@ -222,6 +260,34 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
     }
     placement.report = report(&placement, &found, &forecast);
     (placement, notes)
+}
+
+/// What keeps a replica that answers from being replaced: its tier wants that approved. One that cannot stay
+/// where it is needs nobody's word.
+fn unapproved(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    replica: i32,
+    outdated: &[Named],
+    asks: &mut Vec<Ask>,
+) -> Option<Note> {
+    let tier = view.tiers.get(want.tier.as_ref()?)?;
+    let answers = |(key, ready): &Named| {
+        *ready && view.groups.get(key).is_some_and(|group| may_stay(view, want, group))
+    };
+    if !tier.approvals.contains(&Action::Rollout) || !outdated.iter().any(answers) {
+        return None;
+    }
+    let hash = preempt::hash(want, Action::Rollout, &[]);
+    if want.approved.contains(&hash) {
+        return None;
+    }
+    if want.denied.contains(&hash) {
+        return Some(Note::Denied { replica, hash });
+    }
+    let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments: Vec::new(), frees: 0 };
+    asks.push(Ask { action: Action::Rollout, hash, affects: Vec::new(), message: note.to_string() });
+    Some(note)
 }
 
 /// Nodes it may have that would hold so much if nothing else ran there, and take no work.
@@ -395,11 +461,8 @@ fn remove(view: &mut Snapshot, placement: &mut Placement, key: &Key, why: Remova
 }
 
 fn holders(view: &Snapshot) -> Vec<String> {
-    let groups = view.groups.iter().filter(|(_, group)| group.deleting).map(|(key, group)| {
-        let bytes =
-            group.plan.members.iter().fold(0_u64, |sum, member| sum.saturating_add(member.reserved_bytes()));
-        format!("ShardGroup {} {}", key.1, show(bytes))
-    });
+    let leaving = view.groups.iter().filter(|(_, group)| group.deleting);
+    let groups = leaving.map(|(key, group)| format!("ShardGroup {} {}", key.1, show(group.reserved_bytes())));
     let nodes = view
         .nodes
         .iter()

@@ -3,6 +3,7 @@
 //! here, and nothing is decided that `place` does not decide; whoever shows a proposal needs no second look at
 //! the cluster.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
@@ -17,10 +18,13 @@ use crate::place::{
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::solve;
 use crate::tier::{assign, members};
-use crate::validate::{ValidDeployment, read};
+use crate::validate::{Rest, ValidDeployment, read};
 
 /// What to do about a Model whose size nobody knows.
 const SIZE: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
+
+/// Times that room is made for one deployment before it has its places: by others, then by its own replicas.
+const STEPS: usize = 4;
 
 /// What would become of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +43,8 @@ pub struct Proposal {
     pub keep: Vec<Replica>,
     /// Replicas that would go.
     pub delete: Vec<OldGroup>,
+    /// Other deployments that would lose replicas to it, as `namespace/name`.
+    pub preempt: Vec<String>,
     /// Replicas that would wait.
     pub waiting: Vec<i32>,
     /// What else is to be said, the remedy last.
@@ -131,11 +137,15 @@ fn one(
                 .groups
                 .retain(|key, _| key.0 != namespace || !placement.delete.iter().any(|old| old.name == key.1));
             let notes = if replicas == 0 { Vec::new() } else { why.clone() };
-            let report = if replicas == 0 { stopped() } else { refused(notes.clone()) };
+            let report = if replicas == 0 { stopped(None) } else { refused(notes.clone()) };
             (Settled { placement, after }, notes, report)
         }
     };
-    let Placement { keep, create, delete, waiting, report: _ } = placement;
+    let Placement { keep, create, delete, preempt, asks: _, waiting, report: _ } = placement;
+    let stopped = |(namespace, group): &Key| {
+        Some(format!("{namespace}/{}", view.groups.get(&(namespace.clone(), group.clone()))?.deployment))
+    };
+    let preempt: BTreeSet<String> = preempt.iter().filter_map(stopped).collect();
     let keep = keep.into_iter().filter_map(|key| {
         let Group { replica, plan, .. } = after.groups.get(&key)?;
         Some(Replica { name: key.1, replica: *replica, plan: plan.clone() })
@@ -149,6 +159,7 @@ fn one(
         keep: keep.collect(),
         create: create.into_iter().map(created).collect(),
         delete,
+        preempt: preempt.into_iter().collect(),
         waiting,
         notes,
     };
@@ -161,18 +172,35 @@ struct Settled {
     after: Snapshot,
 }
 
-/// What becomes of a deployment. Where a replica had to go before its successor can come, the operator looks
-/// again once the memory is released, and so does this.
+/// What becomes of a deployment. Where a replica had to go before its successor can come, its own or another's,
+/// the operator looks again once the memory is released, and so does this.
 fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) -> (Settled, Vec<Note>) {
-    let (first, mut notes) = place_as(view, want, &solve(view, rivals));
-    let after = first.apply(view, want);
-    if !first.delete.iter().any(|old| old.why == Removal::Drained) {
-        return (Settled { placement: first, after }, notes);
+    let (placement, notes) = place_as(view, want, &solve(view, rivals));
+    let after = placement.apply(view, want);
+    let mut makes_room = vacates(&placement);
+    let (mut settled, mut notes) = (Settled { placement, after }, notes);
+    for _ in 0..STEPS {
+        if !makes_room {
+            break;
+        }
+        let Settled { placement: first, after } = settled;
+        let (second, more) = place_as(&after, want, &solve(&after, rivals));
+        let after = second.apply(&after, want);
+        makes_room = vacates(&second);
+        notes.extend(more);
+        settled = Settled { placement: both(first, second, &want.namespace), after };
     }
-    let (second, more) = place_as(&after, want, &solve(&after, rivals));
-    let after = second.apply(&after, want);
-    notes.extend(more);
-    let came = |key: &Key| first.create.iter().any(|new| key.0 == want.namespace && new.name == key.1);
+    (settled, notes)
+}
+
+/// Whether something goes so that something else can come.
+fn vacates(placement: &Placement) -> bool {
+    !placement.preempt.is_empty() || placement.delete.iter().any(|old| old.why == Removal::Drained)
+}
+
+/// Two placements, one after the other.
+fn both(first: Placement, second: Placement, namespace: &str) -> Placement {
+    let came = |key: &Key| first.create.iter().any(|new| key.0 == namespace && new.name == key.1);
     let report = match (first.report, second.report) {
         (Some(first), Some(second)) => {
             let decision = format!("{}; {}", first.decision, second.decision);
@@ -180,14 +208,15 @@ fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) 
         }
         (first, second) => second.or(first),
     };
-    let placement = Placement {
+    Placement {
         keep: second.keep.into_iter().filter(|key| !came(key)).collect(),
         create: first.create.into_iter().chain(second.create).collect(),
         delete: first.delete.into_iter().chain(second.delete).collect(),
+        preempt: first.preempt.into_iter().chain(second.preempt).collect(),
+        asks: second.asks,
         waiting: second.waiting,
         report,
-    };
-    (Settled { placement, after }, notes)
+    }
 }
 
 /// What the status would show.
@@ -199,13 +228,13 @@ fn report(settled: &Settled, want: &ValidDeployment, notes: &[Note]) -> Placemen
         .collect();
     current.sort_by_key(|(key, group)| (group.replica, *key));
     let plans: Vec<&GroupPlan> = current.iter().map(|(_, group)| &group.plan).collect();
-    shown(placement, &plans, notes, None).unwrap_or_else(stopped)
+    shown(placement, &plans, notes, None).unwrap_or_else(|| stopped(want.rest.as_ref()))
 }
 
-fn stopped() -> PlacementReport {
+fn stopped(rest: Option<&Rest>) -> PlacementReport {
     PlacementReport {
         decision: "nothing runs".to_owned(),
-        reason: "scaled to zero".to_owned(),
+        reason: rest.map_or_else(|| "scaled to zero".to_owned(), ToString::to_string),
         ..PlacementReport::default()
     }
 }

@@ -1,9 +1,10 @@
 //! The cluster as the planner sees it: one immutable view, taken by whoever calls. Not a cache and
 //! not a client; the operator, `russet plan` and the tests all build it themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use russet_crds::{GroupPlan, Link, Sharding, names};
+use jiff::Timestamp;
+use russet_crds::{GroupPlan, Link, Residency, Sharding, names};
 use russet_wire::shape::ModelShape;
 
 use crate::note::Note;
@@ -30,6 +31,17 @@ pub struct Snapshot {
     pub pools: BTreeMap<String, Result<Area, Note>>,
     /// Every replica of every deployment, those being deleted included: they still hold memory.
     pub groups: BTreeMap<Key, Group>,
+    /// What persons answered, by the deployment it serves.
+    pub answers: BTreeMap<Key, Answers>,
+}
+
+/// What persons said to the operator's questions, as hashes of plans.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// Yes.
+    pub approved: BTreeSet<String>,
+    /// No.
+    pub denied: BTreeSet<String>,
 }
 
 /// A machine.
@@ -84,6 +96,10 @@ pub struct Group {
     pub replica: i32,
     /// The NodePools its deployment named when it was made.
     pub pools: Vec<String>,
+    /// Its deployment's Tier.
+    pub tier: Option<String>,
+    /// Until then it makes no room for others; nothing when it has run for long enough.
+    pub resident_until: Option<Timestamp>,
     /// The split.
     pub plan: GroupPlan,
     /// Whether it answers.
@@ -109,6 +125,20 @@ impl Snapshot {
         sums
     }
 
+    /// What a group counts, by its tier.
+    pub fn priority(&self, group: &Group) -> i32 {
+        self.tier(group).map_or(0, |tier| tier.priority)
+    }
+
+    /// How long a group goes on, by its tier.
+    pub fn residency(&self, group: &Group) -> Residency {
+        self.tier(group).map_or_else(Residency::default, |tier| tier.residency)
+    }
+
+    fn tier(&self, group: &Group) -> Option<&Tier> {
+        self.tiers.get(group.tier.as_ref()?)
+    }
+
     /// Replicas of a deployment, by name.
     pub fn groups_of<'a>(
         &'a self,
@@ -123,6 +153,11 @@ impl Group {
     /// The nodes of its ranks.
     pub fn nodes(&self) -> impl Iterator<Item = &str> + Clone {
         self.plan.members.iter().map(|member| member.node_name.as_str())
+    }
+
+    /// Bytes it holds on all its nodes.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.plan.members.iter().fold(0, |sum, member| sum.saturating_add(member.reserved_bytes()))
     }
 
     /// The name its ShardGroup has.

@@ -6,6 +6,7 @@
 //!      the first dive is the greedy plan; a branch that cannot beat the best sum found is not followed
 //! ```
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::fit::Fit;
@@ -34,6 +35,8 @@ pub struct Advice {
     /// The split of every replica that was looked at; nothing where others are worth more than it. A
     /// replica that fits nowhere even by itself is not in here.
     pub splits: BTreeMap<(Key, i32), Option<Candidate>>,
+    /// Deployments for which room is being made.
+    pub promised: Vec<String>,
     /// The sum of what all are worth.
     pub worth: f64,
 }
@@ -44,6 +47,7 @@ impl Advice {
         let placed = self.splits.iter().filter(|(_, split)| split.is_some());
         let mut names: Vec<String> =
             placed.map(|(((space, name), _), _)| format!("{space}/{name}")).collect();
+        names.extend(self.promised.iter().cloned());
         names.dedup();
         names
     }
@@ -60,8 +64,62 @@ struct Wish<'a> {
     most: f64,
 }
 
-/// Decides for every replica of `wants` that has no group yet.
+/// Decides for every replica of `wants` that has no group yet. Who may have others make room chooses before those
+/// of lower priority, and what is being vacated for him is not theirs; else all choose together.
 pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
+    let mut rights: Vec<i32> = wants.iter().filter(|want| want.preempts).map(|want| want.priority).collect();
+    rights.sort_by_key(|priority| Reverse(*priority));
+    rights.dedup();
+    if rights.is_empty() {
+        return together(view, wants);
+    }
+    let mut view = view.clone();
+    let mut all = Advice::default();
+    for class in 0..=rights.len() {
+        let before = |want: &ValidDeployment| rights.iter().filter(|right| **right > want.priority).count();
+        let members: Vec<&ValidDeployment> =
+            wants.iter().filter(|want| before(want) == class).copied().collect();
+        let found = together(&view, &members);
+        all.worth += found.worth;
+        for want in members {
+            let fit = Fit::new(&want.shape, want.room);
+            for replica in waiting(&view, want, &fit) {
+                let split = found.splits.get(&(want.key(), replica)).cloned();
+                // What is left for it by those before it is nothing, whatever seems to be free.
+                all.splits.insert((want.key(), replica), split.clone().flatten());
+                let split = split.unwrap_or_else(|| {
+                    let promised = vacated(&view, want, &fit, replica);
+                    all.promised
+                        .extend(promised.is_some().then(|| format!("{}/{}", want.namespace, want.name)));
+                    promised
+                });
+                if let Some(split) = split {
+                    let key = (want.namespace.clone(), format!("~{}/{replica}", want.name));
+                    view.groups.insert(key, want.group(replica, split.plan(&fit)));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The best that a replica can have of what is there and what is being vacated.
+fn vacated(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32) -> Option<Candidate> {
+    let leaving = |key: &Key| view.groups.get(key).is_some_and(|group| group.deleting);
+    let found = ways(view, want, fit, replica, false, leaving).ok()?.found;
+    let scale = Scale::of(found.iter())?;
+    Some(found.into_iter().min_by(|a, b| scale.compare(a, b))?.candidate)
+}
+
+/// Replicas that have no group.
+fn waiting(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i32> {
+    let own = view.groups_of(&want.namespace, &want.name).map(|(_, group)| group);
+    let own: Vec<&Group> = own.filter(|group| !group.deleting).collect();
+    pending(view, want, fit, &own)
+}
+
+/// Decides for all of them at once.
+fn together(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     let mut wishes = Vec::new();
     let mut groups: BTreeMap<(&str, &str), Vec<&Group>> = BTreeMap::new();
     for ((namespace, _), group) in view.groups.iter().filter(|(_, group)| !group.deleting) {
@@ -95,7 +153,7 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
         }
         search.dive(&order, &mut view.clone(), 0.0, &mut Vec::new());
     }
-    Advice { splits: search.splits, worth: search.best.max(0.0) }
+    Advice { splits: search.splits, promised: Vec::new(), worth: search.best.max(0.0) }
 }
 
 /// Orders worth trying. What comes first leaves its nodes as suits itself, so another order may leave room

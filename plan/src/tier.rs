@@ -9,13 +9,18 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use russet_crds::{LocalReference, ModelDeployment, ModelDeploymentSpec, TierMode};
+use jiff::Timestamp;
+use russet_crds::{
+    Action, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode, TierSpec,
+};
 
 use crate::fit::Fit;
 use crate::note::Note;
 use crate::place::pending;
 use crate::quantity::show;
+use crate::schedule::{self, Hours};
 use crate::snapshot::{Availability, Group, Key, Snapshot};
 use crate::solve::solve;
 use crate::validate::{ValidDeployment, areas, validate};
@@ -38,6 +43,58 @@ pub struct Tier {
     pub strategy: Option<LocalReference>,
     /// The nodes that groups have.
     pub owned: BTreeMap<String, BTreeSet<String>>,
+    /// Whether what fits nowhere may have others make room.
+    pub preempts: bool,
+    /// How long what runs goes on.
+    pub residency: Residency,
+    /// OnDemand: how long nobody may ask for it.
+    pub idle: Duration,
+    /// What a person is asked first.
+    pub approvals: BTreeSet<Action>,
+    /// Whether its deployments run at this time of day.
+    pub hours: Hours,
+    /// What is wrong with its schedules.
+    pub wrong: Option<Note>,
+}
+
+impl Tier {
+    /// A tier as it is at `now`, and the nodes its workload groups have.
+    pub fn read(tier: &russet_crds::Tier, now: Timestamp) -> Self {
+        let TierSpec {
+            mode,
+            pool_refs,
+            workload_groups,
+            priority,
+            default_strategy_ref,
+            preemption,
+            residency,
+            min_residency_seconds: _,
+            idle_seconds,
+            schedules,
+            approvals,
+        } = &tier.spec;
+        let name = tier.metadata.name.as_deref().unwrap_or_default();
+        let hours = schedule::hours(schedules, &format!("Tier {name} spec.schedules"), now);
+        let granted = tier.status.iter().flat_map(|status| &status.workload_groups);
+        Self {
+            mode: *mode,
+            pools: pool_refs.clone(),
+            groups: workload_groups.clone(),
+            priority: *priority,
+            strategy: default_strategy_ref.clone(),
+            owned: granted
+                .filter(|group| workload_groups.contains(&group.name))
+                .map(|group| (group.name.clone(), group.nodes.iter().cloned().collect()))
+                .collect(),
+            preempts: *preemption == Preemption::LowerPriority,
+            residency: *residency,
+            idle: Duration::from_secs(u64::from(*idle_seconds)),
+            approvals: approvals.iter().copied().collect(),
+            // What runs is not stopped by a typo.
+            hours: hours.clone().unwrap_or_default(),
+            wrong: hours.err(),
+        }
+    }
 }
 
 /// A deployment of a workload group.
@@ -77,10 +134,12 @@ pub struct Grant {
     pub lacks: Option<String>,
 }
 
-/// Who has a node for itself: the tier and the workload group, by node.
+/// Who has a node for itself now: the tier and the workload group, by node. What a tier's schedules leave unused is
+/// anybody's.
 pub fn owners(view: &Snapshot) -> BTreeMap<&str, (String, String)> {
     let mut owners = BTreeMap::new();
-    for (name, tier) in view.tiers.iter().filter(|(_, tier)| tier.mode == TierMode::Dedicated) {
+    let dedicated = |tier: &Tier| tier.mode == TierMode::Dedicated && tier.hours.open;
+    for (name, tier) in view.tiers.iter().filter(|(_, tier)| dedicated(tier)) {
         for (group, nodes) in &tier.owned {
             for node in nodes {
                 // Of two that claim a node the first has it, so that everybody sees the same one.
@@ -101,14 +160,21 @@ pub fn assign(
     let Some(tier) = view.tiers.get(name).filter(|tier| tier.mode == TierMode::Dedicated) else {
         return Ok(BTreeMap::new());
     };
-    let mut notes = Vec::new();
+    let mut notes: Vec<Note> = tier.wrong.iter().cloned().collect();
     let areas = areas(view, &tier.pools, &mut notes);
     if !notes.is_empty() {
         return Err(notes);
     }
+    if !tier.hours.open {
+        // Its nodes are its own again at the next of its hours.
+        let kept = |nodes: &BTreeSet<String>| Grant { nodes: nodes.clone(), lacks: None };
+        return Ok(tier.owned.iter().map(|(group, nodes)| (group.clone(), kept(nodes))).collect());
+    }
     let reach: BTreeSet<String> =
         view.nodes.keys().filter(|node| areas.iter().any(|area| area.holds(node))).cloned().collect();
     let mut state = State { view: view.clone(), tier: name, reach };
+    // Others that are about to leave do not keep a group from its nodes.
+    state.view.groups.retain(|_, group| !group.deleting);
     let mut grants = BTreeMap::new();
     // Groups with deployments choose before those that wait for their first.
     let (busy, idle): (Vec<&String>, Vec<&String>) =

@@ -16,7 +16,7 @@ use russet_wire::shape::ModelShape;
 use crate::fit::Room;
 use crate::note::Note;
 use crate::pool::{self, Area, Demand};
-use crate::snapshot::{Group, Key, Snapshot};
+use crate::snapshot::{Answers, Group, Key, Snapshot};
 
 pub use russet_wire::architecture::ARCHITECTURES;
 
@@ -34,6 +34,8 @@ pub struct ValidDeployment {
     pub model: String,
     /// Sizes of the model.
     pub shape: ModelShape,
+    /// What is asked for, as it was written.
+    pub sharding: Sharding,
     /// Where the split is asked for, for people: `spec.sharding`, or whose spec it is.
     pub asked_at: String,
     /// The split asked for.
@@ -44,8 +46,18 @@ pub struct ValidDeployment {
     pub room: Room,
     /// Where a replica may be; it is in one of these. Never empty.
     pub areas: Vec<Area>,
+    /// Its Tier.
+    pub tier: Option<String>,
     /// Its tier's priority.
     pub priority: i32,
+    /// Whether it may have replicas of lower priority make room.
+    pub preempts: bool,
+    /// What persons said yes to.
+    pub approved: BTreeSet<String>,
+    /// What they said no to.
+    pub denied: BTreeSet<String>,
+    /// Why none of its replicas is to run, though some are asked for.
+    pub rest: Option<Rest>,
     /// Whether it ran before: who makes room for a successor of his own gets that room back.
     pub incumbent: bool,
     /// The Dedicated tier and the workload group whose nodes it shares.
@@ -67,6 +79,8 @@ impl ValidDeployment {
             model: self.model.clone(),
             replica,
             pools: self.pools(),
+            tier: self.tier.clone(),
+            resident_until: None,
             plan,
             ready: false,
             deleting: false,
@@ -85,6 +99,7 @@ impl ValidDeployment {
 }
 
 use promise::Promised;
+pub use promise::Rest;
 pub use split::{Hybrid, Split, shapes};
 pub use strategy::{Judgement, judge};
 
@@ -97,7 +112,9 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     let placed = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
     let incumbent = placed.is_some_and(|placement| !placement.plan_hash.is_empty());
     let valid = validate(view, &namespace, &deployment.name_any(), &deployment.spec)?;
-    Ok(ValidDeployment { incumbent, ..valid })
+    let Answers { mut approved, denied } = view.answers.get(&valid.key()).cloned().unwrap_or_default();
+    approved.extend(deployment.spec.approved_plan.clone());
+    Ok(ValidDeployment { incumbent, approved, denied, ..valid })
 }
 
 /// Reads what a person wrote; the notes name everything that is wrong with it.
@@ -115,6 +132,7 @@ pub fn validate(
         tier_ref,
         workload_group,
         replicas,
+        approved_plan: _,
     } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
         return Err(vec![Note::ModelUnknown { model: model.clone() }]);
@@ -141,6 +159,7 @@ pub fn validate(
     if !notes.is_empty() {
         return Err(notes);
     }
+    let rest = promised.rest();
     Ok(ValidDeployment {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -149,12 +168,18 @@ pub fn validate(
         asked_at: asked.at,
         split,
         backend: asked.sharding.backend,
+        sharding: asked.sharding,
         room,
         areas: areas.into_iter().map(|area| promised.within(view, area)).collect(),
+        tier: promised.name(),
         priority: promised.priority(),
+        preempts: promised.preempts(),
+        approved: BTreeSet::new(),
+        denied: BTreeSet::new(),
         incumbent: false,
         own: promised.own(),
-        replicas: *replicas,
+        replicas: if rest.is_some() { 0 } else { *replicas },
+        rest,
     })
 }
 

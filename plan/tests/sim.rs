@@ -215,14 +215,16 @@ fn the_ledger_finds_what_it_is_for() {
         assert!(found.contains(words), "{found}");
     }
     let placement = Placement { create: vec![again], ..Placement::default() };
-    assert!(ledger::unasked(world, "chat", &placement)[0].contains("placed again beside chat-0#1 unasked"));
+    assert!(
+        ledger::unasked(world, "chat", &placement, false)[0].contains("placed again beside chat-0#1 unasked")
+    );
     let name = group.metadata.name.clone().unwrap();
     let delete = vec![OldGroup { name, why: Removal::Replaced }];
     let placement = Placement { delete, ..Placement::default() };
-    assert_eq!(ledger::unasked(world, "chat", &placement), ["chat-0#1 of chat goes unasked"]);
+    assert_eq!(ledger::unasked(world, "chat", &placement, false), ["chat-0#1 of chat goes unasked"]);
     let mut edited = world.clone();
     edited.deployments.get_mut("chat").unwrap().spec.replicas = 0;
-    assert!(ledger::unasked(&edited, "chat", &placement).is_empty());
+    assert!(ledger::unasked(&edited, "chat", &placement, false).is_empty());
     assert_eq!(ledger::unsettled(&edited), ["chat-0#1 is there although nobody wants it"]);
     // An engine whose group and Shard are gone holds its memory and its port all the same.
     let mut held = world.clone();

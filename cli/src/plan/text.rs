@@ -135,9 +135,14 @@ fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
     if let Some(predicted) = &report.predicted {
         reasons.push(("speed", speed(predicted)));
     }
+    if !proposal.preempt.is_empty() {
+        let whom = proposal.preempt.join(", ");
+        reasons.push(("preempts", format!("{whom}: replicas of lower priority stop to make room")));
+    }
     for old in &proposal.delete {
         let why = match old.why {
             Removal::ScaledDown => "the deployment wants fewer replicas",
+            Removal::Rests => "its tier has it rest",
             Removal::Replaced => "another one of its replica serves what is asked for",
             Removal::Drained => "its successor needs its memory",
         };
@@ -200,6 +205,7 @@ mod tests {
             create: vec![replica(1, "b")],
             keep: vec![replica(0, "a"), replica(1, "a"), replica(2, "c")],
             delete: vec![OldGroup { name: "chat-3-a".to_owned(), why: Removal::ScaledDown }],
+            preempt: Vec::new(),
             waiting: vec![2],
             notes: vec!["because".to_owned(), "also".to_owned()],
         };

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource as _, ResourceExt as _};
 use russet_crds::{LocalReference, ModelCopy, ModelDeployment, ShardGroup, ShardGroupSpec, names};
@@ -10,8 +11,9 @@ use russet_plan::ValidDeployment;
 use russet_plan::place::NewGroup;
 
 use super::decide::Planned;
-use super::{Error, Resources};
+use super::{Error, Resources, ask, preempt};
 use crate::context::Context;
+use crate::group::owned;
 use crate::model::copy_object;
 use crate::ssa;
 
@@ -27,9 +29,17 @@ pub struct Applied {
 }
 
 /// Writes everything that was planned.
-pub async fn apply(context: &Context, resources: Resources<Planned>) -> Result<Resources<Applied>, Error> {
+pub async fn apply(
+    context: &Context,
+    resources: Resources<Planned>,
+    now: Timestamp,
+) -> Result<Resources<Applied>, Error> {
     let Resources { deployment, stage: planned } = resources;
     let name = deployment.name_any();
+    preempt::apply(context, &deployment, &planned.placement.preempt, now).await?;
+    if planned.valid.is_some() {
+        ask::apply(context, &deployment, &planned.placement.asks, now).await?;
+    }
     let copies: Api<ModelCopy> = Api::all(context.client.clone());
     for spec in &planned.copies {
         let copy = copy_object(spec.clone());
@@ -63,6 +73,10 @@ pub async fn apply(context: &Context, resources: Resources<Planned>) -> Result<R
         }
         if goes || group.metadata.deletion_timestamp.is_some() {
             leaving += 1;
+        } else if planned.valid.is_some() && group.spec.tier_ref != deployment.spec.tier_ref {
+            let spec = ShardGroupSpec { tier_ref: deployment.spec.tier_ref.clone(), ..group.spec.clone() };
+            let group = ssa::apply(&api, &owned(group, spec)).await.map_err(failed(&group.name_any()))?;
+            groups.push(Arc::new(group));
         } else {
             groups.push(group.clone());
         }
@@ -80,6 +94,7 @@ fn group_object(deployment: &ModelDeployment, valid: Option<&ValidDeployment>, n
         replica: *replica,
         plan: plan.clone(),
         pool_refs: pools.into_iter().map(LocalReference::new).collect(),
+        tier_ref: deployment.spec.tier_ref.clone(),
         epoch: 1,
     };
     let mut group = ShardGroup::new(name, spec);

@@ -2,7 +2,9 @@
 //! and what keeps it from being asked is put into words.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{ModelCopySpec, Want};
@@ -58,6 +60,15 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
         }
     };
     Resources { deployment, stage }
+}
+
+/// When the answer may be another one though nothing happens: what it waits for has run for long enough then.
+pub fn again(planned: &Planned, now: Timestamp) -> Option<Duration> {
+    let times = planned.notes.iter().filter_map(|note| match note {
+        Note::Resident { until, .. } => Some(*until),
+        _ => None,
+    });
+    Duration::try_from(times.min()?.duration_since(now)).ok()
 }
 
 /// Where its new replicas go when everything that waits is placed together.

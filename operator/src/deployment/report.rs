@@ -71,6 +71,12 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
                     | Reason::UnsupportedArchitecture
                     | Reason::Serving
                     | Reason::Stopped
+                    | Reason::OutsideSchedule
+                    | Reason::Idle
+                    | Reason::Preempting
+                    | Reason::Resident
+                    | Reason::AwaitingApproval
+                    | Reason::Denied
             )
         );
         if let Some(reason) = reason.filter(|_| told && !(kind == Type::Ready && after.status == "False")) {

@@ -7,6 +7,7 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{GroupPlan, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
 use russet_plan::place::{STAYS, is_current, shown};
+use russet_plan::validate::Rest;
 use russet_plan::{Note, note};
 
 use super::Resources;
@@ -29,7 +30,10 @@ pub fn status(
     let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
     let mut status = deployment.status.clone().unwrap_or_default();
     let generation = deployment.metadata.generation;
-    let wanted = deployment.spec.replicas;
+    let asked = deployment.spec.replicas;
+    let rest = planned.valid.as_ref().and_then(|valid| valid.rest.as_ref()).filter(|_| asked > 0);
+    let wanted = if rest.is_some() { 0 } else { asked };
+    let stopped = rest.map_or((Reason::Stopped, "scaled to zero".to_owned()), resting);
     let current: Vec<&ShardGroup> =
         groups.iter().map(AsRef::as_ref).filter(|group| is_new(planned, group)).collect();
     let replicas: BTreeSet<i32> = groups.iter().map(|group| group.spec.replica).collect();
@@ -39,7 +43,7 @@ pub fn status(
     status.observed_generation = generation;
     status.replicas = count(replicas.len());
     status.ready_replicas = count(answering.len());
-    status.summary = Some(format!("{}/{wanted}", status.ready_replicas));
+    status.summary = Some(format!("{}/{asked}", status.ready_replicas));
     status.selector =
         Some(format!("{}={}", names::LABEL_DEPLOYMENT, names::label_value(&deployment.name_any())));
     status.nodes =
@@ -48,11 +52,12 @@ pub fn status(
     status.placement = shown(&planned.placement, &plans, &planned.notes, status.placement);
 
     let verdict = verdict(resources, &current);
+    let has_asked = get(&status.conditions, Type::AwaitingApproval).is_some();
     let mut set = |kind, value, reason, message: &str| {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
     };
     match (&planned.obstacle, wanted) {
-        (_, 0) => set(Type::Placed, true, Reason::Stopped, "scaled to zero"),
+        (_, 0) => set(Type::Placed, true, stopped.0, &stopped.1),
         (Some(obstacle), _) => set(Type::Placed, false, obstacle.reason, &obstacle.message),
         (None, _) if planned.placement.waiting.is_empty() => {
             let decision =
@@ -77,12 +82,20 @@ pub fn status(
         .filter_map(|member| Some(format!("node {}: {}", member.node_name, missing.get(&member.node_name)?)))
         .collect();
     match (wanted, current.is_empty(), lacking.is_empty()) {
-        (0, _, _) => set(Type::CopiesReady, true, Reason::Stopped, "scaled to zero"),
+        (0, _, _) => set(Type::CopiesReady, true, stopped.0, &stopped.1),
         (_, true, _) => set(Type::CopiesReady, false, Reason::WaitingForCopies, "no nodes are chosen yet"),
         (_, false, true) => {
             set(Type::CopiesReady, true, Reason::Verified, "every chosen node holds the files")
         }
         (_, false, false) => set(Type::CopiesReady, false, Reason::WaitingForCopies, &lacking.join("; ")),
+    }
+    let asks: Vec<&str> = planned.placement.asks.iter().map(|ask| ask.message.as_str()).collect();
+    match asks.first() {
+        Some(ask) => set(Type::AwaitingApproval, true, Reason::AwaitingApproval, ask),
+        None if has_asked => {
+            set(Type::AwaitingApproval, false, Reason::Settled, "nothing waits for an answer")
+        }
+        None => {}
     }
     if answering.is_empty() {
         set(Type::Available, false, verdict.reason, &verdict.message);
@@ -106,11 +119,13 @@ pub fn status(
 
 fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
     let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
-    if deployment.spec.replicas <= 0 {
+    let rest = planned.valid.as_ref().and_then(|valid| valid.rest.as_ref());
+    if deployment.spec.replicas <= 0 || rest.is_some() {
         let stopped = groups.is_empty() && *leaving == 0;
-        let (reason, message) = match stopped {
-            true => (Reason::Stopped, "scaled to zero".to_owned()),
-            false => (Reason::InProgress, format!("stops {} replicas", groups.len() + leaving)),
+        let (reason, message) = match (stopped, rest) {
+            (true, None) => (Reason::Stopped, "scaled to zero".to_owned()),
+            (true, Some(rest)) => resting(rest),
+            (false, _) => (Reason::InProgress, format!("stops {} replicas", groups.len() + leaving)),
         };
         return Verdict { ready: stopped, stalled: false, reason, message };
     }
@@ -155,12 +170,27 @@ fn waiting(notes: &[Note]) -> (Reason, bool) {
     let has = |reason| notes.iter().any(|note| note.reason() == reason);
     let fits_nowhere = notes.iter().any(|note| matches!(note, Note::NothingFits { .. }));
     match fits_nowhere {
+        true if has(Reason::Denied) => (Reason::Denied, true),
+        true if has(Reason::AwaitingApproval) => (Reason::AwaitingApproval, true),
+        true if has(Reason::Resident) => (Reason::Resident, false),
         true if has(Reason::NoNodes) => (Reason::NoNodes, true),
         true => (Reason::NothingFits, true),
+        false if has(Reason::Denied) => (Reason::Denied, true),
+        false if has(Reason::AwaitingApproval) => (Reason::AwaitingApproval, true),
+        false if has(Reason::Preempting) => (Reason::Preempting, false),
         false if has(Reason::Outweighed) => (Reason::Outweighed, false),
         false if has(Reason::WaitingForAgent) => (Reason::WaitingForAgent, false),
         false => (Reason::InProgress, false),
     }
+}
+
+/// Why nothing runs though it is asked for.
+fn resting(rest: &Rest) -> (Reason, String) {
+    let reason = match rest {
+        Rest::Schedule { .. } => Reason::OutsideSchedule,
+        Rest::Idle { .. } => Reason::Idle,
+    };
+    (reason, rest.to_string())
 }
 
 fn is_new(planned: &super::decide::Planned, group: &ShardGroup) -> bool {
@@ -284,6 +314,7 @@ mod tests {
                 model_ref: LocalReference::new("m"),
                 replica: new.replica,
                 pool_refs: Vec::new(),
+                tier_ref: None,
                 plan: new.plan.clone(),
                 epoch: 1,
             };

@@ -25,7 +25,7 @@ pub async fn apply(
     let group = &observed.group;
     let name = group.name_any();
     if let Some(loss) = &planned.bump {
-        let next = group_object(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
+        let next = owned(group, ShardGroupSpec { epoch: planned.epoch, ..group.spec.clone() });
         let api: Api<ShardGroup> = ssa::beside(&context.client, group.as_ref());
         ssa::apply(&api, &next).await.map_err(|source| Error::Epoch {
             group: name.clone(),
@@ -84,7 +84,7 @@ fn remember(context: &Context, group: &ShardGroup, epoch: i64, bumped: Option<Ti
 }
 
 /// The group with only what the operator owns.
-pub fn group_object(group: &ShardGroup, spec: ShardGroupSpec) -> ShardGroup {
+pub fn owned(group: &ShardGroup, spec: ShardGroupSpec) -> ShardGroup {
     let mut object = ShardGroup::new(&group.name_any(), spec);
     object.metadata.namespace = group.namespace();
     object.metadata.labels = group.metadata.labels.clone();

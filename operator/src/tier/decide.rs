@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{ModelDeployment, Tier, TierMode, TierStatus, WorkloadGroup};
+use russet_plan::schedule::Hours;
 use russet_plan::tier::{Grant, Member, assign, members};
 use russet_plan::validate::areas;
 use russet_plan::{Cluster, Note, Snapshot, note};
@@ -37,7 +38,8 @@ pub fn status(
         TierMode::Dedicated => workload_groups.iter().flat_map(|group| group.nodes.iter().cloned()).collect(),
         TierMode::Cluster | TierMode::Unknown => reach(tier, &view),
     };
-    let (good, stalled, reason, message) = verdict(tier, &outcome, deployments.len());
+    let hours = view.tiers.get(&tier.name_any()).map(|seen| seen.hours).unwrap_or_default();
+    let (good, stalled, reason, message) = verdict(tier, &outcome, deployments.len(), hours);
     let mut conditions = before.conditions;
     for (kind, value) in
         [(Type::Ready, good), (Type::Reconciling, !good && !stalled), (Type::Stalled, stalled)]
@@ -83,7 +85,12 @@ fn shown(
 
 type Verdict = (bool, bool, Reason, String);
 
-fn verdict(tier: &Tier, outcome: &Result<BTreeMap<String, Grant>, Vec<Note>>, deployments: usize) -> Verdict {
+fn verdict(
+    tier: &Tier,
+    outcome: &Result<BTreeMap<String, Grant>, Vec<Note>>,
+    deployments: usize,
+    hours: Hours,
+) -> Verdict {
     let grants = match outcome {
         _ if tier.spec.mode == TierMode::Unknown => {
             let message = Note::Newer { field: "spec.mode".to_owned() }.to_string();
@@ -99,6 +106,19 @@ fn verdict(tier: &Tier, outcome: &Result<BTreeMap<String, Grant>, Vec<Note>>, de
         0 => "no deployment uses it".to_owned(),
         1 => "1 deployment uses it".to_owned(),
         count => format!("{count} deployments use it"),
+    };
+    // Whoever has its deployments follow its hours hears of every change by this text.
+    let used = match (tier.spec.schedules.is_empty(), hours.open, hours.until) {
+        (true, _, _) => used,
+        (_, true, Some(until)) => format!("{used}; they run until {until}"),
+        (_, true, None) => format!("{used}; they run"),
+        (_, false, Some(until)) => {
+            return (true, false, Reason::OutsideSchedule, format!("{used}; they rest until {until}"));
+        }
+        (_, false, None) => {
+            let never = format!("{used}; they rest, and spec.schedules have no time within a week");
+            return (true, false, Reason::OutsideSchedule, never);
+        }
     };
     let lacks: Vec<&str> = grants.values().filter_map(|grant| grant.lacks.as_deref()).collect();
     match lacks.as_slice() {

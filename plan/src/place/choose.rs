@@ -47,6 +47,11 @@ pub fn find<'a>(
 }
 
 impl Choices<'_> {
+    /// The ways, the best first.
+    pub fn ways(&self) -> impl Iterator<Item = &Way> {
+        self.ways.iter()
+    }
+
     /// The best, or the one that is best for all that wait together.
     pub fn choose(self, view: &Snapshot, advised: Option<&Candidate>) -> Option<Choice> {
         let Self { want, fit, mut ways, notes } = self;

@@ -38,6 +38,11 @@ pub struct Way {
 }
 
 impl Way {
+    /// Whether a rank of it is on this node.
+    pub fn uses(&self, node: &str) -> bool {
+        self.candidate.ranks.iter().any(|rank| rank.node == node)
+    }
+
     /// What orders ways that are worth the same: their nodes and what each holds.
     pub fn names(&self) -> impl Iterator<Item = (&str, u32)> {
         self.candidate.ranks.iter().map(|rank| (rank.node.as_str(), rank.layers))

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use russet_crds::{LocalReference, TierMode};
 
 use super::invalid;
@@ -11,6 +12,43 @@ use crate::note::Note;
 use crate::pool::Area;
 use crate::snapshot::Snapshot;
 use crate::tier::{Tier, owners};
+
+/// Why a deployment's replicas are not to run for now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It is not a time of its tier's schedules.
+    Schedule {
+        /// The tier.
+        tier: String,
+        /// When the next one begins.
+        opens: Option<Timestamp>,
+    },
+    /// Nobody asks for it.
+    Idle {
+        /// The tier.
+        tier: String,
+    },
+}
+
+impl std::fmt::Display for Rest {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Rest::Schedule { tier, opens: Some(opens) } => {
+                write!(out, "stopped by the schedules of Tier {tier} until {opens}")
+            }
+            Rest::Schedule { tier, opens: None } => write!(
+                out,
+                "stopped by the schedules of Tier {tier}, which have no time within a week; edit its spec.schedules"
+            ),
+            Rest::Idle { tier } => {
+                write!(
+                    out,
+                    "nobody asks for it, so Tier {tier} (OnDemand) keeps no room for it; it starts with the next request"
+                )
+            }
+        }
+    }
+}
 
 /// A deployment's tier, if it names one, and its workload group.
 pub struct Promised<'a> {
@@ -35,6 +73,9 @@ impl<'a> Promised<'a> {
             let known = view.tiers.keys().cloned().collect();
             return Err(vec![Note::TierUnknown { tier: name.clone(), known }]);
         };
+        if let Some(wrong) = &tier.wrong {
+            return Err(vec![wrong.clone()]);
+        }
         let there_is = || tier.groups.join(", ");
         match (tier.mode, group) {
             (TierMode::Unknown, _) => {
@@ -68,6 +109,22 @@ impl<'a> Promised<'a> {
     /// The strategy of a deployment that names none.
     pub fn strategy(&self) -> Option<&'a LocalReference> {
         self.tier.and_then(|(_, tier)| tier.strategy.as_ref())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Option<String> {
+        self.tier.map(|(name, _)| name.to_owned())
+    }
+
+    /// Whether its replicas may have those of lower priority make room.
+    pub fn preempts(&self) -> bool {
+        self.tier.is_some_and(|(_, tier)| tier.preempts)
+    }
+
+    /// Why nothing is to run now.
+    pub fn rest(&self) -> Option<Rest> {
+        let (name, tier) = self.tier.filter(|(_, tier)| !tier.hours.open)?;
+        Some(Rest::Schedule { tier: name.to_owned(), opens: tier.hours.until })
     }
 
     /// What its replicas count.

@@ -26,6 +26,8 @@ pub fn perform(world: &mut World, step: &Step) -> Result<bool, Wrong> {
             let sharding = wish::split(Sharding::default(), &mut fields.clone())?;
             world.strategy(name, sharding);
         }
+        Step::Tier(name, spec) => world.tier(name, (**spec).clone()),
+        Step::Answer(name, decision) => world.answer(name, *decision)?,
         Step::Model(name, shape) => world.model(name, shape.clone()),
         Step::Deploy(name, fields) => {
             let bare = russet_crds::ModelDeploymentSpec { replicas: 1, ..Default::default() };

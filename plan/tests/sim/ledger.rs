@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use russet_crds::{GroupMember, Scheduling, ShardGroup};
+use russet_crds::{GroupMember, Preemption, Residency, Scheduling, ShardGroup};
 use russet_plan::place::{NewGroup, Placement};
 use russet_plan::quantity::show;
 use russet_plan::snapshot::Availability;
@@ -53,7 +53,7 @@ pub fn doubled(world: &World, new: &NewGroup) -> Vec<String> {
 }
 
 /// Replicas that would move or go without anybody having asked for it.
-pub fn unasked(world: &World, deployment: &str, placement: &Placement) -> Vec<String> {
+pub fn unasked(world: &World, deployment: &str, placement: &Placement, resting: bool) -> Vec<String> {
     let of = |replica: i32| {
         let groups = world.living().into_iter();
         groups.filter(move |group| {
@@ -73,14 +73,47 @@ pub fn unasked(world: &World, deployment: &str, placement: &Placement) -> Vec<St
     let goes = |group: &ShardGroup| {
         placement.delete.iter().any(|old| group.metadata.name.as_deref() == Some(&old.name))
     };
-    for group in world.living().into_iter().filter(|group| goes(group) && !asked(world, group)) {
+    for group in world.living().into_iter().filter(|group| goes(group) && !resting && !asked(world, group)) {
         // Of two that do the same, one may go.
         let twin = of(group.spec.replica).any(|other| !goes(other) && (answers(other) || !answers(group)));
         if group.spec.deployment_ref.name != deployment || !twin {
             wrong.push(format!("{} of {deployment} goes unasked", world.label(group)));
         }
     }
+    let named =
+        |name: &str| world.living().into_iter().find(|group| group.metadata.name.as_deref() == Some(name));
+    for group in placement.preempt.iter().filter_map(|(_, name)| named(name)) {
+        wrong.extend(undue(world, deployment, group));
+    }
     wrong
+}
+
+/// Why a group may not be stopped for a deployment.
+fn undue(world: &World, deployment: &str, group: &ShardGroup) -> Option<String> {
+    let tier = |name: &str| {
+        let reference = world.deployments.get(name)?.spec.tier_ref.as_ref()?;
+        let tiers = world.cluster.tiers.iter();
+        Some(tiers.clone().find(|tier| tier.metadata.name.as_ref() == Some(&reference.name))?.spec.clone())
+    };
+    let of = &group.spec.deployment_ref.name;
+    let (needs, loses) = (tier(deployment)?, tier(of).unwrap_or_default());
+    let since = group.metadata.creation_timestamp.as_ref().map(|since| since.0.as_second());
+    let young =
+        since.is_some_and(|since| world.now.as_second() < since + i64::from(loses.min_residency_seconds));
+    let why = if of == deployment {
+        "is its own"
+    } else if needs.preemption != Preemption::LowerPriority {
+        "may not be stopped by its tier"
+    } else if needs.priority <= loses.priority {
+        "is as important"
+    } else if loses.residency == Residency::Always {
+        "is always resident"
+    } else if young {
+        "has not run for long enough"
+    } else {
+        return None;
+    };
+    Some(format!("{} is stopped for {deployment} and {why}", world.label(group)))
 }
 
 /// Whether somebody asked for a group to go or to move: its deployment was edited or scaled, or one of its
@@ -108,7 +141,7 @@ pub fn unsettled(world: &World) -> Vec<String> {
         there.entry((&group.spec.deployment_ref.name, group.spec.replica)).or_default().push(group);
     }
     for ((name, replica), groups) in &there {
-        let wanted = world.deployments.get(*name).map_or(0, |deployment| deployment.spec.replicas);
+        let wanted = world.wanted(name);
         if !(0..wanted).contains(replica) {
             wrong.push(format!("{} is there although nobody wants it", world.label(groups[0])));
         }
@@ -116,9 +149,9 @@ pub fn unsettled(world: &World) -> Vec<String> {
             wrong.push(format!("replica {replica} of {name} answers twice"));
         }
     }
-    for (name, deployment) in &world.deployments {
+    for name in world.deployments.keys() {
         let said = world.said.get(name).cloned().unwrap_or_default();
-        let missing = (0..deployment.spec.replicas).find(|replica| {
+        let missing = (0..world.wanted(name)).find(|replica| {
             !there.contains_key(&(name.as_str(), *replica)) && !said.waiting.contains(replica)
         });
         if let (Some(replica), None) = (missing, &said.refused) {

@@ -18,11 +18,14 @@ pub enum Write {
     Create(Box<ModelDeployment>, Vec<String>, NewGroup),
     /// The end of a group: its UID, its short name, and why.
     Delete(String, String, Removal),
+    /// The end of a group of another deployment: its UID, its short name, and for whom.
+    Preempt(String, String, String),
 }
 
 /// Decides for a deployment; what is to be written, in order. The error is a broken promise.
 pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Write>, String> {
     let Some(owner) = world.deployments.get(name).cloned() else { return Ok(Vec::new()) };
+    world.assign();
     let view = world.view();
     let valid = |owner: &ModelDeployment| read(&view, owner);
     let (placement, said, pools) = match valid(&owner) {
@@ -43,7 +46,9 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
                 return Err(format!("the checker says of {name}: {}", world.short(&first.to_string())));
             }
             let notes = notes.iter().filter(|note| !matches!(note, Note::Placed { .. }));
-            let said = Said { notes: lines(world, notes), ..Said::default() };
+            let rests = want.rest.as_ref().map(ToString::to_string);
+            let said =
+                Said { notes: lines(world, notes), rests, asks: placement.asks.clone(), ..Said::default() };
             (placement, said, want.pools())
         }
         Err(notes) => {
@@ -53,10 +58,11 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
             (placement, Said { refused, ..Said::default() }, Vec::new())
         }
     };
-    if let Some(wrong) = ledger::unasked(world, name, &placement).first() {
+    let resting = said.rests.is_some();
+    if let Some(wrong) = ledger::unasked(world, name, &placement, resting).first() {
         return Err(wrong.clone());
     }
-    let Placement { keep: _, create, delete, waiting, report } = placement;
+    let Placement { keep: _, create, delete, preempt, asks: _, waiting, report } = placement;
     create.iter().for_each(|new| world.christen(name, new));
     let before = world.said.get(name).and_then(|said| said.report.clone());
     let report = report.map(|report| PlacementReport {
@@ -67,13 +73,18 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     let said = Said { waiting, report: report.or(before), ..said };
     trace.says(name, world.said.get(name), &said);
     world.said.insert(name.to_owned(), said);
-    let deletes = delete.into_iter().filter_map(|old| {
-        let group =
-            world.cluster.groups.iter().find(|group| group.metadata.name.as_deref() == Some(&old.name))?;
-        Some(Write::Delete(group.metadata.uid.clone()?, world.short(&old.name), old.why))
-    });
+    let uid = |name: &str| {
+        let group = world.cluster.groups.iter().find(|group| group.metadata.name.as_deref() == Some(name))?;
+        group.metadata.uid.clone()
+    };
+    let deletes = delete
+        .into_iter()
+        .filter_map(|old| Some(Write::Delete(uid(&old.name)?, world.short(&old.name), old.why)));
+    let preempts = preempt
+        .into_iter()
+        .filter_map(|(_, group)| Some(Write::Preempt(uid(&group)?, world.short(&group), name.to_owned())));
     let creates = create.into_iter().map(|new| Write::Create(Box::new(owner.clone()), pools.clone(), new));
-    Ok(creates.chain(deletes).collect())
+    Ok(creates.chain(deletes).chain(preempts).collect())
 }
 
 /// Notes, one a line.
@@ -96,7 +107,19 @@ pub fn write(world: &mut World, write: &Write, trace: &mut Trace) -> Result<(), 
             let group = world.cluster.groups.iter().find(|group| group.metadata.uid.as_ref() == Some(uid));
             let of = group.map(|group| group.spec.deployment_ref.name.clone());
             world.delete(uid);
-            trace.deleted(of.as_deref().unwrap_or_default(), label, *why);
+            let why = match why {
+                Removal::ScaledDown => "fewer replicas are wanted",
+                Removal::Rests => "it rests",
+                Removal::Replaced => "another serves in its place",
+                Removal::Drained => "its successor needs its room",
+            };
+            trace.deleted(of.as_deref().unwrap_or_default(), label, why);
+        }
+        Write::Preempt(uid, label, by) => {
+            let group = world.cluster.groups.iter().find(|group| group.metadata.uid.as_ref() == Some(uid));
+            let of = group.map(|group| group.spec.deployment_ref.name.clone());
+            world.delete(uid);
+            trace.deleted(of.as_deref().unwrap_or_default(), label, &format!("{by} needs its room"));
         }
     }
     Ok(())

@@ -2,7 +2,8 @@
 //! a line there and an arm where steps are done (`deed`). Nothing is done here.
 
 use russet_crds::{
-    FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding, names,
+    Decision, FabricDemand, FabricKind, LinkKind, NodePoolSpec, NodeSelector, Scheduling, Sharding, TierSpec,
+    names,
 };
 use russet_wire::shape::ModelShape;
 
@@ -42,6 +43,8 @@ pub enum Step {
     Cable(Cable),
     Pool(String, NodePoolSpec),
     Strategy(String, Fields),
+    Tier(String, Box<TierSpec>),
+    Answer(String, Decision),
     Model(String, Option<ModelShape>),
     Deploy(String, Fields),
     Edit(String, Fields),
@@ -79,7 +82,7 @@ impl Step {
 type Read = fn(&mut Words) -> Result<Step, Wrong>;
 
 /// Every verb, how it is used, and its reader. `docs/simulator.md` shows the same table.
-pub const VERBS: [(&str, &str, Read); 27] = [
+pub const VERBS: [(&str, &str, Read); 30] = [
     ("node", "node NAME \"CHIP\" MEMORY [limit= build= backends= rdma=off measured=no LABEL=]", |words| {
         Ok(Step::Node(Machine::read(words)?))
     }),
@@ -88,9 +91,19 @@ pub const VERBS: [(&str, &str, Read); 27] = [
     ("strategy", "strategy NAME SPLIT…", |words| {
         Ok(Step::Strategy(named(words, "strategy")?, fields(words, split_of)?))
     }),
+    (
+        "tier",
+        "tier NAME dedicated|cluster [priority= pools= strategy= groups= preemption=lower residency= min-residency= idle= hours=08:00-20:00,… days= approvals=]",
+        |words| {
+            let name = named(words, "tier")?;
+            Ok(Step::Tier(name, Box::new(wish::tier(words)?)))
+        },
+    ),
+    ("approve", "approve NAME", |words| Ok(Step::Answer(named(words, "deployment")?, Decision::Approved))),
+    ("deny", "deny NAME", |words| Ok(Step::Answer(named(words, "deployment")?, Decision::Denied))),
     ("model", "model NAME llama|llama-8b|llama-70b|llama-405b|toy|unread [SIZE…]", model),
-    ("deploy", "deploy NAME model= [replicas= pools= strategy= SPLIT…]", deploy),
-    ("apply", "apply NAME model= [replicas= pools= strategy= SPLIT…]", deploy),
+    ("deploy", "deploy NAME model= [replicas= pools= strategy= tier= group= SPLIT…]", deploy),
+    ("apply", "apply NAME model= [replicas= pools= strategy= tier= group= SPLIT…]", deploy),
     ("edit", "edit NAME FIELD…", edit),
     ("scale", "scale NAME REPLICAS", |words| {
         let (name, count) = (named(words, "deployment")?, words.plain("the number of replicas")?);

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::GroupPlan;
-use russet_plan::place::Removal;
 use russet_plan::quantity::show;
 use russet_plan::shard::{backend_words, describe};
 
@@ -56,8 +55,11 @@ impl Trace {
 
     /// What the operator says of a deployment, where it has not said so before.
     pub fn says(&mut self, name: &str, before: Option<&Said>, after: &Said) {
-        let Said { refused, notes, waiting, report } = after;
-        for words in refused.iter().chain([notes]).filter(|words| !words.is_empty()) {
+        let Said { refused, notes, waiting, report, rests, asks: _ } = after;
+        if let Some(why) = rests.as_ref().filter(|_| before.is_none_or(|before| before.rests != *rests)) {
+            self.line(&format!("  {name} rests: {why}"));
+        }
+        for words in refused.iter().chain(rests).chain([notes]).filter(|words| !words.is_empty()) {
             self.spoken.push((name.to_owned(), words.clone()));
         }
         if let Some(why) = refused.as_ref().filter(|_| before.is_none_or(|before| before.refused != *refused))
@@ -92,13 +94,8 @@ impl Trace {
     }
 
     /// A group that goes.
-    pub fn deleted(&mut self, deployment: &str, label: &str, why: Removal) {
+    pub fn deleted(&mut self, deployment: &str, label: &str, why: &str) {
         self.moved.insert(deployment.to_owned());
-        let why = match why {
-            Removal::ScaledDown => "fewer replicas are wanted",
-            Removal::Replaced => "another serves in its place",
-            Removal::Drained => "its successor needs its room",
-        };
         self.line(&format!("  - {label}: {why}"));
     }
 

@@ -1,13 +1,17 @@
-//! What a deployment asks for, as a script writes it: the fields of `deploy`, `apply`, `edit` and `strategy`.
+//! What a deployment or a tier asks for, as a script writes it: the fields of `deploy`, `apply`, `edit`, `strategy`
+//! and `tier`.
 
-use russet_crds::{BackendChoice, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode};
+use russet_crds::{
+    Action, BackendChoice, Day, LocalReference, ModelDeploymentSpec, Preemption, Residency, Schedule,
+    Sharding, ShardingMode, TierMode, TierSpec,
+};
 
-use super::words::{Fields, Wrong, number};
+use super::words::{Fields, Words, Wrong, number};
 
 /// Fields of a split, for people.
 pub const SPLIT: &str = "mode, ranks, tensor, layers, backend, speed, context, sequences, headroom";
 /// Fields of a deployment beside those of its split, for people.
-pub const OWN: &str = "model, replicas, pools, strategy";
+pub const OWN: &str = "model, replicas, pools, strategy, tier, group, approved";
 
 const MODES: [(&str, ShardingMode); 5] = [
     ("auto", ShardingMode::Auto),
@@ -36,6 +40,14 @@ pub fn change(mut spec: ModelDeploymentSpec, mut fields: Fields) -> Result<Model
     }
     if let Some(strategy) = fields.take("strategy") {
         spec.strategy_ref = (!strategy.is_empty()).then(|| LocalReference::new(strategy));
+    }
+    for (key, field) in [("group", &mut spec.workload_group), ("approved", &mut spec.approved_plan)] {
+        if let Some(text) = fields.take(key) {
+            *field = (!text.is_empty()).then_some(text);
+        }
+    }
+    if let Some(tier) = fields.take("tier") {
+        spec.tier_ref = (!tier.is_empty()).then(|| LocalReference::new(tier));
     }
     let before = spec.sharding.clone().unwrap_or_default();
     let after = split(before, &mut fields)?;
@@ -77,4 +89,56 @@ pub fn split(mut split: Sharding, fields: &mut Fields) -> Result<Sharding, Wrong
         }
     }
     Ok(split)
+}
+
+/// A tier, from its mode on.
+pub fn tier(words: &mut Words) -> Result<TierSpec, Wrong> {
+    let mode = words.one_of(&[("dedicated", TierMode::Dedicated), ("cluster", TierMode::Cluster)])?;
+    let mut fields = words.fields()?;
+    let references = |names: Vec<String>| names.into_iter().map(LocalReference::new).collect();
+    let mut spec = TierSpec {
+        mode,
+        pool_refs: fields.list("pools").map(references).unwrap_or_default(),
+        workload_groups: fields.list("groups").unwrap_or_default(),
+        priority: fields.number("priority")?.unwrap_or_default(),
+        default_strategy_ref: fields.take("strategy").map(LocalReference::new),
+        preemption: fields.one_of("preemption", &[("lower", Preemption::LowerPriority)])?.unwrap_or_default(),
+        residency: fields
+            .one_of(
+                "residency",
+                &[
+                    ("always", Residency::Always),
+                    ("sticky", Residency::Sticky),
+                    ("ondemand", Residency::OnDemand),
+                ],
+            )?
+            .unwrap_or_default(),
+        min_residency_seconds: fields.number("min-residency")?.unwrap_or_default(),
+        idle_seconds: fields.number("idle")?.unwrap_or(900),
+        ..TierSpec::default()
+    };
+    for word in fields.list("approvals").unwrap_or_default() {
+        spec.approvals.push(match word.as_str() {
+            "preempt" => Action::Preempt,
+            "rollout" => Action::Rollout,
+            other => return Err(format!("approvals= are preempt and rollout, not {other:?}")),
+        });
+    }
+    let mut days = Vec::new();
+    for word in fields.list("days").unwrap_or_default() {
+        let day = serde_json::from_value::<Day>(serde_json::Value::String(word.clone()));
+        days.push(day.map_err(|_| format!("days= are Mon to Sun, not {word:?}"))?);
+    }
+    for hours in fields.list("hours").unwrap_or_default() {
+        let (from, until) =
+            hours.split_once('-').ok_or(format!("hours= are like 08:00-20:00, not {hours:?}"))?;
+        spec.schedules.push(Schedule {
+            days: days.clone(),
+            from: from.to_owned(),
+            until: until.to_owned(),
+            time_zone: "UTC".to_owned(),
+        });
+    }
+    fields.end("priority, pools, strategy, groups, preemption, residency, min-residency, idle, hours, days, approvals")?;
+    Ok(spec)
 }

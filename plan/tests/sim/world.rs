@@ -7,13 +7,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{
-    GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model, ModelDeployment,
-    ModelDeploymentSpec, ModelSpec, ModelStatus, NodePool, NodePoolSpec, PlacementReport, Scheduling,
-    ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy, ShardingStrategySpec,
+    Approval, ApprovalSpec, Decision, GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model,
+    ModelDeployment, ModelDeploymentSpec, ModelSpec, ModelStatus, NodePool, NodePoolSpec, PlacementReport,
+    Scheduling, ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy, ShardingStrategySpec, Tier, TierSpec,
+    TierStatus, WorkloadGroup,
 };
 use russet_plan::cluster::{Cluster, availability};
-use russet_plan::place::NewGroup;
+use russet_plan::place::{Ask, NewGroup};
 use russet_plan::snapshot::{Availability, Snapshot};
+use russet_plan::tier::{assign, members};
 use russet_wire::shape::ModelShape;
 
 use super::cable::{Cable, links};
@@ -64,6 +66,10 @@ pub struct Said {
     pub waiting: Vec<i32>,
     /// The last decision.
     pub report: Option<PlacementReport>,
+    /// Why nothing is to run now.
+    pub rests: Option<String>,
+    /// What a person is asked.
+    pub asks: Vec<Ask>,
 }
 
 /// What decides about a group: its deployment's Model, pools and split.
@@ -189,6 +195,54 @@ impl World {
         self.cluster.strategies.push(Arc::new(ShardingStrategy::new(name, spec)));
     }
 
+    /// Adds or replaces a tier; the nodes that its workload groups have stay theirs.
+    pub fn tier(&mut self, name: &str, spec: TierSpec) {
+        let before = self.cluster.tiers.iter().position(|tier| tier.metadata.name.as_deref() == Some(name));
+        let mut tier = Tier::new(name, spec);
+        tier.status = before.and_then(|at| self.cluster.tiers.remove(at).status.clone());
+        self.cluster.tiers.push(Arc::new(tier));
+    }
+
+    /// Gives the workload groups of Dedicated tiers their nodes, as the operator's controller of tiers does.
+    pub fn assign(&mut self) {
+        for at in 0..self.cluster.tiers.len() {
+            let name = self.cluster.tiers[at].metadata.name.clone().unwrap_or_default();
+            let members = members(&name, self.deployments.values());
+            let Ok(grants) = assign(&self.view(), &name, &members) else { continue };
+            let groups = grants.into_iter().map(|(name, grant)| WorkloadGroup {
+                name,
+                nodes: grant.nodes.into_iter().collect(),
+                ..WorkloadGroup::default()
+            });
+            let status = TierStatus { workload_groups: groups.collect(), ..TierStatus::default() };
+            Arc::make_mut(&mut self.cluster.tiers[at]).status = Some(status);
+        }
+    }
+
+    /// A person answers what a deployment last asked.
+    pub fn answer(&mut self, name: &str, decision: Decision) -> Result<(), Wrong> {
+        let asks = self.said.get(name).map(|said| said.asks.clone()).unwrap_or_default();
+        let ask = asks.first().ok_or(format!("deployment {name} asks nothing"))?;
+        let spec = ApprovalSpec {
+            deployment_ref: LocalReference::new(name),
+            action: ask.action,
+            plan_hash: ask.hash.clone(),
+            decision: Some(decision),
+            ..ApprovalSpec::default()
+        };
+        let mut approval = Approval::new(&ask.hash, spec);
+        approval.metadata.namespace = Some(SPACE.to_owned());
+        self.cluster.approvals.push(Arc::new(approval));
+        Ok(())
+    }
+
+    /// Replicas that are to run now: none of a tier at rest.
+    pub fn wanted(&self, name: &str) -> i32 {
+        let Some(deployment) = self.deployments.get(name) else { return 0 };
+        let rests = self.said.get(name).is_some_and(|said| said.rests.is_some());
+        if rests { 0 } else { deployment.spec.replicas }
+    }
+
     /// Adds or replaces a model; without a shape nobody has read its headers.
     pub fn model(&mut self, name: &str, shape: Option<ModelShape>) {
         self.cluster.models.retain(|model| model.metadata.name.as_deref() != Some(name));
@@ -259,12 +313,14 @@ impl World {
             replica: new.replica,
             plan: new.plan.clone(),
             pool_refs: pools.iter().cloned().map(LocalReference::new).collect(),
+            tier_ref: owner.spec.tier_ref.clone(),
             epoch: 1,
         };
         let mut group = ShardGroup::new(&new.name, spec);
         group.metadata.namespace = Some(SPACE.to_owned());
         let uid = self.uid();
         group.metadata.uid = Some(uid.clone());
+        group.metadata.creation_timestamp = self.time();
         group.metadata.annotations = owner.metadata.uid.clone().map(|uid| [(OWNER.to_owned(), uid)].into());
         if let Some(asked) = self.asks(&deployment) {
             self.asked.insert(uid, asked);
@@ -275,12 +331,16 @@ impl World {
 
     /// Marks a group as being deleted.
     pub fn delete(&mut self, uid: &str) {
+        let now = self.time();
         let group = self.cluster.groups.iter_mut().find(|group| group.metadata.uid.as_deref() == Some(uid));
         if let Some(group) = group.map(Arc::make_mut) {
-            // The type of the time is not ours to name.
-            group.metadata.deletion_timestamp =
-                serde_json::from_value(serde_json::Value::String(self.now.to_string())).ok();
+            group.metadata.deletion_timestamp = now;
         }
+    }
+
+    /// The time, as objects have it, whose type is not ours to name.
+    fn time<T: serde::de::DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_value(serde_json::Value::String(self.now.to_string())).ok()
     }
 
     /// The groups that are not being deleted, in the order of deployment and replica.

@@ -1,0 +1,144 @@
+//! Approvals: what became of each question. They are asked by whoever needs the answer, which is a deployment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{Approval, ApprovalSpec, ApprovalStatus, Decision};
+use thiserror::Error;
+
+use crate::context::Context;
+use crate::reconcile::after;
+use crate::ssa;
+
+/// Why an approval could not be looked after.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Its status was not written.
+    #[error("Approval {name}: its status could not be written")]
+    Report {
+        /// The approval.
+        name: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Looks after one approval.
+pub async fn reconcile(approval: Arc<Approval>, context: Arc<Context>) -> Result<Action, Error> {
+    let now = Timestamp::now();
+    let status = status(&approval, now);
+    let before = approval.status.clone().unwrap_or_default();
+    if status != before {
+        let name = approval.name_any();
+        let api: Api<Approval> = ssa::beside(&context.client, approval.as_ref());
+        ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;
+        if status.decided_at != before.decided_at
+            && let Some(ready) = conditions::get(&status.conditions, Type::Ready)
+        {
+            let approved = approval.spec.decision == Some(Decision::Approved);
+            let reason = if approved { Reason::Approved } else { Reason::Denied };
+            context.record(approval.as_ref(), approved, reason, "Decide", &ready.message).await;
+        }
+    }
+    Ok(after([until(&approval, now)]))
+}
+
+/// Whether an answer no longer counts, or is no longer waited for.
+pub fn is_expired(approval: &Approval, now: Timestamp) -> bool {
+    approval.spec.expires_at.as_ref().is_some_and(|expires| expires.0 <= now)
+}
+
+/// How long until it is; nothing else wakes anybody then.
+fn until(approval: &Approval, now: Timestamp) -> Option<Duration> {
+    let expires = approval.spec.expires_at.as_ref()?.0;
+    Duration::try_from(expires.duration_since(now)).ok().filter(|left| !left.is_zero())
+}
+
+/// What became of a question.
+fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
+    let ApprovalSpec { decision, decided_by, deployment_ref, .. } = &approval.spec;
+    let generation = approval.metadata.generation;
+    let ApprovalStatus { decided_at, mut conditions, .. } = approval.status.clone().unwrap_or_default();
+    let who = decided_by.as_deref().unwrap_or("nobody");
+    let (ready, reason, message) = match decision {
+        _ if is_expired(approval, now) => {
+            (true, Reason::Expired, "it counts no more; what still needs it asks again".to_owned())
+        }
+        Some(Decision::Approved) => (true, Reason::Approved, format!("{who} said yes")),
+        Some(Decision::Denied) => (true, Reason::Denied, format!("{who} said no")),
+        Some(Decision::Unknown) => {
+            (false, Reason::NewerRelease, "spec.decision is a word of a newer release".to_owned())
+        }
+        None => (
+            false,
+            Reason::AwaitingApproval,
+            format!(
+                "ModelDeployment {} waits for an answer: russet approve {}, or russet deny {}",
+                deployment_ref.name,
+                approval.name_any(),
+                approval.name_any()
+            ),
+        ),
+    };
+    for (kind, value) in [(Type::Ready, ready), (Type::Reconciling, !ready)] {
+        conditions::set(&mut conditions, kind, value, reason, message.as_str(), generation, now);
+    }
+    let answered = matches!(decision, Some(Decision::Approved | Decision::Denied));
+    let time = || k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now);
+    let decided_at = if answered { decided_at.or_else(|| Some(time())) } else { None };
+    ApprovalStatus { observed_generation: generation, decided_at, conditions }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use russet_crds::LocalReference;
+
+    use super::*;
+
+    #[test]
+    fn a_question_shows_whether_it_was_answered() {
+        let now = Timestamp::UNIX_EPOCH;
+        for (decision, by, expires, want) in [
+            (
+                None,
+                None,
+                9,
+                "False AwaitingApproval ModelDeployment deep waits for an answer: russet approve q, or russet deny q",
+            ),
+            (Some(Decision::Approved), Some("ada"), 9, "True Approved ada said yes"),
+            (Some(Decision::Denied), Some("ada"), 9, "True Denied ada said no"),
+            (
+                Some(Decision::Approved),
+                Some("ada"),
+                0,
+                "True Expired it counts no more; what still needs it asks again",
+            ),
+            (
+                Some(Decision::Unknown),
+                Some("ada"),
+                9,
+                "False NewerRelease spec.decision is a word of a newer release",
+            ),
+        ] {
+            let expires_at = Timestamp::from_second(expires).map(Time).ok();
+            let spec = ApprovalSpec {
+                deployment_ref: LocalReference::new("deep"),
+                decision,
+                decided_by: by.map(str::to_owned),
+                expires_at,
+                ..ApprovalSpec::default()
+            };
+            let status = status(&Approval::new("q", spec), now);
+            let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+            assert_eq!(format!("{} {} {}", ready.status, ready.reason, ready.message), want);
+            let answered = matches!(decision, Some(Decision::Approved | Decision::Denied));
+            assert_eq!(status.decided_at.is_some(), answered, "{want}");
+        }
+    }
+}
