@@ -44,6 +44,8 @@ pub enum Type {
     AwaitingApproval,
     /// ShardGroup: it is about to be stopped for something more important.
     DisruptionTarget,
+    /// ModelDeployment: demand decides how many replicas there are.
+    ScalingActive,
     /// ShardGroup: every Shard was claimed by its agent.
     Reserved,
     /// ShardGroup: every rank joined at the current epoch.
@@ -189,6 +191,10 @@ pub enum Reason {
     KeyExpired,
     /// An older AccessKey has the same secret, so this one is not taken.
     DuplicateSecret,
+    /// There are as many replicas as demand asks for, or soon will be.
+    ScaledByDemand,
+    /// A person stopped it, so demand does not decide.
+    ScalingDisabled,
 }
 
 /// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether

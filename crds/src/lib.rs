@@ -6,7 +6,9 @@
 
 mod access_key;
 mod approval;
+mod autoscaling;
 pub mod conditions;
+mod demand;
 mod inference_node;
 mod model;
 mod model_copy;
@@ -28,6 +30,8 @@ use kube::CustomResourceExt as _;
 
 pub use access_key::*;
 pub use approval::*;
+pub use autoscaling::*;
+pub use demand::*;
 pub use inference_node::*;
 pub use model::*;
 pub use model_copy::*;

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::LocalReference;
+use crate::{Autoscaling, Demand, LocalReference};
 
 /// A model that should answer under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -85,7 +85,8 @@ pub struct ModelDeploymentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub workload_group: Option<String>,
-    /// Independent copies that answer side by side; 0 stops the deployment.
+    /// Independent copies that answer side by side; 0 stops the deployment. With `autoscaling` leave it out: it is
+    /// written then, through `/scale`.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]
     pub replicas: i32,
@@ -93,6 +94,9 @@ pub struct ModelDeploymentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{16}$"))]
     pub approved_plan: Option<String>,
+    /// How many replicas there are when demand decides. Absent: as many as `replicas` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<Autoscaling>,
 }
 
 fn one() -> i32 {
@@ -246,10 +250,18 @@ pub struct ModelDeploymentStatus {
     /// The planner's decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementReport>,
-    /// Placed, CopiesReady, Available, Progressing, AwaitingApproval, Ready, Reconciling, Stalled.
+    /// Placed, CopiesReady, Available, Progressing, Ready, Reconciling, Stalled; with `autoscaling` ScalingActive;
+    /// where its tier wants approvals AwaitingApproval.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+    /// What gateways have to do with it, an entry each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["gateway"])
+    )]
+    pub demand: Vec<Demand>,
 }
 
 /// Why the replicas are where they are.

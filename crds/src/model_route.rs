@@ -1,5 +1,5 @@
-//! ModelRoute: names clients use, and the deployments that answer to them. Rules, weights and
-//! policies join later; for now the first target that answers takes the request.
+//! ModelRoute: names clients use, the deployments that answer to them, and what becomes of a request while none
+//! does. Rules and weights join later; for now the first target that answers takes the request.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::LocalReference;
 
 /// Names for deployments.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "russet.dev",
     version = "v1alpha1",
@@ -41,6 +41,44 @@ pub struct ModelRouteSpec {
     /// Deployments that answer, tried in order.
     #[schemars(length(min = 1, max = 16))]
     pub targets: Vec<RouteTarget>,
+    /// What becomes of a request while no target answers, though one will.
+    #[serde(default)]
+    pub on_unavailable: OnUnavailable,
+    /// With `onUnavailable: Queue`: how long a request is held after it came.
+    #[serde(default = "deadline_seconds")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub deadline_seconds: u32,
+}
+
+/// Longer than a model of hundreds of gigabytes takes to be read from a disk; half of what OpenAI's clients wait by
+/// default, so that they hear why, and the answer itself still has time.
+fn deadline_seconds() -> u32 {
+    300
+}
+
+impl Default for ModelRouteSpec {
+    fn default() -> Self {
+        Self {
+            models: Vec::new(),
+            targets: Vec::new(),
+            on_unavailable: OnUnavailable::default(),
+            deadline_seconds: deadline_seconds(),
+        }
+    }
+}
+
+/// What becomes of a request that nobody can answer just now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnUnavailable {
+    /// The gateway holds it until a target answers.
+    #[default]
+    Queue,
+    /// It is refused at once, and wakes nothing that sleeps.
+    Fail,
+    /// A word of a newer release; as `Queue`.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Something that answers.

@@ -34,10 +34,17 @@ pub const OPERATOR_MANAGER: &str = "russet-operator";
 pub const AGENT_MANAGER: &str = "russet-agent";
 /// Field manager of gateways.
 pub const GATEWAY_MANAGER: &str = "russet-gateway";
+/// Field manager of the operator where it scales, as a HorizontalPodAutoscaler would be another one's.
+pub const AUTOSCALER_MANAGER: &str = "russet-autoscaler";
 
 /// Name of the Lease in [`SYSTEM_NAMESPACE`] that shows an agent is alive.
 pub fn node_lease(node: &str) -> String {
     format!("node-{node}")
+}
+
+/// Field manager of one gateway, for what each writes of its own.
+pub fn gateway_manager(gateway: &str) -> String {
+    bounded(&format!("{GATEWAY_MANAGER}-{gateway}"), 128)
 }
 
 /// Name of the ShardGroup of one replica of a deployment; a new plan is a new group.

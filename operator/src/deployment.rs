@@ -106,5 +106,5 @@ pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) 
         apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;
-    Ok(after([observe::next_loss(&context, &applied, now), decide::again(&applied.stage.planned, now)]))
+    Ok(after([observe::next_loss(&context, &applied, now), decide::again(&applied, now)]))
 }

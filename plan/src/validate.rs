@@ -6,13 +6,17 @@ mod split;
 mod strategy;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    BackendChoice, GroupPlan, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Sharding,
+    BackendChoice, GroupPlan, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Residency,
+    Sharding,
 };
 use russet_wire::shape::ModelShape;
 
+use crate::demand;
 use crate::fit::Room;
 use crate::note::Note;
 use crate::pool::{self, Area, Demand};
@@ -117,6 +121,40 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     Ok(ValidDeployment { incumbent, approved, denied, ..valid })
 }
 
+/// The same at `now`, when nobody may be asking for it: what its tier has on demand only rests then.
+pub fn read_at(
+    view: &Snapshot,
+    deployment: &ModelDeployment,
+    now: Timestamp,
+) -> Result<ValidDeployment, Vec<Note>> {
+    let valid = read(view, deployment)?;
+    let Some((name, tier)) = valid.tier.as_ref().and_then(|name| Some((name.clone(), view.tiers.get(name)?)))
+    else {
+        return Ok(valid);
+    };
+    let demand = deployment.status.iter().flat_map(|status| &status.demand).cloned().collect::<Vec<_>>();
+    let idle_for = demand::wanted(&demand, now).idle_for;
+    if tier.residency != Residency::OnDemand
+        || valid.rest.is_some()
+        || idle_for.is_some_and(|idle| idle < tier.idle)
+    {
+        return Ok(valid);
+    }
+    Ok(ValidDeployment { rest: Some(Rest::Idle { tier: name }), replicas: 0, ..valid })
+}
+
+/// How long until nobody will have asked for long enough, if nobody asks again; nothing else tells then.
+pub fn until_idle(view: &Snapshot, deployment: &ModelDeployment, now: Timestamp) -> Option<Duration> {
+    let tier = view.tiers.get(&deployment.spec.tier_ref.as_ref()?.name)?;
+    let demand = &deployment.status.as_ref()?.demand;
+    let left = tier.idle.checked_sub(demand::wanted(demand, now).idle_for?)?;
+    // A little more, so that whoever waits does not wake just before; and requests that nobody reports any more end
+    // by themselves.
+    let stale = demand::until_stale(demand, now);
+    let left = left + Duration::from_millis(100);
+    (tier.residency == Residency::OnDemand).then(|| stale.map_or(left, |stale| left.min(stale)))
+}
+
 /// Reads what a person wrote; the notes name everything that is wrong with it.
 pub fn validate(
     view: &Snapshot,
@@ -133,6 +171,8 @@ pub fn validate(
         workload_group,
         replicas,
         approved_plan: _,
+        // It says who writes `replicas`, and nothing about a placement.
+        autoscaling: _,
     } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
         return Err(vec![Note::ModelUnknown { model: model.clone() }]);

@@ -11,10 +11,11 @@ use russet_crds::{ModelCopySpec, Want};
 use russet_plan::obstacle::{Obstacle, obstacle};
 use russet_plan::place::{place_as, scale_down};
 use russet_plan::solve::{Advice, solve};
-use russet_plan::validate::read;
+use russet_plan::validate::{read_at, until_idle};
 use russet_plan::{Note, Placement, ValidDeployment, note};
 
 use super::Resources;
+use super::apply::Applied;
 use super::observe::Observed;
 use crate::model::copy_spec;
 
@@ -41,7 +42,7 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     let checked = match obstacle(&namespace, &deployment.spec.model_ref.name, observed.model.as_deref()) {
         Some(obstacle) => Err((obstacle, Vec::new())),
-        None => read(&observed.view, &deployment).map_err(|notes| {
+        None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
             let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
             (Obstacle { reason, message: note::join(&notes), stalled: true }, notes)
         }),
@@ -63,12 +64,15 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
 }
 
 /// When the answer may be another one though nothing happens: what it waits for has run for long enough then.
-pub fn again(planned: &Planned, now: Timestamp) -> Option<Duration> {
+pub fn again(resources: &Resources<Applied>, now: Timestamp) -> Option<Duration> {
+    let Resources { deployment, stage: Applied { planned, .. } } = resources;
+    let idle = until_idle(&planned.observed.view, deployment, now);
     let times = planned.notes.iter().filter_map(|note| match note {
         Note::Resident { until, .. } => Some(*until),
         _ => None,
     });
-    Duration::try_from(times.min()?.duration_since(now)).ok()
+    let ripe = times.min().and_then(|time| Duration::try_from(time.duration_since(now)).ok());
+    idle.into_iter().chain(ripe).min()
 }
 
 /// Where its new replicas go when everything that waits is placed together.
@@ -77,7 +81,7 @@ fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
         let namespace = deployment.namespace().unwrap_or_default();
         match obstacle(&namespace, &deployment.spec.model_ref.name, model.as_deref()) {
             Some(_) => None,
-            None => read(&observed.view, deployment).ok(),
+            None => read_at(&observed.view, deployment, observed.now).ok(),
         }
     });
     let rivals: Vec<ValidDeployment> = rivals.collect();

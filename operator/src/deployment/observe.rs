@@ -19,6 +19,8 @@ use crate::context::Context;
 /// A deployment and everything its plan depends on.
 #[derive(Clone, Debug)]
 pub struct Observed {
+    /// When it was seen.
+    pub now: Timestamp,
     /// The Model it names, when there is one.
     pub model: Option<Arc<Model>>,
     /// The cluster.
@@ -77,7 +79,7 @@ fn observed(
             && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Resources { deployment: deployment.clone(), stage: Observed { model, view, rivals, groups } }
+    Resources { deployment: deployment.clone(), stage: Observed { now, model, view, rivals, groups } }
 }
 
 /// When the next node of this deployment will count as lost; nothing else wakes it then.

@@ -43,7 +43,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
     if let Some(placed) = placed.filter(|_| tried) {
         context.metrics.placements.with_label_values(&[&placed.reason]).inc();
     }
-    if deployment.status.as_ref() == Some(&status) {
+    if deployment.status.clone().map(status::own).as_ref() == Some(&status) {
         return Ok(());
     }
     ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })?;

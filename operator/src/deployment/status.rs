@@ -21,6 +21,13 @@ struct Verdict {
     message: String,
 }
 
+/// The part of a status that this controller writes: demand is the gateways', ScalingActive the autoscaler's.
+pub fn own(mut status: ModelDeploymentStatus) -> ModelDeploymentStatus {
+    status.demand.clear();
+    status.conditions.retain(|condition| condition.type_ != format!("{:?}", Type::ScalingActive));
+    status
+}
+
 /// The status; `missing` says what nodes lack of the files.
 pub fn status(
     resources: &Resources<Applied>,
@@ -28,7 +35,7 @@ pub fn status(
     now: Timestamp,
 ) -> ModelDeploymentStatus {
     let Resources { deployment, stage: Applied { planned, groups, leaving } } = resources;
-    let mut status = deployment.status.clone().unwrap_or_default();
+    let mut status = deployment.status.clone().map(own).unwrap_or_default();
     let generation = deployment.metadata.generation;
     let asked = deployment.spec.replicas;
     let rest = planned.valid.as_ref().and_then(|valid| valid.rest.as_ref()).filter(|_| asked > 0);
@@ -297,7 +304,7 @@ mod tests {
         let view = cluster.snapshot(NOW);
         decide(Resources {
             deployment: deployment(replicas),
-            stage: Observed { model, view, rivals: Vec::new(), groups },
+            stage: Observed { now: NOW, model, view, rivals: Vec::new(), groups },
         })
     }
 

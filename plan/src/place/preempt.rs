@@ -66,7 +66,7 @@ pub fn preempt(
     let lower = |key: &Key, group: &Group| {
         !without(key)
             && !group.deleting
-            && !(key.0 == want.namespace && group.deployment == want.name)
+            && (key.0 != want.namespace || group.deployment != want.name)
             && view.priority(group) < want.priority
             && view.residency(group) != Residency::Always
     };

@@ -27,6 +27,7 @@ pub fn perform(world: &mut World, step: &Step) -> Result<bool, Wrong> {
             world.strategy(name, sharding);
         }
         Step::Tier(name, spec) => world.tier(name, (**spec).clone()),
+        Step::Request(name, waiting) => world.request(name, *waiting)?,
         Step::Answer(name, decision) => world.answer(name, *decision)?,
         Step::Model(name, shape) => world.model(name, shape.clone()),
         Step::Deploy(name, fields) => {

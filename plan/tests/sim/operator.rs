@@ -4,7 +4,7 @@
 use russet_crds::{ModelDeployment, PlacementReport};
 use russet_plan::place::{NewGroup, Placement, Removal, place_as, scale_down};
 use russet_plan::solve::{Advice, solve};
-use russet_plan::validate::read;
+use russet_plan::validate::read_at;
 use russet_plan::{Note, ValidDeployment, check};
 
 use super::ledger;
@@ -26,8 +26,8 @@ pub enum Write {
 pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Write>, String> {
     let Some(owner) = world.deployments.get(name).cloned() else { return Ok(Vec::new()) };
     world.assign();
-    let view = world.view();
-    let valid = |owner: &ModelDeployment| read(&view, owner);
+    let (view, now) = (world.view(), world.now);
+    let valid = |owner: &ModelDeployment| read_at(&view, owner, now);
     let (placement, said, pools) = match valid(&owner) {
         Ok(want) => {
             let others = world.deployments.iter().filter(|(other, _)| *other != name);

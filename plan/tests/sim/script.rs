@@ -45,6 +45,7 @@ pub enum Step {
     Strategy(String, Fields),
     Tier(String, Box<TierSpec>),
     Answer(String, Decision),
+    Request(String, u32),
     Model(String, Option<ModelShape>),
     Deploy(String, Fields),
     Edit(String, Fields),
@@ -82,7 +83,7 @@ impl Step {
 type Read = fn(&mut Words) -> Result<Step, Wrong>;
 
 /// Every verb, how it is used, and its reader. `docs/simulator.md` shows the same table.
-pub const VERBS: [(&str, &str, Read); 30] = [
+pub const VERBS: [(&str, &str, Read); 31] = [
     ("node", "node NAME \"CHIP\" MEMORY [limit= build= backends= rdma=off measured=no LABEL=]", |words| {
         Ok(Step::Node(Machine::read(words)?))
     }),
@@ -101,6 +102,9 @@ pub const VERBS: [(&str, &str, Read); 30] = [
     ),
     ("approve", "approve NAME", |words| Ok(Step::Answer(named(words, "deployment")?, Decision::Approved))),
     ("deny", "deny NAME", |words| Ok(Step::Answer(named(words, "deployment")?, Decision::Denied))),
+    ("request", "request NAME [waiting]", |words| {
+        Ok(Step::Request(named(words, "deployment")?, u32::from(words.take("waiting"))))
+    }),
     ("model", "model NAME llama|llama-8b|llama-70b|llama-405b|toy|unread [SIZE…]", model),
     ("deploy", "deploy NAME model= [replicas= pools= strategy= tier= group= SPLIT…]", deploy),
     ("apply", "apply NAME model= [replicas= pools= strategy= tier= group= SPLIT…]", deploy),

@@ -236,6 +236,17 @@ impl World {
         Ok(())
     }
 
+    /// Somebody asks for an answer of a deployment; requests `waiting` are held.
+    pub fn request(&mut self, name: &str, waiting: u32) -> Result<(), Wrong> {
+        let demand = serde_json::json!({
+            "gateway": "gateway", "reportedAt": self.now, "lastRequestTime": self.now, "waiting": waiting, "active": 0,
+        });
+        let deployment = self.deployments.get_mut(name).ok_or(format!("there is no deployment {name}"))?;
+        let demand = serde_json::from_value(demand).map_err(|wrong| wrong.to_string())?;
+        deployment.status.get_or_insert_default().demand = vec![demand];
+        Ok(())
+    }
+
     /// Replicas that are to run now: none of a tier at rest.
     pub fn wanted(&self, name: &str) -> i32 {
         let Some(deployment) = self.deployments.get(name) else { return 0 };

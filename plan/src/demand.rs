@@ -1,0 +1,126 @@
+//! Demand for a deployment: what its gateways say, put together. A gateway that is gone says nothing more, so
+//! what it last said of its requests does not count for long.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use russet_crds::{DEMAND_EVERY, Demand};
+
+/// What an entry says of requests counts so long: its gateway writes it anew four times meanwhile.
+const FRESH: Duration = DEMAND_EVERY.saturating_mul(4);
+
+/// What all gateways together have to do with a deployment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Requests that are held until a replica answers.
+    pub waiting: u32,
+    /// Requests that replicas are answering.
+    pub active: u32,
+    /// How long nobody has asked, zero while somebody does; `None` when nobody ever did.
+    pub idle_for: Option<Duration>,
+    /// Milliseconds to first tokens: of the gateway that sees the slowest ones.
+    pub ttft_milliseconds: Option<u32>,
+}
+
+/// What the entries of `ModelDeployment.status.demand` come to at `now`.
+pub fn wanted(demand: &[Demand], now: Timestamp) -> Wanted {
+    let mut wanted = Wanted::default();
+    for Demand { gateway: _, reported_at, last_request_time, waiting, active, ttft_milliseconds } in demand {
+        let fresh = age(reported_at.0, now) <= FRESH;
+        if fresh {
+            wanted.waiting = wanted.waiting.saturating_add(*waiting);
+            wanted.active = wanted.active.saturating_add(*active);
+            wanted.ttft_milliseconds = wanted.ttft_milliseconds.max(*ttft_milliseconds);
+        }
+        let idle_for = match last_request_time {
+            _ if fresh && waiting.saturating_add(*active) > 0 => Some(Duration::ZERO),
+            Some(last) => Some(age(last.0, now)),
+            None => None,
+        };
+        if let Some(idle_for) = idle_for {
+            wanted.idle_for = Some(wanted.idle_for.map_or(idle_for, |least| least.min(idle_for)));
+        }
+    }
+    wanted
+}
+
+/// When what is said of requests will not count any more if nobody says it again; nothing else tells then.
+pub fn until_stale(demand: &[Demand], now: Timestamp) -> Option<Duration> {
+    let says = demand.iter().filter(|one| one.waiting > 0 || one.active > 0);
+    let ages = says.map(|one| age(one.reported_at.0, now));
+    // Past it by a moment: it counts until then inclusively.
+    ages.filter_map(|age| Some(FRESH.checked_sub(age)? + Duration::from_millis(1))).min()
+}
+
+/// Clocks differ: what was said in the future was said just now.
+fn age(then: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: i64 = 100_000;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// Reported and last asked so many seconds ago.
+    fn entry(reported: i64, asked: Option<i64>, waiting: u32, active: u32, ttft: Option<u32>) -> Demand {
+        let entry = json!({
+            "gateway": "g", "reportedAt": at(NOW - reported), "lastRequestTime": asked.map(|ago| at(NOW - ago)),
+            "waiting": waiting, "active": active, "ttftMilliseconds": ttft,
+        });
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn gateways_add_up_and_those_that_are_gone_do_not_count() {
+        for (story, entries, waiting, active, idle_for, ttft) in [
+            ("nobody ever asked", vec![], 0, 0, None, None),
+            ("a gateway that had none", vec![entry(5, None, 0, 0, None)], 0, 0, None, None),
+            ("one waits", vec![entry(5, Some(5), 1, 0, None)], 1, 0, Some(0), None),
+            ("one is answered", vec![entry(15, Some(15), 0, 1, Some(80))], 0, 1, Some(0), Some(80)),
+            (
+                "two gateways",
+                vec![entry(9, Some(9), 2, 3, Some(80)), entry(1, Some(1), 1, 4, Some(50))],
+                3,
+                7,
+                Some(0),
+                Some(80),
+            ),
+            ("done a while ago", vec![entry(700, Some(705), 0, 0, Some(90))], 0, 0, Some(705), None),
+            (
+                "the one asked last counts",
+                vec![entry(700, Some(700), 0, 0, None), entry(30, Some(40), 0, 0, None)],
+                0,
+                0,
+                Some(40),
+                None,
+            ),
+            ("still fresh after a minute", vec![entry(60, Some(60), 1, 1, None)], 1, 1, Some(0), None),
+            ("a gateway died with requests", vec![entry(61, Some(61), 9, 9, Some(70))], 0, 0, Some(61), None),
+            ("its clock is ahead", vec![entry(-500, Some(-500), 1, 0, None)], 1, 0, Some(0), None),
+            ("its clock was ahead", vec![entry(-500, Some(-500), 0, 0, None)], 0, 0, Some(0), None),
+        ] {
+            let idle_for = idle_for.map(Duration::from_secs);
+            let expected = Wanted { waiting, active, idle_for, ttft_milliseconds: ttft };
+            assert_eq!(wanted(&entries, at(NOW)), expected, "{story}");
+        }
+    }
+
+    #[test]
+    fn it_is_known_when_a_gateway_will_be_called_gone() {
+        let entries = [entry(20, Some(20), 0, 0, None), entry(10, Some(10), 1, 0, None)];
+        let until = until_stale(&entries, at(NOW)).unwrap();
+        let later = at(NOW) + until;
+        assert_eq!(wanted(&entries, at(NOW)).waiting, 1);
+        assert_eq!(wanted(&entries, later).waiting, 0);
+        assert_eq!(until_stale(&entries[..1], at(NOW)), None);
+        assert_eq!(until_stale(&entries, later), None);
+    }
+}
