@@ -3,6 +3,7 @@
 
 mod agent;
 mod apply;
+mod approve;
 mod candidate;
 mod certify;
 mod client;
@@ -13,6 +14,7 @@ mod descriptors;
 mod documents;
 mod drain;
 mod etcd;
+mod explain;
 mod gateway;
 mod get;
 mod identities;
@@ -31,6 +33,7 @@ mod up;
 mod wait;
 
 use clap::{Parser, Subcommand};
+use russet_crds::Decision;
 
 /// A control plane for local LLM clusters.
 #[derive(Parser)]
@@ -58,6 +61,12 @@ enum Verb {
     Apply(apply::Arguments),
     /// Show what the planner would do with YAML files, on a server's cluster or a described one.
     Plan(plan::Arguments),
+    /// Show why a deployment runs where it does, or what keeps it from running.
+    Explain(explain::Arguments),
+    /// Say yes to something the operator asks; without a name, list what it asks.
+    Approve(approve::Arguments),
+    /// Say no to something the operator asks.
+    Deny(approve::Arguments),
     /// Delete one object.
     Delete(delete::Arguments),
     /// Show one object with its conditions and events.
@@ -108,6 +117,9 @@ fn main() -> std::process::ExitCode {
             Verb::Key(arguments) => key::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,
+            Verb::Explain(arguments) => explain::run(arguments).await,
+            Verb::Approve(arguments) => approve::run(arguments, Decision::Approved).await,
+            Verb::Deny(arguments) => approve::run(arguments, Decision::Denied).await,
             Verb::Delete(arguments) => delete::run(arguments).await,
             Verb::Describe(arguments) => describe::run(arguments).await,
             Verb::Cordon(arguments) => cordon::run(arguments).await,

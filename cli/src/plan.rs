@@ -1,7 +1,7 @@
 //! `russet plan`: what the planner would do with YAML files, on the cluster of a server or on one that is
 //! only described. It writes nothing and decides nothing; that is `russet_plan::proposal`.
 
-mod text;
+pub mod text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -113,7 +113,7 @@ fn take(mut described: Described, origin: Origin, documents: Vec<Document>) -> R
 }
 
 /// The cluster of the server.
-async fn listed(connection: &Connection) -> Result<Described> {
+pub async fn listed(connection: &Connection) -> Result<Described> {
     let client = connection.client().await?;
     let mut described = Described::new(&connection.namespace);
     for (kind, plural) in KINDS {
@@ -142,13 +142,27 @@ fn json(proposals: &[Proposal]) -> Value {
         json!({"name": name, "replica": replica, "plan": plan})
     };
     let deployment = |proposal: &Proposal| {
-        let Proposal { namespace, name, placed, report, create, keep, delete, preempt, waiting, notes } =
-            proposal;
+        let Proposal {
+            namespace,
+            name,
+            needs,
+            tier,
+            placed,
+            report,
+            create,
+            keep,
+            delete,
+            preempt,
+            waiting,
+            notes,
+        } = proposal;
         let delete = delete.iter().map(|old| json!({"name": old.name, "why": word(old.why)}));
         json!({
             "namespace": namespace,
             "name": name,
             "placed": placed,
+            "needs": needs,
+            "tier": tier,
             "report": report,
             "create": create.iter().map(replica).collect::<Vec<_>>(),
             "keep": keep.iter().map(replica).collect::<Vec<_>>(),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    GROUP, InferenceNode, Model, ModelDeployment, NodePool, Shard, ShardGroup, ShardingStrategy, Tier,
-    VERSION,
+    Approval, GROUP, InferenceNode, Model, ModelDeployment, NodePool, Shard, ShardGroup, ShardingStrategy,
+    Tier, VERSION,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::cluster::Cluster;
 
 /// Kinds a cluster is made of, with the names of their lists.
-pub const KINDS: [(&str, &str); 7] = [
+pub const KINDS: [(&str, &str); 8] = [
     ("InferenceNode", "inferencenodes"),
     ("NodePool", "nodepools"),
     ("ShardingStrategy", "shardingstrategies"),
@@ -27,6 +27,7 @@ pub const KINDS: [(&str, &str); 7] = [
     ("Model", "models"),
     ("ShardGroup", "shardgroups"),
     ("Shard", "shards"),
+    ("Approval", "approvals"),
 ];
 /// Kinds without a namespace.
 const CLUSTER_WIDE: [&str; 4] = ["InferenceNode", "NodePool", "ShardingStrategy", "Tier"];
@@ -103,6 +104,7 @@ enum Object {
     Model(Arc<Model>),
     Group(Arc<ShardGroup>),
     Shard(Arc<Shard>),
+    Approval(Arc<Approval>),
     Deployment(Arc<ModelDeployment>),
 }
 
@@ -168,6 +170,7 @@ impl Described {
                 Object::Model(model) => cluster.models.push(model.clone()),
                 Object::Group(group) => cluster.groups.push(group.clone()),
                 Object::Shard(shard) => cluster.shards.push(shard.clone()),
+                Object::Approval(approval) => cluster.approvals.push(approval.clone()),
                 Object::Deployment(_) => {}
             }
         }
@@ -221,6 +224,7 @@ fn typed(origin: Origin, kind: &str, value: &mut Value) -> Result<Object, Wrong>
         "Model" => Object::Model(read(origin, value)?),
         "ShardGroup" => Object::Group(read(origin, value)?),
         "Shard" => Object::Shard(read(origin, value)?),
+        "Approval" => Object::Approval(read(origin, value)?),
         _ => Object::Deployment(read(origin, value)?),
     })
 }

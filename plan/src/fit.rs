@@ -10,10 +10,13 @@
 //!      + attention scores, bounded by the engine + the last step of every cache + caches that grow + logits
 //! ```
 
+use std::fmt;
 use std::ops::Range;
 
 use russet_wire::partition::Part;
 use russet_wire::shape::ModelShape;
+
+use crate::quantity::show;
 
 /// Bytes an engine takes before it holds a weight: its program, MLX, the tokenizer, gRPC buffers.
 /// An engine on Linux with MLX's CPU backend stays below 150 MiB; the rest is for Metal's start.
@@ -63,6 +66,21 @@ pub struct Need {
     pub kv: u64,
     /// Bytes on top.
     pub overhead: u64,
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Need { weights, kv, overhead } = *self;
+        let parts = [weights, kv, overhead].map(show);
+        write!(
+            out,
+            "{} on one node: {} weights + {} KV cache + {} workspace and headroom",
+            show(self.total()),
+            parts[0],
+            parts[1],
+            parts[2]
+        )
+    }
 }
 
 impl Need {

@@ -9,6 +9,7 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Backend, FabricKind};
 
 use crate::fabric::show_bits;
+use crate::fit::Need;
 use crate::pool::Demand;
 use crate::quantity::show;
 use crate::shard::backend_words;
@@ -181,8 +182,8 @@ pub enum Note {
     NothingFits {
         /// Index of the replica.
         replica: i32,
-        /// Bytes the whole model needs on one node.
-        needed: u64,
+        /// What the whole model needs on one node.
+        needed: Need,
         /// Nodes that would hold it and take no work.
         closed: Vec<String>,
     },
@@ -447,14 +448,12 @@ impl fmt::Display for Note {
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
             Note::NothingFits { replica, needed, closed } if !closed.is_empty() => write!(
                 out,
-                "replica {replica} fits nowhere else ({} on one node) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
-                show(*needed),
+                "replica {replica} fits nowhere else ({needed}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
                 closed.join(", ")
             ),
             Note::NothingFits { replica, needed, closed: _ } => write!(
                 out,
-                "replica {replica} fits nowhere ({} on one node); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node",
-                show(*needed)
+                "replica {replica} fits nowhere ({needed}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node"
             ),
             Note::Outweighed { replica, by } => write!(
                 out,

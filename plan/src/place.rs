@@ -249,8 +249,9 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     Some(Outcome::Wait(note)) => notes.push(note),
                     None => {}
                 }
-                let needed = fit.whole().total();
-                notes.push(Note::NothingFits { replica, needed, closed: closed(&view, want, needed) });
+                let needed = fit.whole();
+                let closed = closed(&view, want, needed.total());
+                notes.push(Note::NothingFits { replica, needed, closed });
                 for (key, _) in outdated {
                     notes.push(Note::KeptOutdated { group: key.1.clone() });
                     placement.keep.push(key);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport};
+use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport, Residency};
 
+use crate::fit::{Fit, Room};
 use crate::note::Note;
 use crate::obstacle::{Obstacle, obstacle};
 use crate::place::{
@@ -35,6 +36,10 @@ pub struct Proposal {
     pub name: String,
     /// Whether every replica it wants is there or can come.
     pub placed: bool,
+    /// What a replica needs, in numbers; nothing where its model's size is not known.
+    pub needs: Option<String>,
+    /// What its tier means for it.
+    pub tier: Option<String>,
     /// The decision and its reason, as the deployment's status would show them.
     pub report: PlacementReport,
     /// Replicas that would be created.
@@ -126,7 +131,8 @@ fn one(
     let (Settled { placement, after }, notes, report) = match checked {
         Ok(valid) => {
             let (settled, notes) = settle(view, valid, rivals);
-            let report = report(&settled, valid, &notes);
+            let before = deployment.status.as_ref().and_then(|status| status.placement.clone());
+            let report = report(&settled, valid, &notes, before);
             (settled, texts(&notes), report)
         }
         Err(why) => {
@@ -154,6 +160,8 @@ fn one(
     let proposal = Proposal {
         namespace,
         name,
+        needs: checked.as_ref().ok().map(needs),
+        tier: checked.as_ref().ok().and_then(|want| tier(view, want)),
         placed: waiting.is_empty() && (checked.is_ok() || replicas == 0),
         report,
         keep: keep.collect(),
@@ -220,7 +228,12 @@ fn both(first: Placement, second: Placement, namespace: &str) -> Placement {
 }
 
 /// What the status would show.
-fn report(settled: &Settled, want: &ValidDeployment, notes: &[Note]) -> PlacementReport {
+fn report(
+    settled: &Settled,
+    want: &ValidDeployment,
+    notes: &[Note],
+    before: Option<PlacementReport>,
+) -> PlacementReport {
     let Settled { placement, after } = settled;
     let mut current: Vec<(&Key, &Group)> = after
         .groups_of(&want.namespace, &want.name)
@@ -228,7 +241,31 @@ fn report(settled: &Settled, want: &ValidDeployment, notes: &[Note]) -> Placemen
         .collect();
     current.sort_by_key(|(key, group)| (group.replica, *key));
     let plans: Vec<&GroupPlan> = current.iter().map(|(_, group)| &group.plan).collect();
-    shown(placement, &plans, notes, None).unwrap_or_else(|| stopped(want.rest.as_ref()))
+    shown(placement, &plans, notes, before).unwrap_or_else(|| stopped(want.rest.as_ref()))
+}
+
+/// What a replica needs, for people.
+fn needs(want: &ValidDeployment) -> String {
+    let Room { context_tokens, max_sequences, .. } = want.room;
+    let needed = Fit::new(&want.shape, want.room).whole();
+    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens")
+}
+
+/// What its tier means for a deployment, for people.
+fn tier(view: &Snapshot, want: &ValidDeployment) -> Option<String> {
+    let name = want.tier.as_ref()?;
+    let tier = view.tiers.get(name)?;
+    let own = want.own.as_ref().map(|(_, group)| format!("nodes of workload group {group}'s own"));
+    let preempts = tier.preempts.then(|| "others of lower priority make room for it".to_owned());
+    let residency = match tier.residency {
+        Residency::Always => Some("it makes no room for others".to_owned()),
+        Residency::OnDemand => Some(format!("kept while somebody asks, and {} s after", tier.idle.as_secs())),
+        Residency::Sticky | Residency::Unknown => None,
+    };
+    let parts = [own, preempts, residency].into_iter().flatten();
+    let parts: Vec<String> =
+        std::iter::once(format!("{name}, priority {}", tier.priority)).chain(parts).collect();
+    Some(parts.join("; "))
 }
 
 fn stopped(rest: Option<&Rest>) -> PlacementReport {

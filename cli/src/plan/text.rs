@@ -125,6 +125,8 @@ fn table(rows: Vec<Row>) -> String {
 fn reasons(proposal: &Proposal) -> Vec<(&'static str, String)> {
     let report = &proposal.report;
     let mut reasons = Vec::new();
+    reasons.extend(proposal.needs.clone().map(|needs| ("needs", needs)));
+    reasons.extend(proposal.tier.clone().map(|tier| ("tier", tier)));
     if proposal.create.iter().any(|new| new.plan.tensor_size > 1) {
         // Why the ranks meet as they do is in the report's decision alone.
         reasons.push(("decision", report.decision.clone()));
@@ -201,6 +203,8 @@ mod tests {
             namespace: "lab".to_owned(),
             name: "chat".to_owned(),
             placed: false,
+            needs: None,
+            tier: None,
             report: PlacementReport { reason: "because".to_owned(), ..PlacementReport::default() },
             create: vec![replica(1, "b")],
             keep: vec![replica(0, "a"), replica(1, "a"), replica(2, "c")],

@@ -7,6 +7,7 @@ mod agent;
 mod harness;
 mod joining;
 mod pools;
+mod preemption;
 mod strategies;
 mod tiers;
 

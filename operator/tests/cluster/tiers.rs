@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::harness::{Cluster, GIB, deployment, model, until};
 use crate::ready;
 
-async fn apply_tier(cluster: &Cluster, name: &str, spec: Value) -> Result<Tier, kube::Error> {
+pub async fn apply_tier(cluster: &Cluster, name: &str, spec: Value) -> Result<Tier, kube::Error> {
     let api: Api<Tier> = Api::all(cluster.admin.clone());
     let tier = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Tier", "metadata": {"name": name}, "spec": spec});
     api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(tier)).await
@@ -34,7 +34,7 @@ fn of_group(name: &str, group: &str) -> ModelDeployment {
     deployment
 }
 
-async fn runs_on(cluster: &Cluster, name: &str) -> String {
+pub async fn runs_on(cluster: &Cluster, name: &str) -> String {
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
     let found =
         until(&format!("{name} is ready"), || async { deployments.get(name).await.ok().filter(ready) }).await;

@@ -127,7 +127,8 @@ fn a_refusal_names_every_node_with_its_numbers_and_the_remedy() {
         "node d: unreachable",
         "node e: its agent has not reported its memory yet",
         "2 ranks on a, b: 8.4 GiB needed in all, 5.0 GiB free in all",
-        "replica 0 fits nowhere else (8.2 GiB on one node) than on c, d, which take no work now: start the agent of one",
+        "replica 0 fits nowhere else (8.2 GiB on one node: 8.0 GiB weights",
+        "than on c, d, which take no work now: start the agent of one",
     ] {
         assert!(notes.contains(text), "{notes}\nlacks {text:?}");
     }

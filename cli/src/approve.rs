@@ -1,0 +1,90 @@
+//! `russet approve` and `russet deny`: a person's answer to what the operator asks. It is given under the name by
+//! which the server knows whoever asks it, and a policy sees to that.
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::{Approval, Decision};
+use serde_json::json;
+
+use crate::client::Connection;
+use crate::get::lay_out;
+
+/// Arguments of `russet approve` and `russet deny`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Name of the Approval, or of the deployment that waits for it; without it what is asked is listed.
+    name: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Answers, or lists what is asked.
+pub async fn run(arguments: Arguments, decision: Decision) -> Result<()> {
+    let Arguments { name, connection } = arguments;
+    let client = connection.client().await?;
+    let api: Api<Approval> = Api::namespaced(client.clone(), &connection.namespace);
+    let asked = api.list(&ListParams::default()).await.context("the Approvals could not be listed")?.items;
+    let Some(name) = name else {
+        list(&asked, &connection.namespace);
+        return Ok(());
+    };
+    let of_name = |approval: &&Approval| {
+        approval.name_any() == name || (approval.spec.deployment_ref.name == name && is_open(approval))
+    };
+    let found: Vec<&Approval> = asked.iter().filter(of_name).collect();
+    let approval = match found.as_slice() {
+        [one] => one.name_any(),
+        [] => bail!(
+            "nothing called {name} is asked in namespace {}; `russet approve` lists what is",
+            connection.namespace
+        ),
+        several => bail!(
+            "{name} asks {} things; name one of {}",
+            several.len(),
+            several.iter().map(|one| one.name_any()).collect::<Vec<_>>().join(", ")
+        ),
+    };
+    let me = who_am_i(client).await?;
+    let patch = json!({"spec": {"decision": decision, "decidedBy": me}});
+    api.patch(&approval, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .with_context(|| format!("Approval {approval} could not be answered"))?;
+    let word = if decision == Decision::Approved { "approved" } else { "denied" };
+    println!("approval.russet.dev/{approval} {word} by {me}");
+    Ok(())
+}
+
+fn is_open(approval: &Approval) -> bool {
+    approval.spec.decision.is_none()
+}
+
+fn list(asked: &[Approval], namespace: &str) {
+    let open: Vec<&Approval> = asked.iter().filter(|approval| is_open(approval)).collect();
+    if open.is_empty() {
+        println!("Nothing is asked in namespace {namespace}.");
+        return;
+    }
+    let header = ["NAME", "DEPLOYMENT", "ACTION", "QUESTION"].map(str::to_owned).to_vec();
+    let rows = open.iter().map(|approval| {
+        vec![
+            approval.name_any(),
+            approval.spec.deployment_ref.name.clone(),
+            format!("{:?}", approval.spec.action),
+            approval.spec.message.clone(),
+        ]
+    });
+    print!("{}", lay_out(&std::iter::once(header).chain(rows).collect::<Vec<_>>()));
+}
+
+/// The name by which the server knows whoever asks.
+async fn who_am_i(client: Client) -> Result<String> {
+    let api: Api<SelfSubjectReview> = Api::all(client);
+    let review = api
+        .create(&PostParams::default(), &SelfSubjectReview::default())
+        .await
+        .context("the server does not say who you are")?;
+    let name = review.status.and_then(|status| status.user_info).and_then(|user| user.username);
+    name.context("the server does not say who you are")
+}

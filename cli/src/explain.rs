@@ -1,0 +1,59 @@
+//! `russet explain`: what a deployment needs, where it runs and why, and what keeps it from running. The planner
+//! says it, about the cluster as the server has it now; nothing is written.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
+use kube::{Api, ResourceExt as _};
+use russet_crds::ModelDeployment;
+use russet_plan::proposal::propose;
+
+use crate::client::Connection;
+use crate::plan::{listed, text};
+
+/// Arguments of `russet explain`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Name of the ModelDeployment; without it all of the namespace.
+    name: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Prints the explanation.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { name, connection } = arguments;
+    let cluster = listed(&connection).await?.cluster();
+    let api = Api::<DeserializeGuard<ModelDeployment>>::all(connection.client().await?);
+    let all = api.list(&ListParams::default()).await.context("the deployments could not be listed")?;
+    // All of them are asked about, since what waits is placed together.
+    let deployments: Vec<Arc<ModelDeployment>> =
+        all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
+    let namespace = &connection.namespace;
+    let there: Vec<String> = deployments
+        .iter()
+        .filter(|deployment| deployment.namespace().as_deref() == Some(namespace))
+        .map(|deployment| deployment.name_any())
+        .collect();
+    if let Some(name) = name.as_ref().filter(|name| !there.contains(name)) {
+        match there.as_slice() {
+            [] => bail!(
+                "there is no ModelDeployment in namespace {namespace}; apply one, or name another with -n"
+            ),
+            names => bail!(
+                "there is no ModelDeployment {name} in namespace {namespace}; there are {}",
+                names.join(", ")
+            ),
+        }
+    }
+    let view = cluster.snapshot(Timestamp::now());
+    let mut proposals = propose(&cluster.models, &view, &deployments);
+    proposals.retain(|proposal| {
+        proposal.namespace == *namespace && name.as_ref().is_none_or(|name| *name == proposal.name)
+    });
+    print!("{}", text::show(&view, &proposals));
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! What is more important, against the embedded API server: persons are asked first, room is made, and what
+//! nobody asks for is not there.
+
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use russet_crds::conditions::{Type, get};
+use russet_crds::{Approval, LocalReference, ModelDeployment, Sharding};
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::tiers::{apply_tier, runs_on};
+use crate::{ready, says};
+
+fn of_tier(name: &str, tier: &str) -> ModelDeployment {
+    let mut deployment = deployment(name, "m", Sharding::default());
+    deployment.spec.tier_ref = Some(LocalReference::new(tier));
+    deployment
+}
+
+/// Waits until a deployment says this of its readiness; its message.
+async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let found = until(&format!("{name} says {reason}"), || async {
+        deployments.get(name).await.ok().filter(|deployment| says(deployment, Type::Ready, reason))
+    })
+    .await;
+    let status = found.status.unwrap();
+    get(&status.conditions, Type::Ready).unwrap().message.clone()
+}
+
+async fn decide(
+    cluster: &Cluster,
+    approval: &str,
+    decision: &str,
+    by: &str,
+) -> Result<Approval, kube::Error> {
+    let api: Api<Approval> = Api::default_namespaced(cluster.admin.clone());
+    let patch = json!({"spec": {"decision": decision, "decidedBy": by}});
+    api.patch(approval, &PatchParams::default(), &Patch::Merge(patch)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_more_important_has_others_make_room_once_somebody_says_yes() {
+    let cluster = Cluster::start(&[("a", 8 * GIB)]).await;
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    let (spare, daily) = (
+        json!({"mode": "Cluster", "priority": 10, "minResidencySeconds": 0, "approvals": ["Preempt"]}),
+        json!({"mode": "Cluster", "priority": 100, "preemption": "LowerPriority"}),
+    );
+    apply_tier(&cluster, "spare", spare).await.unwrap();
+    apply_tier(&cluster, "daily", daily).await.unwrap();
+    cluster.create(of_tier("low", "spare")).await;
+    assert_eq!(runs_on(&cluster, "low").await, "a");
+    cluster.create(of_tier("high", "daily")).await;
+    let message = told(&cluster, "high", "AwaitingApproval").await;
+    assert!(message.contains("fits if replicas of default/low stop"), "{message}");
+
+    // The answer is that of whoever gives it.
+    let approvals: Api<Approval> = Api::default_namespaced(cluster.admin.clone());
+    let asked = approvals.list(&Default::default()).await.unwrap().items;
+    let [asked] = asked.as_slice() else { panic!("one question: {asked:?}") };
+    assert_eq!(asked.spec.affects, ["default/low"]);
+    assert!(message.contains(&asked.spec.plan_hash), "{message}");
+    let name = asked.name_any();
+    let refused = decide(&cluster, &name, "Approved", "somebody-else").await.unwrap_err().to_string();
+    assert!(
+        refused.contains("decidedBy is who decides") && refused.contains("not somebody-else"),
+        "{refused}"
+    );
+    let reviews: Api<SelfSubjectReview> = Api::all(cluster.admin.clone());
+    let review = reviews.create(&Default::default(), &SelfSubjectReview::default()).await.unwrap();
+    let me = review.status.unwrap().user_info.unwrap().username.unwrap();
+    decide(&cluster, &name, "Denied", &me).await.unwrap();
+    let message = told(&cluster, "high", "Denied").await;
+    assert!(message.contains("was denied"), "{message}");
+    assert_eq!(runs_on(&cluster, "low").await, "a");
+
+    decide(&cluster, &name, "Approved", &me).await.unwrap();
+    assert_eq!(runs_on(&cluster, "high").await, "a");
+    told(&cluster, "low", "NothingFits").await;
+    let answered = until("the answer is seen", || async {
+        let status = approvals.get(&name).await.ok()?.status?;
+        let ready = get(&status.conditions, Type::Ready)?.clone();
+        (ready.reason == "Approved" && status.decided_at.is_some()).then_some(ready.message)
+    });
+    assert_eq!(answered.await, format!("{me} said yes"));
+    let events: Api<Event> = Api::default_namespaced(cluster.admin.clone());
+    until("low is told for whom it stopped", || async {
+        let all = events.list(&Default::default()).await.ok()?;
+        let mut notes = all.iter().filter(|event| event.reason.as_deref() == Some("Preempted"));
+        notes
+            .find(|event| event.note.as_deref().is_some_and(|note| note.contains("so that default/high")))?;
+        Some(())
+    })
+    .await;
+    assert_eq!(cluster.refusals(), 0);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_on_demand_is_there_while_somebody_asks() {
+    let cluster = Cluster::start(&[("a", 8 * GIB)]).await;
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    let rare = json!({"mode": "Cluster", "residency": "OnDemand", "idleSeconds": 10});
+    apply_tier(&cluster, "rare", rare).await.unwrap();
+    cluster.create(of_tier("seldom", "rare")).await;
+    let message = told(&cluster, "seldom", "Idle").await;
+    assert!(message.contains("it starts with the next request"), "{message}");
+    assert!(deployments.get("seldom").await.is_ok_and(|seldom| ready(&seldom)), "what rests is settled");
+
+    // A gateway holds a request; it is answered, and nobody asks again.
+    let report = async |waiting: u32| {
+        let now = jiff::Timestamp::now();
+        let demand = json!([{"gateway": "g", "reportedAt": now, "lastRequestTime": now, "waiting": waiting, "active": 0}]);
+        let status: Value = json!({
+            "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment", "metadata": {"name": "seldom"},
+            "status": {"demand": demand},
+        });
+        let params = PatchParams::apply("gateway").force();
+        deployments.patch_status("seldom", &params, &Patch::Apply(status)).await.unwrap();
+    };
+    report(1).await;
+    told(&cluster, "seldom", "Serving").await;
+    assert_eq!(runs_on(&cluster, "seldom").await, "a");
+    report(0).await;
+    told(&cluster, "seldom", "Idle").await;
+    until("its memory is free", || async { (cluster.granted("a").await == 0).then_some(()) }).await;
+    cluster.stop().await;
+}
