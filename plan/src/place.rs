@@ -231,7 +231,7 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     continue;
                 }
                 notes.extend(refusal);
-                match preempt(&view, want, &fit, replica, drained) {
+                let remedy = match preempt(&view, want, &fit, replica, drained) {
                     Some(Outcome::Take(Victims { groups, deployments, frees })) => {
                         let seen = &mut view.to_mut().groups;
                         for key in &groups {
@@ -244,14 +244,16 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                     }
                     Some(Outcome::Ask(ask, note)) => {
                         placement.asks.push(ask);
-                        notes.push(note);
+                        Some(note)
                     }
-                    Some(Outcome::Wait(note)) => notes.push(note),
-                    None => {}
-                }
+                    Some(Outcome::Wait(note)) => Some(note),
+                    None => None,
+                };
                 let needed = fit.whole();
                 let closed = closed(&view, want, needed.total());
                 notes.push(Note::NothingFits { replica, needed, closed });
+                // Last, because it is what will help.
+                notes.extend(remedy);
                 for (key, _) in outdated {
                     notes.push(Note::KeptOutdated { group: key.1.clone() });
                     placement.keep.push(key);

@@ -2,6 +2,7 @@
 //! machines, one cluster for all scenarios, which run one after the other.
 
 mod faults;
+mod four;
 mod gitops;
 mod keys;
 mod mistakes;
@@ -70,6 +71,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
+        ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four::tiers(c))),
         ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
         ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
         ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),

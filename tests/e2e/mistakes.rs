@@ -118,7 +118,7 @@ pub async fn fits_nowhere(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Waits until the node's agent reports that limit: from then on the planner knows it.
-async fn until_limit(cluster: &mut Cluster, node: &str, bytes: u64) -> Result<()> {
+pub async fn until_limit(cluster: &mut Cluster, node: &str, bytes: u64) -> Result<()> {
     cluster
         .until("the agent reports the owner's limit", async |cluster| {
             let node = cluster.get(&format!("inferencenodes {node}")).await?;

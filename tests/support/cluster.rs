@@ -40,6 +40,8 @@ pub struct Cluster {
     folder: tempfile::TempDir,
     plane: Option<ControlPlane>,
     join: Option<Child>,
+    /// Further agents on the far machine, by their node.
+    more: Vec<(String, Child)>,
 }
 
 /// The repository.
@@ -76,8 +78,18 @@ impl Cluster {
             std::env::var_os("RUSSET_FAR_BIN").map_or(russet.clone(), |dir| Path::new(&dir).join("russet"));
         let folder = tempfile::Builder::new().prefix("russet-").tempdir()?;
         let (api_port, gateway_port) = (free_port(lab.near.address)?, free_port(lab.near.address)?);
-        let mut cluster =
-            Self { lab, hub, api_port, gateway_port, russet, far_russet, folder, plane: None, join: None };
+        let mut cluster = Self {
+            lab,
+            hub,
+            api_port,
+            gateway_port,
+            russet,
+            far_russet,
+            folder,
+            plane: None,
+            join: None,
+            more: Vec::new(),
+        };
         match kind {
             Kind::Embedded => {
                 say("starting the control plane and node-a (russet up)");
@@ -268,6 +280,28 @@ impl Cluster {
         self.until_joined("node-b").await
     }
 
+    /// Joins one more node, which is another agent of the far machine.
+    pub async fn add_agent(&mut self, node: &str) -> Result<()> {
+        let mut far = self.lab.far.clone();
+        far.name = node.to_owned();
+        let data_dir = self.folder.path().join(node);
+        let arguments = self.join_arguments(&far, &data_dir).await?;
+        let log = self.log(&format!("{node}.log"))?;
+        let mut command = self.command(&far)?;
+        command.args(&arguments).stdout(log.try_clone()?).stderr(log);
+        self.more.push((node.to_owned(), command.spawn().context("cannot start russet join")?));
+        self.until_joined(node).await
+    }
+
+    /// Ends the agents that were added, as Ctrl-C does, and takes their nodes away.
+    pub async fn remove_agents(&mut self) -> Result<()> {
+        for (node, child) in std::mem::take(&mut self.more) {
+            interrupt(child, &node).await?;
+            self.russet(&["delete", &format!("inferencenodes/{node}")]).await?;
+        }
+        Ok(())
+    }
+
     /// Starts the far machine's agent again after its process was killed, as a service manager would.
     pub async fn restart_far_agent(&mut self) -> Result<()> {
         if let Some(mut child) = self.join.take() {
@@ -399,14 +433,12 @@ impl Cluster {
 
     /// Ends everything and waits until no process is left.
     pub async fn stop(mut self) -> Result<()> {
-        if let Some(mut child) = self.join.take() {
-            // Held open until the end: a closed pipe means something else than Ctrl-C.
-            let _input = child.stdin.take();
-            if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
-            }
-            if tokio::time::timeout(Duration::from_secs(60), child.wait()).await.is_err() {
-                bail!("a process did not end within 60 s of Ctrl-C:\n{}", self.diagnosis().await);
+        let more = std::mem::take(&mut self.more).into_iter();
+        for (node, child) in
+            self.join.take().map(|child| ("node-b".to_owned(), child)).into_iter().chain(more)
+        {
+            if let Err(error) = interrupt(child, &node).await {
+                bail!("{error:#}:\n{}", self.diagnosis().await);
             }
         }
         if let Some(plane) = self.plane.take() {
@@ -442,6 +474,17 @@ impl Drop for Cluster {
             kill(pid);
         }
     }
+}
+
+/// Ends an agent as Ctrl-C does.
+async fn interrupt(mut child: Child, node: &str) -> Result<()> {
+    // Held open until the end: a closed pipe means something else than Ctrl-C.
+    let _input = child.stdin.take();
+    if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid as i32)) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+    }
+    let ended = tokio::time::timeout(Duration::from_secs(60), child.wait()).await;
+    ended.map(|_| ()).with_context(|| format!("the agent of {node} did not end within 60 s of Ctrl-C"))
 }
 
 /// The condition of an object.

@@ -210,7 +210,11 @@ mod tests {
         let target = RouteTarget { deployment_ref: LocalReference::new("chat") };
         let mut route = ModelRoute::new(
             "usual",
-            ModelRouteSpec { models: vec!["gpt-*".into(), "best".into()], targets: vec![target], ..Default::default() },
+            ModelRouteSpec {
+                models: vec!["gpt-*".into(), "best".into()],
+                targets: vec![target],
+                ..Default::default()
+            },
         );
         route.metadata.namespace = Some("lab".into());
         let table = Table::from_objects(&[], &[], &[route]);
