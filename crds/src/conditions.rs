@@ -107,6 +107,8 @@ pub enum Reason {
     Preempted,
     /// What would make room for it has not run for its tier's minimum residency yet.
     Resident,
+    /// What is asked for never came to answer, so what answered before runs in its place.
+    RolledBack,
     /// A person is asked first: there is an Approval.
     AwaitingApproval,
     /// A person said no.

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Autoscaling, Demand, LocalReference};
+use crate::{Autoscaling, Demand, LocalReference, Rollout, RolloutStatus};
 
 /// A model that should answer under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -94,6 +94,9 @@ pub struct ModelDeploymentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-f]{16}$"))]
     pub approved_plan: Option<String>,
+    /// How an edit is carried out; absent: as its fields' defaults say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Rollout>,
     /// How many replicas there are when demand decides. Absent: as many as `replicas` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,
@@ -250,6 +253,9 @@ pub struct ModelDeploymentStatus {
     /// The planner's decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementReport>,
+    /// What is known of plans that were tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
     /// Placed, CopiesReady, Available, Progressing, Ready, Reconciling, Stalled; with `autoscaling` ScalingActive;
     /// where its tier wants approvals AwaitingApproval.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

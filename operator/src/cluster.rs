@@ -24,6 +24,7 @@ pub fn cached(context: &Context, models: Vec<Arc<Model>>) -> Cluster {
         tiers: stores.tiers.state(),
         groups: stores.groups.state(),
         shards: stores.shards.state(),
+        copies: Some(stores.copies.state()),
         approvals: stores.approvals.state(),
     }
 }

@@ -9,8 +9,8 @@ use jiff::{Timestamp, ToSpan as _};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{
-    Approval, ApprovalSpec, Decision, InferenceNode, Model, NodePool, Scheduling, Shard, ShardGroup,
-    ShardingStrategy,
+    Approval, ApprovalSpec, Decision, InferenceNode, Model, ModelCopy, ModelCopySpec, NodePool, Scheduling,
+    Shard, ShardGroup, ShardingStrategy, Want,
 };
 
 use crate::chips;
@@ -39,6 +39,8 @@ pub struct Cluster {
     pub groups: Vec<Arc<ShardGroup>>,
     /// Ranks.
     pub shards: Vec<Arc<Shard>>,
+    /// Models on machines; nothing where a cluster is only described, which then has all files it needs.
+    pub copies: Option<Vec<Arc<ModelCopy>>>,
     /// Questions to persons, and what they answered.
     pub approvals: Vec<Arc<Approval>>,
 }
@@ -56,8 +58,22 @@ impl Cluster {
             pools: areas(&self.pools, &self.nodes),
             tiers: self.tiers.iter().map(|tier| (tier.name_any(), Tier::read(tier, now))).collect(),
             groups: self.groups.iter().map(|group| self.seen_group(group, now)).collect(),
+            files: self.files(),
             answers: self.answers(now),
         }
+    }
+
+    fn files(&self) -> Option<BTreeMap<Key, BTreeSet<String>>> {
+        let mut files: BTreeMap<Key, BTreeSet<String>> = BTreeMap::new();
+        for copy in self.copies.as_ref()? {
+            let ready = copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready));
+            if ready && copy.spec.want == Want::Files {
+                let ModelCopySpec { model_ref, node_name, .. } = &copy.spec;
+                let key = (model_ref.namespace.clone(), model_ref.name.clone());
+                files.entry(key).or_default().insert(node_name.clone());
+            }
+        }
+        Some(files)
     }
 
     /// Answers that count at `now`.

@@ -253,6 +253,13 @@ pub enum Note {
         /// Index of the replica.
         replica: i32,
     },
+    /// Files come first, before anything stops for a replica.
+    FetchFirst {
+        /// Index of the replica.
+        replica: i32,
+        /// Nodes that lack them.
+        nodes: Vec<String>,
+    },
     /// A replica must go before its successor can come.
     DrainFirst {
         /// The ShardGroup.
@@ -309,6 +316,7 @@ impl Note {
             Note::AwaitsApproval { .. } => Reason::AwaitingApproval,
             Note::Denied { .. } => Reason::Denied,
             Note::InTurn { .. } | Note::DrainFirst { .. } => Reason::InProgress,
+            Note::FetchFirst { .. } => Reason::WaitingForCopies,
             Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
             Note::Placed { .. } => Reason::PlanFound,
         }
@@ -507,6 +515,11 @@ impl fmt::Display for Note {
             Note::KeptOutdated { group } => {
                 write!(out, "ShardGroup {group} keeps running as it was, because its successor fits nowhere")
             }
+            Note::FetchFirst { replica, nodes } => write!(
+                out,
+                "replica {replica} waits for its model's files on {}; what runs there goes on until they have come",
+                nodes.join(", ")
+            ),
             Note::DrainFirst { group } => {
                 write!(
                     out,

@@ -56,6 +56,8 @@ pub struct Placement {
     pub delete: Vec<OldGroup>,
     /// Replicas of other deployments to delete, so that one of this fits.
     pub preempt: Vec<Key>,
+    /// Nodes that should have the files before anything stops for them.
+    pub prefetch: Vec<String>,
     /// What a person is asked.
     pub asks: Vec<Ask>,
     /// Replicas that have no current group and get none yet.
@@ -175,7 +177,12 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
         }
         let advised = advice.splits.get(&(want.key(), replica));
         let nothing_less = |_: &Key| false;
-        match find(&view, want, &fit, replica, true, nothing_less) {
+        let goes_first = want.drains && outdated.iter().any(|(_, ready)| *ready);
+        let beside = match goes_first {
+            true => Err(Vec::new()),
+            false => find(&view, want, &fit, replica, true, nothing_less),
+        };
+        match beside {
             Ok(_) if advised == Some(&None) => {
                 notes.push(Note::Outweighed { replica, by: advice.preferred() });
                 placement.waiting.push(replica);
@@ -211,16 +218,26 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
             Err(refusal) => {
                 placement.waiting.push(replica);
                 let gone = |key: &Key| view.groups.get(key).is_some_and(|group| group.deleting);
-                if find(&view, want, &fit, replica, false, gone).is_ok() {
+                if !goes_first && find(&view, want, &fit, replica, false, gone).is_ok() {
                     notes.push(Note::WaitingForRelease { replica, holders: holders(&view) });
                     placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
                     continue;
                 }
                 let drained = |key: &Key| gone(key) || outdated.iter().any(|(old, _)| old == key);
                 // Memory that agents have not released may stay so: nothing is taken down for it.
-                if !outdated.is_empty() && find(&view, want, &fit, replica, true, drained).is_ok() {
+                let after =
+                    find(&view, want, &fit, replica, true, drained).ok().filter(|_| !outdated.is_empty());
+                if let Some(after) = after {
                     if !placement.create.is_empty() || on_its_way(&view, want, &fit, replica) {
                         notes.push(Note::InTurn { replica });
+                        placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+                        continue;
+                    }
+                    let nodes = after.ways().next().map(Way::nodes).unwrap_or_default();
+                    let lacking = lacking(&view, want, nodes);
+                    if !lacking.is_empty() && outdated.iter().any(|(_, ready)| *ready) {
+                        notes.push(Note::FetchFirst { replica, nodes: lacking.clone() });
+                        placement.prefetch.extend(lacking);
                         placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
                         continue;
                     }
@@ -232,7 +249,14 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
                 }
                 notes.extend(refusal);
                 let remedy = match preempt(&view, want, &fit, replica, drained) {
-                    Some(Outcome::Take(Victims { groups, deployments, frees })) => {
+                    Some(Outcome::Take(Victims { groups, deployments, frees, nodes })) => {
+                        let lacking = lacking(&view, want, nodes);
+                        if !lacking.is_empty() {
+                            notes.push(Note::FetchFirst { replica, nodes: lacking.clone() });
+                            placement.prefetch.extend(lacking);
+                            placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+                            continue;
+                        }
                         let seen = &mut view.to_mut().groups;
                         for key in &groups {
                             seen.entry(key.clone()).and_modify(|group| group.deleting = true);
@@ -263,6 +287,14 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
     }
     placement.report = report(&placement, &found, &forecast);
     (placement, notes)
+}
+
+/// Of these nodes those that lack the model's files. Nothing stops for a model that is not there yet.
+fn lacking(view: &Snapshot, want: &ValidDeployment, mut nodes: Vec<String>) -> Vec<String> {
+    let Some(files) = &view.files else { return Vec::new() };
+    let held = files.get(&(want.namespace.clone(), want.model.clone()));
+    nodes.retain(|node| !held.is_some_and(|held| held.contains(node)));
+    nodes
 }
 
 /// What keeps a replica that answers from being replaced: its tier wants that approved. One that cannot stay

@@ -147,7 +147,7 @@ fn one(
             (Settled { placement, after }, notes, report)
         }
     };
-    let Placement { keep, create, delete, preempt, asks: _, waiting, report: _ } = placement;
+    let Placement { keep, create, delete, preempt, prefetch: _, asks: _, waiting, report: _ } = placement;
     let stopped = |(namespace, group): &Key| {
         Some(format!("{namespace}/{}", view.groups.get(&(namespace.clone(), group.clone()))?.deployment))
     };
@@ -221,6 +221,7 @@ fn both(first: Placement, second: Placement, namespace: &str) -> Placement {
         create: first.create.into_iter().chain(second.create).collect(),
         delete: first.delete.into_iter().chain(second.delete).collect(),
         preempt: first.preempt.into_iter().chain(second.preempt).collect(),
+        prefetch: second.prefetch,
         asks: second.asks,
         waiting: second.waiting,
         report,

@@ -31,6 +31,8 @@ pub struct Snapshot {
     pub pools: BTreeMap<String, Result<Area, Note>>,
     /// Every replica of every deployment, those being deleted included: they still hold memory.
     pub groups: BTreeMap<Key, Group>,
+    /// Nodes that hold the files of a model; nothing where nobody says, and then nothing waits for them.
+    pub files: Option<BTreeMap<Key, BTreeSet<String>>>,
     /// What persons answered, by the deployment it serves.
     pub answers: BTreeMap<Key, Answers>,
 }

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
     BackendChoice, GroupPlan, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Residency,
-    Sharding,
+    RolloutStrategy, Sharding,
 };
 use russet_wire::shape::ModelShape;
 
@@ -20,6 +20,7 @@ use crate::demand;
 use crate::fit::Room;
 use crate::note::Note;
 use crate::pool::{self, Area, Demand};
+use crate::rollout;
 use crate::snapshot::{Answers, Group, Key, Snapshot};
 
 pub use russet_wire::architecture::ARCHITECTURES;
@@ -50,6 +51,12 @@ pub struct ValidDeployment {
     pub room: Room,
     /// Where a replica may be; it is in one of these. Never empty.
     pub areas: Vec<Area>,
+    /// Digest of what is asked for.
+    pub intent: String,
+    /// Why something else is planned than what is asked for: what answered before it.
+    pub reverted: Option<String>,
+    /// Whether what runs always goes before its successor comes.
+    pub drains: bool,
     /// Its Tier.
     pub tier: Option<String>,
     /// Its tier's priority.
@@ -115,7 +122,15 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     let namespace = deployment.namespace().unwrap_or_default();
     let placed = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
     let incumbent = placed.is_some_and(|placement| !placement.plan_hash.is_empty());
-    let valid = validate(view, &namespace, &deployment.name_any(), &deployment.spec)?;
+    let name = deployment.name_any();
+    let mut valid = validate(view, &namespace, &name, &deployment.spec)?;
+    let known = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    if let Some((spec, why)) = rollout::reverted(&deployment.spec, known, &valid.intent) {
+        // What answered before may not make sense any more; then what is asked for is tried on.
+        if let Ok(before) = validate(view, &namespace, &name, &spec) {
+            valid = ValidDeployment { intent: valid.intent, reverted: Some(why), ..before };
+        }
+    }
     let Answers { mut approved, denied } = view.answers.get(&valid.key()).cloned().unwrap_or_default();
     approved.extend(deployment.spec.approved_plan.clone());
     Ok(ValidDeployment { incumbent, approved, denied, ..valid })
@@ -171,6 +186,7 @@ pub fn validate(
         workload_group,
         replicas,
         approved_plan: _,
+        rollout: how,
         // It says who writes `replicas`, and nothing about a placement.
         autoscaling: _,
     } = spec;
@@ -200,7 +216,10 @@ pub fn validate(
         return Err(notes);
     }
     let rest = promised.rest();
-    Ok(ValidDeployment {
+    let valid = ValidDeployment {
+        intent: String::new(),
+        reverted: None,
+        drains: how.as_ref().is_some_and(|how| how.strategy == RolloutStrategy::DrainThenReplace),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         model: model.clone(),
@@ -220,7 +239,8 @@ pub fn validate(
         own: promised.own(),
         replicas: if rest.is_some() { 0 } else { *replicas },
         rest,
-    })
+    };
+    Ok(ValidDeployment { intent: rollout::intent(&valid), ..valid })
 }
 
 /// The split a deployment asks for itself, by a strategy, or by its tier's.

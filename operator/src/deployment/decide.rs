@@ -102,7 +102,8 @@ fn copies(observed: &Observed, placement: &Placement) -> Vec<ModelCopySpec> {
         .filter(|group| group.model == model.name_any())
         .map(|group| &group.plan);
     let created = placement.create.iter().map(|new| &new.plan);
-    let nodes: BTreeSet<&str> =
-        kept.chain(created).flat_map(|plan| &plan.members).map(|member| member.node_name.as_str()).collect();
+    let ahead = placement.prefetch.iter().map(String::as_str);
+    let members = kept.chain(created).flat_map(|plan| &plan.members);
+    let nodes: BTreeSet<&str> = members.map(|member| member.node_name.as_str()).chain(ahead).collect();
     nodes.into_iter().map(|node| copy_spec(model, node, Want::Files)).collect()
 }

@@ -73,6 +73,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
                     | Reason::Stopped
                     | Reason::OutsideSchedule
                     | Reason::Idle
+                    | Reason::RolledBack
                     | Reason::Preempting
                     | Reason::Resident
                     | Reason::AwaitingApproval

@@ -7,6 +7,7 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{GroupPlan, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
 use russet_plan::place::{STAYS, is_current, shown};
+use russet_plan::rollout::{ATTEMPTS, learned};
 use russet_plan::validate::Rest;
 use russet_plan::{Note, note};
 
@@ -59,6 +60,13 @@ pub fn status(
     status.placement = shown(&planned.placement, &plans, &planned.notes, status.placement);
 
     let verdict = verdict(resources, &current);
+    if let Some(want) = planned.valid.as_ref().filter(|want| want.replicas > 0) {
+        let failing = current.iter().find(|group| {
+            !answers(group) && group.status.as_ref().is_some_and(|status| status.restarts >= ATTEMPTS)
+        });
+        let says = failing.map(|group| format!("ShardGroup {}: {}", group.name_any(), readiness(group).1));
+        status.rollout = learned(status.rollout, want, verdict.ready, says.as_deref());
+    }
     let has_asked = get(&status.conditions, Type::AwaitingApproval).is_some();
     let mut set = |kind, value, reason, message: &str| {
         conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
@@ -150,15 +158,22 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
     }
     if let Some(group) = current.iter().find(|group| !answers(group)) {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-        let ready = get(conditions, Type::Ready);
-        let reason =
-            ready.and_then(|it| serde_json::from_value(serde_json::Value::String(it.reason.clone())).ok());
-        let message = ready.map_or("its Shards are created", |ready| ready.message.as_str());
+        let (reason, message) = readiness(group);
         return Verdict {
             ready: false,
             stalled: is_true(conditions, Type::Stalled),
             reason: reason.unwrap_or(Reason::InProgress),
             message: format!("ShardGroup {}: {message}", group.name_any()),
+        };
+    }
+    if let Some(why) = planned.valid.as_ref().and_then(|valid| valid.reverted.as_ref()) {
+        return Verdict {
+            ready: false,
+            stalled: true,
+            reason: Reason::RolledBack,
+            message: format!(
+                "what is asked for never came to answer, so what answered before runs in its place: {why}; edit the spec to try again"
+            ),
         };
     }
     Verdict {
@@ -185,10 +200,20 @@ fn waiting(notes: &[Note]) -> (Reason, bool) {
         false if has(Reason::Denied) => (Reason::Denied, true),
         false if has(Reason::AwaitingApproval) => (Reason::AwaitingApproval, true),
         false if has(Reason::Preempting) => (Reason::Preempting, false),
+        false if has(Reason::WaitingForCopies) => (Reason::WaitingForCopies, false),
         false if has(Reason::Outweighed) => (Reason::Outweighed, false),
         false if has(Reason::WaitingForAgent) => (Reason::WaitingForAgent, false),
         false => (Reason::InProgress, false),
     }
+}
+
+/// What a group says of its readiness.
+fn readiness(group: &ShardGroup) -> (Option<Reason>, &str) {
+    let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let ready = get(conditions, Type::Ready);
+    let reason =
+        ready.and_then(|it| serde_json::from_value(serde_json::Value::String(it.reason.clone())).ok());
+    (reason, ready.map_or("its Shards are created", |ready| ready.message.as_str()))
 }
 
 /// Why nothing runs though it is asked for.

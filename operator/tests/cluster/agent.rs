@@ -25,6 +25,9 @@ pub struct Agent {
     task: JoinHandle<()>,
 }
 
+/// Engines with room for conversations of so many tokens never come to serve.
+pub const UNLUCKY: u32 = 17;
+
 #[derive(Default)]
 struct Shared {
     failing: Mutex<BTreeSet<String>>,
@@ -178,6 +181,8 @@ impl Machine {
                 });
                 set(&mut status.conditions, Type::Claimed, true, Reason::MemoryGranted);
             }
+        } else if shard.spec.context_tokens == UNLUCKY && !shard.spec.peers.is_empty() {
+            status.failure = Some("out of luck".to_owned());
         } else if status.failure.is_none() && !shard.spec.peers.is_empty() {
             for kind in [Type::Loaded, Type::Joined, Type::Serving, Type::Ready] {
                 set(&mut status.conditions, kind, true, Reason::Serving);

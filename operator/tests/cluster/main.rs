@@ -8,6 +8,7 @@ mod harness;
 mod joining;
 mod pools;
 mod preemption;
+mod rollouts;
 mod strategies;
 mod tiers;
 

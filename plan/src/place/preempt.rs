@@ -42,6 +42,8 @@ pub struct Victims {
     pub deployments: Vec<String>,
     /// Bytes they hold.
     pub frees: u64,
+    /// Where the replica would be then.
+    pub nodes: Vec<String>,
 }
 
 /// What becomes of a replica that fits nowhere.
@@ -136,13 +138,14 @@ fn victims(
     }
     let gone = |key: &Key| without(key) || takable.contains(key);
     let choices = find(view, want, fit, replica, true, gone).ok()?;
-    let sets = choices.ways().take(WAYS).map(|way| needed(view, fit, way, without, &takable));
+    let sets = choices.ways().take(WAYS).map(|way| (needed(view, fit, way, without, &takable), way));
     // The first of equals is the better way.
-    let groups = sets.min_by_key(|groups| harm(view, groups))?;
+    let (groups, way) = sets.min_by_key(|(groups, _)| harm(view, groups))?;
     let of = |key: &&Key| view.groups.get(*key).map(|group| format!("{}/{}", key.0, group.deployment));
     let deployments: BTreeSet<String> = groups.iter().filter_map(of).collect();
     Some(Victims {
         frees: groups.iter().filter_map(|key| view.groups.get(*key)).map(Group::reserved_bytes).sum(),
+        nodes: way.nodes(),
         deployments: deployments.into_iter().collect(),
         groups: groups.into_iter().cloned().collect(),
     })

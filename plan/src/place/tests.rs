@@ -10,6 +10,7 @@ use russet_crds::{
 use russet_wire::shape::ModelShape;
 
 mod cut;
+mod files;
 mod pools;
 
 use super::*;

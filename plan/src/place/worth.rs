@@ -38,6 +38,11 @@ pub struct Way {
 }
 
 impl Way {
+    /// The nodes of its ranks.
+    pub fn nodes(&self) -> Vec<String> {
+        self.candidate.ranks.iter().map(|rank| rank.node.clone()).collect()
+    }
+
     /// Whether a rank of it is on this node.
     pub fn uses(&self, node: &str) -> bool {
         self.candidate.ranks.iter().any(|rank| rank.node == node)

@@ -62,7 +62,7 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     if let Some(wrong) = ledger::unasked(world, name, &placement, resting).first() {
         return Err(wrong.clone());
     }
-    let Placement { keep: _, create, delete, preempt, asks: _, waiting, report } = placement;
+    let Placement { keep: _, create, delete, preempt, prefetch: _, asks: _, waiting, report } = placement;
     create.iter().for_each(|new| world.christen(name, new));
     let before = world.said.get(name).and_then(|said| said.report.clone());
     let report = report.map(|report| PlacementReport {

@@ -1,0 +1,68 @@
+//! Edits that never come to answer: what answered before takes their place, with room for both and without.
+
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use russet_crds::conditions::{Type, get, is_true};
+use russet_crds::{ModelDeployment, ShardGroup, Sharding};
+use serde_json::json;
+
+use crate::agent::UNLUCKY;
+use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::{ready, says};
+
+async fn edit(cluster: &Cluster, context: u32) {
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let patch = Patch::Merge(json!({"spec": {"sharding": {"kv": {"contextTokens": context}}}}));
+    deployments.patch("chat", &PatchParams::default(), &patch).await.unwrap();
+}
+
+/// The contexts of the groups that answer, and how many there are in all.
+async fn groups(cluster: &Cluster) -> (Vec<u32>, usize) {
+    let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
+    let all = groups.list(&Default::default()).await.unwrap().items;
+    let answers = |group: &&ShardGroup| {
+        group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
+    };
+    (all.iter().filter(answers).map(|group| group.spec.plan.context_tokens).collect(), all.len())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edit_that_never_answers_is_taken_back() {
+    for (story, gib, beside) in [("room for both", 32, true), ("room for one", 8, false)] {
+        let cluster = Cluster::start(&[("a", gib * GIB)]).await;
+        let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+        cluster.create(model("m", "llama", 4, GIB)).await;
+        cluster.create(deployment("chat", "m", Sharding::default())).await;
+        until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+        let first: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
+        let first = first.list(&Default::default()).await.unwrap().items[0].metadata.uid.clone();
+
+        edit(&cluster, UNLUCKY).await;
+        let chat = until("chat is rolled back", || async {
+            let chat = deployments.get("chat").await.ok()?;
+            (says(&chat, Type::Ready, "RolledBack") && groups(&cluster).await == (vec![1024], 1))
+                .then_some(chat)
+        })
+        .await;
+        let status = chat.status.unwrap();
+        let message = &get(&status.conditions, Type::Ready).unwrap().message;
+        assert!(
+            message.contains("out of luck") && message.contains("edit the spec to try again"),
+            "{message}"
+        );
+        assert!(is_true(&status.conditions, Type::Stalled) && is_true(&status.conditions, Type::Available));
+        let now: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
+        let now = now.list(&Default::default()).await.unwrap().items[0].metadata.uid.clone();
+        assert_eq!(now == first, beside, "{story}: whether what answered before went on all the time");
+
+        edit(&cluster, 512).await;
+        let good = until("chat answers by another edit", || async {
+            let chat = deployments.get("chat").await.ok().filter(ready)?;
+            (groups(&cluster).await == (vec![512], 1)).then_some(chat)
+        });
+        let rollout = good.await.status.unwrap().rollout.unwrap();
+        assert_eq!((rollout.failed, rollout.proven.is_some()), (None, true), "{story}");
+        assert_eq!(cluster.refusals(), 0, "{story}");
+        cluster.stop().await;
+    }
+}

@@ -1,0 +1,146 @@
+//! What is planned in place of something that never came to answer: what answered last, until the spec is edited.
+//! How one plan gives way to the next is `place`'s business.
+//!
+//! ```text
+//! asked for ─ answers ─▶ proven
+//!     └─ forms anew three times and never answers, while something else is proven ─▶ failed: that is planned again
+//! ```
+
+use russet_crds::{AutoRevert, FailedRollout, LocalReference, ModelDeploymentSpec, Proven, RolloutStatus};
+use sha2::{Digest as _, Sha256};
+
+use crate::validate::ValidDeployment;
+
+/// So often a group that never answered is formed anew before its plan has failed.
+pub const ATTEMPTS: u32 = 3;
+/// The longest message kept; the schema says the same.
+const LONGEST: usize = 2048;
+
+/// Digest of what decides about a plan: the model and the split that is asked for.
+pub fn intent(want: &ValidDeployment) -> String {
+    let canonical = serde_json::to_vec(&(&want.model, &want.sharding)).unwrap_or_default();
+    hex::encode(Sha256::digest(canonical))
+}
+
+/// What to plan in place of `spec`, whose digest is `intent`, and why; nothing where it has not failed.
+pub fn reverted(
+    spec: &ModelDeploymentSpec,
+    status: Option<&RolloutStatus>,
+    intent: &str,
+) -> Option<(ModelDeploymentSpec, String)> {
+    let RolloutStatus { proven, failed } = status?;
+    let (proven, failed) = (proven.as_ref()?, failed.as_ref()?);
+    let enabled = spec.rollout.clone().unwrap_or_default().auto_revert == AutoRevert::Enabled;
+    if !enabled || failed.intent != intent || proven.intent == intent {
+        return None;
+    }
+    let before = ModelDeploymentSpec {
+        model_ref: proven.model_ref.clone(),
+        sharding: Some(proven.sharding.clone()),
+        strategy_ref: None,
+        ..spec.clone()
+    };
+    Some((before, failed.message.clone()))
+}
+
+/// What is known once this is seen: whether all that is wanted answers, or what a group says that was formed anew
+/// too often. `want` is what was planned.
+pub fn learned(
+    before: Option<RolloutStatus>,
+    want: &ValidDeployment,
+    answers: bool,
+    failing: Option<&str>,
+) -> Option<RolloutStatus> {
+    let RolloutStatus { mut proven, mut failed } = before.unwrap_or_default();
+    failed = failed.filter(|failed| failed.intent == want.intent);
+    let known = proven.as_ref().is_some_and(|proven| proven.intent == want.intent);
+    match failing {
+        _ if want.reverted.is_some() => {}
+        _ if answers => {
+            let (model_ref, sharding) = (LocalReference::new(&want.model), want.sharding.clone());
+            proven = Some(Proven { intent: want.intent.clone(), model_ref, sharding });
+            failed = None;
+        }
+        // What answered once and fails now is not helped by what came before it.
+        Some(message) if proven.is_some() && !known => {
+            let message = message.chars().take(LONGEST).collect();
+            failed = Some(FailedRollout { intent: want.intent.clone(), message });
+        }
+        _ => {}
+    }
+    let status = RolloutStatus { proven, failed };
+    (status != RolloutStatus::default()).then_some(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{KvRoom, Rollout, Sharding};
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+    use crate::snapshot::Snapshot;
+    use crate::validate::validate;
+
+    fn spec(context_tokens: u32, auto_revert: AutoRevert) -> ModelDeploymentSpec {
+        let kv = KvRoom { context_tokens, ..KvRoom::default() };
+        ModelDeploymentSpec {
+            model_ref: LocalReference::new("m"),
+            sharding: Some(Sharding { kv, ..Sharding::default() }),
+            rollout: Some(Rollout { auto_revert, ..Rollout::default() }),
+            replicas: 1,
+            ..ModelDeploymentSpec::default()
+        }
+    }
+
+    fn valid(spec: &ModelDeploymentSpec) -> ValidDeployment {
+        let shape = ModelShape {
+            architecture: "llama".to_owned(),
+            layers: 2,
+            layer_bytes: vec![1; 2],
+            ..ModelShape::default()
+        };
+        let mut view = Snapshot::default();
+        view.models.insert(("ns".to_owned(), "m".to_owned()), shape);
+        validate(&view, "ns", "chat", spec).unwrap()
+    }
+
+    #[test]
+    fn what_never_answers_gives_way_to_what_did_until_the_spec_is_edited() {
+        let (old, new, other) = (
+            spec(1024, AutoRevert::Enabled),
+            spec(2048, AutoRevert::Enabled),
+            spec(4096, AutoRevert::Enabled),
+        );
+        let proven = learned(None, &valid(&old), true, None);
+        let intent = |spec: &ModelDeploymentSpec| valid(spec).intent;
+        assert_eq!(proven.as_ref().unwrap().proven.as_ref().unwrap().intent, intent(&old));
+
+        let failed = learned(proven.clone(), &valid(&new), false, Some("rank 0: out of luck"));
+        let (planned, why) = reverted(&new, failed.as_ref(), &intent(&new)).unwrap();
+        assert_eq!((planned.sharding.clone(), why.as_str()), (old.sharding.clone(), "rank 0: out of luck"));
+        // While that is planned, its answers prove nothing of what is asked for.
+        let mut want = valid(&planned);
+        (want.intent, want.reverted) = (intent(&new), Some(why));
+        assert_eq!(learned(failed.clone(), &want, true, None), failed);
+
+        for (story, spec, status, wanted) in [
+            ("nothing failed", &new, &proven, false),
+            ("it failed", &new, &failed, true),
+            ("another edit is tried", &other, &failed, false),
+            ("back by hand", &old, &failed, false),
+            ("its owner wants to see it fail", &self::spec(2048, AutoRevert::Disabled), &failed, false),
+        ] {
+            assert_eq!(reverted(spec, status.as_ref(), &intent(spec)).is_some(), wanted, "{story}");
+        }
+        let after = learned(failed, &valid(&other), false, None).unwrap();
+        assert_eq!(after.failed, None, "an edit begins anew");
+    }
+
+    #[test]
+    fn the_first_plan_and_one_that_answered_once_are_not_reverted() {
+        let new = spec(2048, AutoRevert::Enabled);
+        assert_eq!(learned(None, &valid(&new), false, Some("no")), None);
+        let proven = learned(None, &valid(&new), true, None);
+        assert_eq!(learned(proven.clone(), &valid(&new), false, Some("no")), proven);
+    }
+}
