@@ -128,13 +128,6 @@ pub struct Preloaded {
     pub lacks: Vec<Lack>,
 }
 
-impl Preloaded {
-    /// Nodes with every byte.
-    pub fn ready(&self) -> u32 {
-        u32::try_from(self.held.values().filter(|ready| **ready).count()).unwrap_or(u32::MAX)
-    }
-}
-
 /// Chooses.
 pub fn plan(stock: &Stock) -> Plan {
     let mut choice = Choice { stock, rooms: rooms(stock), plan: Plan::default() };

@@ -9,7 +9,7 @@ use russet_crds::{Model, ModelCopy, ModelStatus, Retention};
 use russet_plan::copies::{Plan, Preloaded, Removal};
 use russet_plan::snapshot::Key;
 
-use super::stock::Unplanned;
+use super::stock::{Unplanned, is_ready};
 
 /// Nodes and lacks that are worth reading.
 const SHOWN: usize = 4;
@@ -68,8 +68,9 @@ pub fn show(
         Err(Unplanned { reason, message }) => (false, *reason, message.clone()),
         Ok(preloaded) => {
             status.wanted_copies = preloaded.wanted;
-            status.preloaded = Some(format!("{}/{}", preloaded.ready(), preloaded.wanted));
-            verdict(preloaded, copies)
+            let (ready, coming) = sides(preloaded, copies);
+            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.wanted));
+            verdict(preloaded, &ready, &coming, copies)
         }
     };
     conditions::set(
@@ -83,18 +84,28 @@ pub fn show(
     );
 }
 
-fn verdict(preloaded: &Preloaded, copies: &[Arc<ModelCopy>]) -> (bool, Reason, String) {
-    let Preloaded { wanted, held, lacks } = preloaded;
-    let ready: Vec<&str> = held.iter().filter(|(_, ready)| **ready).map(|(node, _)| node.as_str()).collect();
+/// Nodes that hold every byte, and those that are asked to. Bytes that are there for another Model of the
+/// same source count once the agent says so.
+fn sides<'a>(preloaded: &'a Preloaded, copies: &[Arc<ModelCopy>]) -> (Vec<&'a str>, Vec<&'a str>) {
+    let ready = |node: &&str| copies.iter().any(|copy| copy.spec.node_name == **node && is_ready(copy));
+    preloaded.held.keys().map(String::as_str).partition(ready)
+}
+
+fn verdict(
+    preloaded: &Preloaded,
+    ready: &[&str],
+    coming: &[&str],
+    copies: &[Arc<ModelCopy>],
+) -> (bool, Reason, String) {
+    let Preloaded { wanted, held: _, lacks } = preloaded;
     let mut message = match wanted {
         1 => format!("{} of 1 node holds every file", ready.len()),
         wanted => format!("{} of {wanted} nodes hold every file", ready.len()),
     };
     if !ready.is_empty() {
-        message.push_str(&format!(": {}", bounded(&ready, ", ")));
+        message.push_str(&format!(": {}", bounded(ready, ", ")));
     }
-    let coming = held.iter().filter(|(_, ready)| !**ready).map(|(node, _)| coming(node, copies));
-    let coming: Vec<(Reason, String)> = coming.collect();
+    let coming: Vec<(Reason, String)> = coming.iter().map(|node| self::coming(node, copies)).collect();
     // What nobody mends by waiting comes first.
     let stuck = coming.iter().map(|(reason, _)| *reason).find(|reason| *reason != Reason::Downloading);
     let reason = lacks.first().map(|lack| lack.reason()).or(stuck);

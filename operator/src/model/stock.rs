@@ -50,7 +50,8 @@ impl Seen {
 
     /// What is in store.
     pub fn stock(&self, now: Timestamp) -> Stock {
-        let Cluster { nodes, models, strategies: _, pools, tiers, groups, shards } = &self.cluster;
+        let Cluster { nodes, models, strategies: _, pools, tiers, groups, shards, approvals: _ } =
+            &self.cluster;
         let areas = areas(pools, nodes);
         let files: Vec<&Arc<ModelCopy>> = self
             .copies
