@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::conditions::Reason;
 use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, Want};
@@ -22,9 +23,15 @@ use crate::store::{Progress, Published, Store, StoreError, Wanted};
 
 /// Between two reports of progress: a status is no telemetry.
 const REPORT: Duration = Duration::from_secs(2);
+/// Between two looks whether there is room now; it costs a question to the file system.
+const LOOK: Duration = Duration::from_secs(5);
+/// Between two notes that files are still in use: nobody removes them meanwhile anyway.
+const USED: SignedDuration = SignedDuration::from_mins(10);
 /// Longest pause between two tries of a copy that failed as a whole.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
+/// The status last reported; who downloads and who reads the files both add to it.
+type Status = Arc<Mutex<ModelCopyStatus>>;
 type Ready = Arc<Mutex<BTreeMap<String, Published>>>;
 
 /// Every copy wanted here.
@@ -36,7 +43,9 @@ pub(crate) struct Copies {
 
 struct Task {
     uid: Option<String>,
+    /// The work, whatever is to become of the files afterwards.
     spec: ModelCopySpec,
+    status: Status,
     /// What names the copy's bytes; unknown until its commit is.
     key: Option<String>,
     handle: AbortHandle,
@@ -50,6 +59,8 @@ struct Shared {
     metrics: Metrics,
     ready: Ready,
     changed: Arc<Notify>,
+    /// Told when files were removed.
+    freed: Arc<Notify>,
     /// One writer per source: two Models may name the same one.
     writers: Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>,
 }
@@ -64,6 +75,7 @@ impl Copies {
             metrics,
             ready: Ready::default(),
             changed: Arc::default(),
+            freed: Arc::default(),
             writers: Arc::default(),
         };
         Self { shared, tasks: BTreeMap::new(), kept }
@@ -79,17 +91,20 @@ impl Copies {
             self.end(&name);
         }
         for (name, copy) in wanted {
+            let spec = copy.spec.work();
             let key = self.shared.store.key(&wanted_of(&copy.spec, copy.status.as_ref(), None));
             if let Some(task) = self.tasks.get_mut(&name)
                 && task.uid == copy.uid()
-                && task.spec == copy.spec
+                && task.spec == spec
             {
                 task.key = key;
                 continue;
             }
             self.end(&name);
-            let handle = tokio::spawn(run(self.shared.clone(), copy.clone())).abort_handle();
-            self.tasks.insert(name, Task { uid: copy.uid(), spec: copy.spec.clone(), key, handle });
+            let status = Status::new(Mutex::new(copy.status.clone().unwrap_or_default()));
+            let work = run(self.shared.clone(), copy.clone(), status.clone());
+            let handle = tokio::spawn(work).abort_handle();
+            self.tasks.insert(name, Task { uid: copy.uid(), spec, status, key, handle });
         }
     }
 
@@ -104,6 +119,19 @@ impl Copies {
     /// The published folder of a ModelCopy.
     pub fn published(&self, name: &str) -> Option<Published> {
         locked(&self.shared.ready).get(name).cloned()
+    }
+
+    /// Notes that an engine has the files of a ModelCopy open.
+    pub fn used(&self, name: &str, now: Timestamp) {
+        let Some(task) = self.tasks.get(name) else { return };
+        let mut status = locked(&task.status);
+        let recent = |time: &Time| now.duration_since(time.0) < USED;
+        // Before its first report there is nothing yet that a note could be added to.
+        if status.conditions.is_empty() || status.last_used_time.as_ref().is_some_and(recent) {
+            return;
+        }
+        status.last_used_time = Some(Time(now));
+        self.shared.outbox.copy(name, &status);
     }
 
     /// Waits until a copy was published.
@@ -127,6 +155,7 @@ impl Copies {
         match tokio::task::spawn_blocking(move || store.collect(&in_use)).await {
             Ok(Ok(removed)) if !removed.is_empty() => {
                 tracing::info!(count = removed.len(), "models nobody wants were removed from this node");
+                self.shared.freed.notify_waiters();
             }
             Ok(Err(error)) => tracing::warn!(%error, "unwanted models could not be removed"),
             Ok(Ok(_)) | Err(_) => {}
@@ -157,22 +186,45 @@ fn wanted_of(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>, token: Opti
     }
 }
 
+/// Why a try ended.
+struct Setback {
+    reason: Reason,
+    message: String,
+    /// What lacks room, and how much.
+    room: Option<(String, u64)>,
+}
+
+impl From<(Reason, String)> for Setback {
+    fn from((reason, message): (Reason, String)) -> Self {
+        Self { reason, message, room: None }
+    }
+}
+
+impl From<StoreError> for Setback {
+    fn from(error: StoreError) -> Self {
+        let room = match &error {
+            StoreError::DiskPressure { key, need, .. } => Some((key.clone(), *need)),
+            _ => None,
+        };
+        Self { reason: error.reason(), message: error.chain(), room }
+    }
+}
+
 /// Works on one copy until it is done.
-async fn run(shared: Shared, copy: Arc<ModelCopy>) {
-    let mut job = Job {
-        name: copy.name_any(),
-        generation: copy.metadata.generation,
-        status: copy.status.clone().unwrap_or_default(),
-        copy,
-        shared,
-    };
+async fn run(shared: Shared, copy: Arc<ModelCopy>, status: Status) {
+    let generation = copy.metadata.generation;
+    let job = Job { name: copy.name_any(), generation, status, copy, shared };
     let mut pause = Duration::from_secs(1);
     loop {
-        let before = job.status.bytes_done;
-        let Err((reason, message)) = job.attempt().await else { return };
+        let before = job.status().bytes_done;
+        let Err(Setback { reason, message, room }) = job.attempt().await else { return };
         tracing::warn!(copy = job.name, ?reason, message, "copy failed; tried again");
         job.report(&status::Copy::Failed(reason, &message));
-        if job.status.bytes_done > before {
+        if let Some((key, need)) = room {
+            job.wait_for_room(&key, need).await;
+            continue;
+        }
+        if job.status().bytes_done > before {
             pause = Duration::from_secs(1);
         }
         tokio::time::sleep(pause).await;
@@ -185,22 +237,42 @@ struct Job {
     copy: Arc<ModelCopy>,
     name: String,
     generation: Option<i64>,
-    status: ModelCopyStatus,
+    status: Status,
 }
 
 impl Job {
-    fn report(&mut self, copy: &status::Copy<'_>) {
-        let status = status::copy(copy, self.copy.spec.want, &self.status, self.generation, Timestamp::now());
+    fn status(&self) -> ModelCopyStatus {
+        locked(&self.status).clone()
+    }
+
+    fn report(&self, copy: &status::Copy<'_>) {
+        let mut last = locked(&self.status);
+        let status = status::copy(copy, self.copy.spec.want, &last, self.generation, Timestamp::now());
         self.shared.metrics.copy(&self.name, status.bytes_done, status.bytes_total);
-        if status != self.status {
+        if status != *last {
             self.shared.outbox.copy(&self.name, &status);
-            self.status = status;
+            *last = status;
         }
     }
 
-    async fn attempt(&mut self) -> Result<(), (Reason, String)> {
+    /// Waits until so many bytes find room, and says how much is missing. The source is not asked again
+    /// meanwhile: nothing there would change that.
+    async fn wait_for_room(&self, key: &str, need: u64) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = self.shared.freed.notified() => {}
+            }
+            match self.shared.store.room(key, need) {
+                Ok(()) => return,
+                Err(error) => self.report(&status::Copy::Failed(error.reason(), &error.chain())),
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<(), Setback> {
         let spec = &self.copy.spec;
-        let offline = wanted_of(spec, Some(&self.status), None);
+        let offline = wanted_of(spec, Some(&self.status()), None);
         if let Some(published) = self.shared.store.published(&offline) {
             self.done(published);
             return Ok(());
@@ -211,14 +283,13 @@ impl Job {
         };
         let _writing = writer.lock().await;
         let wanted = Wanted { token: self.token().await?, ..offline };
-        let failed = |error: StoreError| (error.reason(), error.chain());
         match spec.want {
             Want::Headers => {
-                let headers = self.shared.store.headers(&wanted).await.map_err(failed)?;
+                let headers = self.shared.store.headers(&wanted).await?;
                 self.report(&status::Copy::Read(&headers));
             }
             Want::Files => {
-                let published = self.fetch(&wanted).await.map_err(failed)?;
+                let published = self.fetch(&wanted).await?;
                 self.done(published);
             }
             Want::Unknown => {
@@ -226,20 +297,20 @@ impl Job {
                 let message = format!(
                     "spec.want is a word of a newer release than this agent's {version}; update the agent"
                 );
-                return Err((Reason::NewerRelease, message));
+                return Err((Reason::NewerRelease, message).into());
             }
         }
         Ok(())
     }
 
-    fn done(&mut self, published: Published) {
+    fn done(&self, published: Published) {
         self.report(&status::Copy::Published(&published));
         locked(&self.shared.ready).insert(self.name.clone(), published);
         self.shared.changed.notify_one();
     }
 
     /// Fetches the files and reports on the way.
-    async fn fetch(&mut self, wanted: &Wanted) -> Result<Published, StoreError> {
+    async fn fetch(&self, wanted: &Wanted) -> Result<Published, StoreError> {
         let store = self.shared.store.clone();
         let progress = watch::Sender::new(Progress::default());
         let state = progress.subscribe();

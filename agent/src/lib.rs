@@ -153,7 +153,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         played: config.memory,
         address: address.clone(),
         metrics_address,
-        store_dir: folder.join("models"),
+        store: store.clone(),
         metrics: metrics.clone(),
         ready: ready.clone(),
         channel: report,

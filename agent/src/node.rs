@@ -2,7 +2,6 @@
 //! true here. The owner's bounds on memory are read from the same answers.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,13 +23,12 @@ use crate::address::Address;
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
 use crate::metrics::Metrics;
+use crate::store::{Disk, Store};
 
 /// Between two reports when nothing changes.
 const PERIOD: Duration = Duration::from_secs(10);
 /// Less available memory than this is pressure, whatever the size of the machine.
 const LITTLE_MEMORY: u64 = 512 << 20;
-/// Less free disk than this is pressure: the store itself keeps half of it.
-const LITTLE_DISK: u64 = 2 << 30;
 /// So often in a row the node must be missing before it counts as removed.
 const MISSING: u32 = 3;
 /// Disk is reported in steps, or every log line would make a new version of the object.
@@ -82,7 +80,7 @@ pub(crate) struct Node {
     pub played: Option<u64>,
     pub address: Address,
     pub metrics_address: Option<String>,
-    pub store_dir: PathBuf,
+    pub store: Store,
     pub metrics: Metrics,
     pub ready: Arc<AtomicBool>,
     pub channel: Channel,
@@ -97,14 +95,15 @@ pub(crate) async fn keep(mut node: Node) {
     let (mut missing, mut leaving) = (0, false);
     loop {
         let granted = *node.channel.granted.borrow_and_update();
-        let pressure = pressure(&node);
+        let disk = node.store.disk().unwrap_or_default();
+        let pressure = pressure(&node, &disk);
         for (kind, (short, message)) in [(Type::MemoryPressure, pressure.0), (Type::DiskPressure, pressure.1)]
         {
             let reason = if short { Reason::Insufficient } else { Reason::Sufficient };
             conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
         }
         let limits = *node.channel.limits.borrow();
-        let status = status(&node, &limits, granted, conditions.clone());
+        let status = status(&node, &limits, granted, &disk, conditions.clone());
         node.metrics.memory(limits.total, limits.serving_limit(), granted);
         let pause = match publish(&node, &status).await {
             Ok(found) => {
@@ -113,8 +112,10 @@ pub(crate) async fn keep(mut node: Node) {
                 node.ready.store(true, Ordering::Release);
                 let told = bounds(limits.total, &found.spec.memory);
                 node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
+                let reserve = found.spec.disk.reserve.as_deref();
+                let other = node.store.reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
                 // Other bounds change what was just reported.
-                if told != limits { Duration::from_millis(10) } else { PERIOD }
+                if told != limits || other { Duration::from_millis(10) } else { PERIOD }
             }
             Err(error) if is_missing(&error, &node.name, leaving) => {
                 missing += 1;
@@ -180,13 +181,19 @@ fn bounds(total: u64, memory: &NodeMemoryLimits) -> Limits {
     Limits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
 }
 
-fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>) -> InferenceNodeStatus {
+fn status(
+    node: &Node,
+    limits: &Limits,
+    granted: u64,
+    disk: &Disk,
+    conditions: Vec<Condition>,
+) -> InferenceNodeStatus {
     let Machine { chip, cores, memory: _, os, boot_id } = node.machine.clone();
     let best = *node.address.borrow();
     let mut addresses = vec![best];
     addresses.extend(hardware::interface_addresses().into_iter().filter(|other| *other != best));
     addresses.truncate(16);
-    let (total, free) = hardware::disk(&node.store_dir).unwrap_or_default();
+    let step = |bytes: u64| bytes / DISK_STEP * DISK_STEP;
     InferenceNodeStatus {
         chip,
         cores: Some(cores),
@@ -199,7 +206,14 @@ fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>
             serving_limit: quantity::write(limits.serving_limit()),
             granted: quantity::write(granted),
         }),
-        disk: Some(NodeDisk { total_bytes: total, free_bytes: free / DISK_STEP * DISK_STEP }),
+        disk: Some(NodeDisk {
+            total_bytes: disk.total,
+            free_bytes: step(disk.free),
+            reserve_bytes: Some(disk.reserve),
+            models_limit_bytes: Some(step(disk.limit())),
+            free: Some(quantity::write(step(disk.free))),
+            models_limit: Some(quantity::write(step(disk.limit()))),
+        }),
         addresses: addresses.iter().map(IpAddr::to_string).collect(),
         sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
         links: Vec::new(),
@@ -213,10 +227,9 @@ fn status(node: &Node, limits: &Limits, granted: u64, conditions: Vec<Condition>
 
 /// Whether memory and disk are short, and in which words. The words hold no moving numbers: a
 /// condition is no gauge.
-fn pressure(node: &Node) -> ((bool, String), (bool, String)) {
+fn pressure(node: &Node, disk: &Disk) -> ((bool, String), (bool, String)) {
     let available = hardware::available_memory().unwrap_or(u64::MAX);
-    let (_, free) = hardware::disk(&node.store_dir).unwrap_or((0, u64::MAX));
-    node.metrics.measured(available, free);
+    node.metrics.measured(available, disk.free);
     let say = |what: &str, value: u64, least: u64| {
         let least = quantity::write(least);
         match value < quantity::parse(&least).unwrap_or(0) {
@@ -229,7 +242,8 @@ fn pressure(node: &Node) -> ((bool, String), (bool, String)) {
         Some(played) if played > node.machine.memory => (false, "the node plays a larger size".to_owned()),
         _ => say("memory", available, LITTLE_MEMORY),
     };
-    (memory, say("disk", free, LITTLE_DISK))
+    // Models leave the whole reserve; when half of it is gone all the same, something else fills the disk.
+    (memory, say("disk", disk.free, disk.reserve / 2))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ pub mod headers;
 mod https;
 mod hub;
 pub mod publish;
+pub mod room;
 pub mod verify;
 mod web;
 
@@ -30,6 +31,8 @@ pub use self::error::StoreError;
 use self::headers::HeaderError;
 use self::publish::Shelf;
 pub use self::publish::{Manifest, Published};
+use self::room::Promises;
+pub use self::room::{Disk, Reserve};
 use self::verify::Digest;
 use self::web::Web;
 
@@ -174,12 +177,31 @@ impl Context {
 pub struct Store {
     context: Context,
     shelf: Shelf,
+    reserve: Reserve,
+    promises: Promises,
 }
 
 impl Store {
     /// A store under `root`, made if absent.
     pub fn open(root: PathBuf, context: Context) -> Result<Self, StoreError> {
-        Ok(Self { context, shelf: Shelf::open(root)? })
+        let (reserve, promises) = (Reserve::default(), Promises::default());
+        Ok(Self { context, shelf: Shelf::open(root)?, reserve, promises })
+    }
+
+    /// What the machine's owner wants left of the disk.
+    pub fn reserve(&self) -> &Reserve {
+        &self.reserve
+    }
+
+    /// The disk under the store.
+    pub fn disk(&self) -> Result<Disk, StoreError> {
+        let (total, free) = self.shelf.disk()?;
+        Ok(Disk { total, free, models: self.shelf.bytes(), reserve: self.reserve.of(total) })
+    }
+
+    /// Whether the missing bytes of a copy would find their room now.
+    pub fn room(&self, key: &str, need: u64) -> Result<(), StoreError> {
+        self.promises.fits(&self.shelf, &self.reserve, key, need)
     }
 
     /// The published folder of `wanted`, without asking its source; `None` when it is not complete
@@ -239,7 +261,7 @@ impl Store {
             state.commit = commit.clone();
             state.shape = Some(shape.clone());
         });
-        self.shelf.room_for(total - done.min(total))?;
+        let _promise = self.promises.give(&self.shelf, &self.reserve, &key, total)?;
 
         // Four at once: enough to hide the latency of small files, few enough that a slow disk
         // still writes long runs.

@@ -104,6 +104,7 @@ impl Supervisor {
             }
             self.act();
             self.tell();
+            self.note_uses();
             // What nobody was heard to want yet must not be taken for unwanted.
             if copies_known && std::mem::take(&mut self.sweep) {
                 let slots = self.slots.values();
@@ -248,6 +249,16 @@ impl Supervisor {
         self.setup.limits.set_granted(self.grants.total());
         let states = self.slots.values().filter_map(|slot| slot.engine.as_ref());
         self.setup.metrics.engines(states.map(|engine| engine.state.word()));
+    }
+
+    /// Files that living engines read are in use.
+    fn note_uses(&self) {
+        let now = Timestamp::now();
+        for (uid, _) in self.slots.iter().filter(|(_, slot)| slot.engine.is_some()) {
+            if let Some(shard) = self.shard(uid) {
+                self.setup.copies.used(&copy_name(&shard), now);
+            }
+        }
     }
 
     fn wanted(&self, shard: &Shard) -> Wanted {

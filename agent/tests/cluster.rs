@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use russet_agent::join::identity::{Identity, Material};
 use russet_agent::join::request::is_current;
@@ -24,6 +24,7 @@ use russet_crds::{
     InferenceNode, KvRoom, Model, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec,
     ModelSource, ModelSpec, NamespacedReference, Shard, ShardSpec, Sharding, ShardingMode, Want,
 };
+use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -459,7 +460,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     let mut two = Agent::join(&plane, folder.path(), "two", Some(Access::Token)).await;
 
     let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
-    let tiny = Model::new("tiny", ModelSpec { source });
+    let tiny = Model::new("tiny", ModelSpec { source, preload: None });
     Api::<Model>::namespaced(plane.client.clone(), "default")
         .create(&PostParams::default(), &tiny)
         .await
@@ -482,6 +483,14 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
         assert!(is_true(&status.conditions, Type::Verified), "{status:?}");
         assert!(status.sha256.is_some() && status.bytes_done > 0, "{status:?}");
     }
+    until("both copies were used", || async {
+        let copies = copies.list(&ListParams::default()).await.ok()?;
+        copies
+            .iter()
+            .all(|copy| copy.status.as_ref().is_some_and(|it| it.last_used_time.is_some()))
+            .then_some(())
+    })
+    .await;
 
     // Kill -9 of one rank: the whole group forms anew at a higher epoch.
     assert!(
@@ -579,6 +588,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
             commit: None,
             node_name: "one".into(),
             want: Want::Files,
+            retention: None,
         };
         ModelCopy::new(name, spec)
     };
@@ -599,6 +609,37 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
         .await;
         assert!(ready.status == "False" && ready.message.contains(part), "{}", ready.message);
     }
+
+    // What the owner wants left is left: no byte comes, and the copy comes by itself when there is room.
+    let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
+    let reserve = async |reserve: &str, bytes: u64| {
+        let patch = Patch::Merge(json!({"spec": {"disk": {"reserve": reserve}}}));
+        nodes.patch("one", &PatchParams::default(), &patch).await.unwrap();
+        until("a reserve in the node's status", || async {
+            nodes.get("one").await.ok()?.status?.disk.filter(|disk| disk.reserve_bytes == Some(bytes))
+        })
+        .await
+    };
+    let disk = reserve("900Ti", 900 << 40).await;
+    assert_eq!((disk.models_limit_bytes, disk.models_limit.as_deref()), (Some(0), Some("0")));
+    assert!(disk.free_bytes > 0 && disk.total_bytes >= disk.free_bytes, "{disk:?}");
+    copies
+        .create(&PostParams::default(), &copy("roomless", model(&folder.path().join("good"))))
+        .await
+        .unwrap();
+    let roomless = || async { copies.get("roomless").await.ok()?.status };
+    let said = until("a copy without room", || async {
+        let ready = get(&roomless().await?.conditions, Type::Ready)?.clone();
+        (ready.reason == "DiskPressure").then_some(ready.message)
+    })
+    .await;
+    assert!(said.contains("900.0 TiB stay reserved") && said.contains("spec.disk.reserve"), "{said}");
+    assert_eq!(roomless().await.unwrap().bytes_done, 0);
+    reserve("1", 1).await;
+    until("the copy is there", || async {
+        is_true(&roomless().await?.conditions, Type::Ready).then_some(())
+    })
+    .await;
 
     let spec = ShardSpec {
         group_ref: russet_crds::LocalReference::new("group"),

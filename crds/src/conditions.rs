@@ -26,6 +26,8 @@ pub enum Type {
     Resolved,
     /// Model: the engine knows the architecture.
     Supported,
+    /// Model: as many nodes hold the files as `spec.preload` asks for.
+    Preloaded,
     /// ModelCopy: every wanted byte is on the node.
     Downloaded,
     /// ModelCopy: every byte was hashed after the last write.
@@ -157,6 +159,8 @@ pub enum Reason {
     Truncated,
     /// The disk has too little room.
     DiskFull,
+    /// The files would leave less of the disk free than the node's reserve.
+    DiskPressure,
     /// Files are being copied.
     Downloading,
     /// Files are being hashed.

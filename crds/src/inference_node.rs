@@ -31,6 +31,13 @@ use serde::{Deserialize, Serialize};
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(name = "Disk Free", type_ = "string", json_path = ".status.disk.free", priority = 1),
+    printcolumn(
+        name = "Models Limit",
+        type_ = "string",
+        json_path = ".status.disk.modelsLimit",
+        priority = 1
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -41,6 +48,9 @@ pub struct InferenceNodeSpec {
     /// Bounds on the memory that models may take.
     #[serde(default)]
     pub memory: NodeMemoryLimits,
+    /// Bounds on the disk that models may take.
+    #[serde(default)]
+    pub disk: NodeDiskLimits,
 }
 
 /// Whether a node takes new work.
@@ -71,6 +81,17 @@ pub struct NodeMemoryLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
     pub user_reserve: Option<String>,
+}
+
+/// The owner's bounds on the disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeDiskLimits {
+    /// Bytes of disk that models leave free, such as `50Gi`; absent: a twentieth of the disk, between 1Gi
+    /// and 10Gi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
+    pub reserve: Option<String>,
 }
 
 /// What the agent measured and the operator concluded.
@@ -191,4 +212,16 @@ pub struct NodeDisk {
     pub total_bytes: u64,
     /// Bytes free there.
     pub free_bytes: u64,
+    /// Bytes that models leave free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve_bytes: Option<u64>,
+    /// Bytes models may take in all: what they have and what is free, less the reserve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models_limit_bytes: Option<u64>,
+    /// `freeBytes` as a quantity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<String>,
+    /// `modelsLimitBytes` as a quantity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models_limit: Option<String>,
 }

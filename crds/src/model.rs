@@ -34,6 +34,20 @@ use crate::LocalReference;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(name = "Copies", type_ = "integer", json_path = ".status.copies"),
+    printcolumn(name = "Preloaded", type_ = "string", json_path = ".status.preloaded"),
+    printcolumn(
+        name = "Preload",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Preloaded\")].reason",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Preloaded\")].message",
+        priority = 1
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -44,6 +58,45 @@ pub struct ModelSpec {
         "message": "source is immutable; create another Model for another source"
     }]))]
     pub source: ModelSource,
+    /// Which nodes hold the files before anybody needs them. Absent: files come with the deployments that
+    /// need them, and stay until their room is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preload: Option<Preload>,
+}
+
+/// Which nodes hold a model's files ahead of need.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "self.policy != 'OnDemand' || !(has(self.copies) || has(self.poolRef))",
+     "message": "OnDemand preloads nothing: leave poolRef and copies out, or use the policy Always or Pinned"},
+]))]
+pub struct Preload {
+    /// What is promised.
+    pub policy: PreloadPolicy,
+    /// The NodePool whose nodes hold it; absent: all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_ref: Option<LocalReference>,
+    /// How many nodes at least hold it; absent: every node of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub copies: Option<u32>,
+}
+
+/// What is promised of a model's files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PreloadPolicy {
+    /// They come with the deployments that need them, and may go when nobody does and room is needed.
+    #[default]
+    OnDemand,
+    /// They are fetched ahead of need, and never fewer are kept.
+    Always,
+    /// As `Always`, and no copy at all is removed to make room, wherever it is.
+    Pinned,
+    /// A word of a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Where a model's files come from.
@@ -88,7 +141,13 @@ pub struct ModelStatus {
     /// Nodes that hold every file, verified.
     #[serde(default)]
     pub copies: u32,
-    /// Resolved, Supported, Ready.
+    /// Nodes that are to hold every file ahead of need, by `spec.preload`.
+    #[serde(default)]
+    pub wanted_copies: u32,
+    /// For people: how many of the wanted copies are there, such as `1/2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preloaded: Option<String>,
+    /// Resolved, Supported, Ready; Preloaded with a `spec.preload`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -1,7 +1,7 @@
 //! ModelCopy: one model's headers or files on one node. The operator asks for it, the node's agent
 //! carries it out and reports.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use russet_wire::shape::ModelShape;
 use schemars::JsonSchema;
@@ -35,6 +35,15 @@ use crate::{ModelSource, NamespacedReference};
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.retention.priority"),
+    printcolumn(name = "Pinned", type_ = "boolean", json_path = ".spec.retention.pinned"),
+    printcolumn(name = "Last Used", type_ = "date", json_path = ".status.lastUsedTime"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -55,6 +64,31 @@ pub struct ModelCopySpec {
     /// How much of the model is wanted there.
     #[serde(default)]
     pub want: Want,
+    /// What may become of the files where room is short. The operator's; absent means priority 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
+}
+
+impl ModelCopySpec {
+    /// All but the retention: what the node's agent has to do. Who asks for files and who says how long
+    /// they are kept write different fields.
+    #[must_use]
+    pub fn work(&self) -> Self {
+        Self { retention: None, ..self.clone() }
+    }
+}
+
+/// What may become of files where room is short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Retention {
+    /// That of the most important Tier whose deployments name the model. Of copies that nobody needs, those
+    /// of the lowest priority go first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Whether it is never removed to make room.
+    #[serde(default)]
+    pub pinned: bool,
 }
 
 /// How much of a model is wanted on a node.
@@ -99,6 +133,9 @@ pub struct ModelCopyStatus {
     /// For people: `1.2Gi / 4.0Gi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
+    /// When an engine last had the files open, within ten minutes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used_time: Option<Time>,
     /// Resolved, Downloaded, Verified, Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -30,6 +30,8 @@ pub const FINALIZER_COPIES: &str = "russet.dev/copies";
 
 /// Field manager of the operator.
 pub const OPERATOR_MANAGER: &str = "russet-operator";
+/// Field manager of the operator for how long copies are kept: who asks for a copy's files says nothing of it.
+pub const RETENTION_MANAGER: &str = "russet-operator-retention";
 /// Field manager of agents.
 pub const AGENT_MANAGER: &str = "russet-agent";
 /// Field manager of gateways.

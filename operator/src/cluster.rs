@@ -43,7 +43,8 @@ pub fn model(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Mode
     context.stores.models.get(&ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace))
 }
 
-async fn all<K>(context: &Context) -> Result<Vec<Arc<K>>, kube::Error>
+/// Every object of a kind that can be read, as the server holds it.
+pub async fn all<K>(context: &Context) -> Result<Vec<Arc<K>>, kube::Error>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {

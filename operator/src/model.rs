@@ -1,8 +1,11 @@
-//! Models: asks an agent to read the headers, shows what they say, and removes the copies when the
-//! Model goes. Files are asked for by deployments.
+//! Models: asks an agent to read the headers, shows what they say, has files where they are wanted ahead of
+//! need, makes room for what is wanted, and removes the copies when the Model goes. Files that replicas need
+//! are asked for by deployments.
 
 mod apply;
 mod decide;
+mod preload;
+mod stock;
 
 use std::sync::Arc;
 
@@ -10,13 +13,19 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
 use russet_crds::conditions::{Type, is_true};
-use russet_crds::{Model, ModelCopySpec, NamespacedReference, Want, names};
+use russet_crds::{
+    Model, ModelCopy, ModelCopySpec, NamespacedReference, PreloadPolicy, Retention, Want, names,
+};
+use russet_plan::cluster::{areas, availability};
+use russet_plan::copies::Plan;
 use russet_plan::snapshot::Availability;
 use thiserror::Error;
 
+use self::preload::Choice;
+use self::stock::Seen;
+use crate::cluster;
 use crate::context::Context;
 use crate::reconcile::after;
-use russet_plan::cluster::availability;
 
 /// Why a Model could not be looked after.
 #[derive(Debug, Error)]
@@ -28,6 +37,15 @@ pub enum Error {
         model: String,
         /// The ModelCopy.
         copy: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// What runs could not be listed.
+    #[error("Model {model}: what runs and what is copied could not be listed")]
+    Observe {
+        /// The Model.
+        model: String,
         /// The server's answer.
         #[source]
         source: kube::Error,
@@ -85,9 +103,68 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
         .map(|group| group.name_any())
         .collect();
     let decision = decide::decide(&model, &copies, &nodes, &users, now);
-    apply::apply(&context, &model, &copies, &decision).await?;
-    apply::report(&context, &model, &decision).await?;
+    let choice = choose(seen(&context), &model, now);
+    if choice.is_settled() {
+        finish(&context, &model, &copies, decision, &choice, now).await?;
+        return Ok(after([]));
+    }
+    // Files are removed or begin to come: no replica may be promised anything on those nodes meanwhile, and the
+    // caches may not show yet what somebody was just promised.
+    let _alone = context.placing.lock().await;
+    let seen = seen_live(&context).await.map_err(|source| Error::Observe { model: name, source })?;
+    let own = |copy: &&Arc<ModelCopy>| {
+        let model_ref = &copy.spec.model_ref;
+        (model_ref.namespace.as_str(), model_ref.name.as_str())
+            == (namespace.as_str(), model.name_any().as_str())
+    };
+    let copies: Vec<Arc<ModelCopy>> = seen.copies.iter().filter(own).cloned().collect();
+    let all = seen.copies.clone();
+    let choice = choose(seen, &model, now);
+    apply::files(&context, &model, &all, &choice).await?;
+    finish(&context, &model, &copies, decision, &choice, now).await?;
     Ok(after([]))
+}
+
+async fn finish(
+    context: &Context,
+    model: &Model,
+    copies: &[Arc<ModelCopy>],
+    mut decision: decide::Decision,
+    choice: &Choice,
+    now: Timestamp,
+) -> Result<(), Error> {
+    if model.metadata.deletion_timestamp.is_none() {
+        preload::show(model, choice.preload.as_ref(), copies, now, &mut decision.status);
+        apply::retention(context, model, &choice.retained(copies), choice.retention).await?;
+    }
+    apply::apply(context, model, copies, &decision).await?;
+    apply::report(context, model, &decision).await
+}
+
+/// From the caches.
+fn seen(context: &Context) -> Seen {
+    let stores = &context.stores;
+    let cluster = cluster::cached(context, stores.models.state());
+    Seen { cluster, copies: stores.copies.state(), deployments: stores.deployments.state() }
+}
+
+/// The same with what runs and what is copied as the server holds it.
+async fn seen_live(context: &Context) -> Result<Seen, kube::Error> {
+    let cluster = cluster::live(context, context.stores.models.state()).await?;
+    let copies = cluster::all::<ModelCopy>(context).await?;
+    Ok(Seen { cluster, copies, deployments: context.stores.deployments.state() })
+}
+
+/// What is to be done for a Model's files when all that is wanted is looked at together.
+fn choose(seen: Seen, model: &Model, now: Timestamp) -> Choice {
+    let key = stock::key(model);
+    let areas = areas(&seen.cluster.pools, &seen.cluster.nodes);
+    let unplanned = stock::preload(model, &areas).err();
+    let pinned = model.spec.preload.as_ref().is_some_and(|it| it.policy == PreloadPolicy::Pinned);
+    let retention =
+        Retention { priority: stock::priority(&key, &seen.deployments, &seen.cluster.tiers), pinned };
+    let plan = if seen.is_idle() { Plan::default() } else { russet_plan::copies::plan(&seen.stock(now)) };
+    Choice::of(plan, &key, retention, unplanned)
 }
 
 /// The copy of a model on a node, as the operator wants it.
@@ -101,6 +178,7 @@ pub fn copy_spec(model: &Model, node: &str, want: Want) -> ModelCopySpec {
         commit: model.status.as_ref().and_then(|status| status.commit.clone()),
         node_name: node.to_owned(),
         want,
+        retention: None,
     }
 }
 

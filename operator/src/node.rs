@@ -65,11 +65,12 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
 pub fn fingerprint(node: &InferenceNode) -> String {
     let status = node.status.clone().unwrap_or_default();
     let memory = status.memory.as_ref().map(|memory| (memory.serving_limit_bytes, memory.granted_bytes));
+    let disk = status.disk.as_ref().and_then(|disk| disk.models_limit_bytes);
     let verdict = |kind| conditions::get(&status.conditions, kind).map(|condition| condition.status.clone());
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
     format!(
-        "{:?} {:?} {memory:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {deleting}",
+        "{:?} {:?} {memory:?} {disk:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {deleting}",
         node.labels(),
         node.spec.scheduling,
         status.engine_build,

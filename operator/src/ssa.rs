@@ -39,6 +39,30 @@ where
     api.patch(name, &params(), &Patch::Apply(patch)).await.map(|_| ())
 }
 
+/// Applies the part of a spec that `manager` owns beside who wrote the rest.
+pub async fn apply_spec<K>(
+    api: &Api<K>,
+    manager: &str,
+    name: &str,
+    spec: &impl Serialize,
+) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name},
+        "spec": spec,
+    });
+    match api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(patch)).await {
+        Ok(_) => Ok(()),
+        // Deleted meanwhile: a part of a spec alone makes no object, and the server says so.
+        Err(error) if is_code(&error, 404) || is_code(&error, 422) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Applies a status, or the part of it that is the operator's.
 pub async fn apply_status<K>(api: &Api<K>, name: &str, status: &impl Serialize) -> Result<(), kube::Error>
 where

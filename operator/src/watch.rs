@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::core::{DeserializeGuard, Resource};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, store};
@@ -18,7 +19,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
-use russet_crds::conditions::Reason;
+use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
     Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard,
     ShardGroup, ShardingStrategy, Tier, names,
@@ -286,7 +287,7 @@ impl Wake {
         self.all_deployments();
         self.all_pools();
         self.all_tiers();
-        wake(&self.stores.models, &self.models, |_| true);
+        self.all_models();
         wake(&self.stores.groups, &self.groups, |group| {
             group.spec.plan.members.iter().any(|member| member.node_name == name)
         });
@@ -306,6 +307,7 @@ impl Wake {
                 || deployment.spec.tier_ref.is_some()
         });
         self.all_tiers();
+        self.all_models();
     }
 
     fn strategy(&self, strategy: &ShardingStrategy, _: Change) {
@@ -321,6 +323,7 @@ impl Wake {
     /// Whose nodes are whose matters to everybody.
     fn tier(&self, _: &Tier, _: Change) {
         self.all_tiers();
+        self.all_models();
         self.all_deployments();
     }
 
@@ -336,10 +339,15 @@ impl Wake {
         self.all_strategies();
         self.all_tiers();
         self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
+        self.models_without_room();
     }
 
-    fn copy(&self, copy: &ModelCopy, _: Change) {
+    fn copy(&self, copy: &ModelCopy, change: Change) {
         let reference = &copy.spec.model_ref;
+        if change == Change::Deleted {
+            // Its room may be what another model's files wait for.
+            self.all_models();
+        }
         let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
         self.deployments_of_model(Some(&reference.namespace), &reference.name);
         wake(&self.stores.groups, &self.groups, |group| {
@@ -352,6 +360,9 @@ impl Wake {
     fn deployment(&self, deployment: &ModelDeployment, _: Change) {
         let _ = self.deployments.send(ObjectRef::from_obj(deployment));
         self.outweighed();
+        // How long files are kept, and where they are worth most, is also its deployments' business.
+        let model = ObjectRef::new(&deployment.spec.model_ref.name);
+        let _ = self.models.send(model.within(&deployment.namespace().unwrap_or_default()));
         // Also those it named before, which nobody remembers.
         self.all_strategies();
         self.all_tiers();
@@ -368,12 +379,12 @@ impl Wake {
             self.all_pools();
             self.all_tiers();
             self.outweighed();
+            // What a replica reads stays, and what nobody reads any more may make room.
+            self.all_models();
         }
         if change == Change::Deleted {
-            // Its memory may be what another deployment waits for, and a Model may wait for its end.
+            // Its memory may be what another deployment waits for.
             self.all_deployments();
-            let model = ObjectRef::new(&group.spec.model_ref.name);
-            let _ = self.models.send(model.within(&group.namespace().unwrap_or_default()));
         } else {
             let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
             let _ = self.deployments.send(deployment.within(&group.namespace().unwrap_or_default()));
@@ -392,6 +403,7 @@ impl Wake {
             self.all_deployments();
             self.all_pools();
             self.all_tiers();
+            self.all_models();
         }
     }
 
@@ -409,6 +421,30 @@ impl Wake {
 
     fn all_tiers(&self) {
         wake(&self.stores.tiers, &self.tiers, |_| true);
+    }
+
+    fn all_models(&self) {
+        wake(&self.stores.models, &self.models, |_| true);
+    }
+
+    /// What one model asks for no longer, another may have.
+    fn models_without_room(&self) {
+        let said = |all: &[Condition], kind, reason: Reason| {
+            conditions::get(all, kind).is_some_and(|it| it.reason == format!("{reason:?}"))
+        };
+        wake(&self.stores.models, &self.models, |model| {
+            model
+                .status
+                .as_ref()
+                .is_some_and(|it| said(&it.conditions, Type::Preloaded, Reason::DiskPressure))
+        });
+        for copy in self.stores.copies.state() {
+            let Some(status) = &copy.status else { continue };
+            if said(&status.conditions, Type::Ready, Reason::DiskPressure) {
+                let reference = &copy.spec.model_ref;
+                let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
+            }
+        }
     }
 
     fn all_strategies(&self) {

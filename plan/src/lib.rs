@@ -8,6 +8,7 @@
 pub mod check;
 pub mod chips;
 pub mod cluster;
+pub mod copies;
 pub mod demand;
 pub mod described;
 pub mod fabric;

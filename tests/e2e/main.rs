@@ -1,6 +1,7 @@
 //! The path end to end, and what happens when parts of it are killed: real processes on two
 //! machines, one cluster for all scenarios, which run one after the other.
 
+mod copies;
 mod faults;
 mod four;
 mod gitops;
@@ -69,6 +70,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("losing_rank_1_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
+        ("files_are_there_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
         ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four::tiers(c))),
@@ -89,6 +91,7 @@ fn main() {
     let models = [
         ("russet/smoke", smoke.as_path()),
         ("russet/cut", smoke.as_path()),
+        (copies::AHEAD, smoke.as_path()),
         (faults::HELD, smoke.as_path()),
         ("russet/broken", broken.path()),
     ];

@@ -1,9 +1,11 @@
 //! Why a model cannot be read or copied: each error names the file, the numbers and the remedy, and
 //! is one reason of a ModelCopy's conditions.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use russet_crds::conditions::Reason;
+use russet_plan::quantity::show;
 use thiserror::Error;
 
 use super::headers::HeaderError;
@@ -90,15 +92,20 @@ pub enum StoreError {
     },
     /// Too little room.
     #[error(
-        "{path} has {free} bytes free, but {need} more bytes are needed and {reserve} stay reserved; free some room or move the data directory"
+        "{} has {} free, but {} more are needed, {} are promised to other copies and {} stay reserved; free some room, lower the node's spec.disk.reserve, or delete a Model that nobody needs here",
+        .path.display(), show(*.free), show(*.need), show(*.promised), show(*.reserve)
     )]
-    DiskFull {
+    DiskPressure {
         /// The store.
         path: PathBuf,
+        /// What names the bytes.
+        key: String,
         /// Bytes free.
         free: u64,
         /// Bytes still to come.
         need: u64,
+        /// Bytes still to come of other copies.
+        promised: u64,
         /// Bytes kept for the machine.
         reserve: u64,
     },
@@ -120,11 +127,17 @@ impl StoreError {
             Self::BadUri { .. } => Reason::InvalidSpec,
             Self::NotFound { .. } => Reason::SourceNotFound,
             Self::Forbidden { .. } => Reason::SourceForbidden,
+            // Something else took the room that was promised; the next try says how much is missing.
+            Self::Io { source, .. }
+                if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+            {
+                Reason::DiskFull
+            }
             Self::Unreachable { .. } | Self::Io { .. } => Reason::SourceUnreachable,
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
             Self::Digest { .. } => Reason::DigestMismatch,
-            Self::DiskFull { .. } => Reason::DiskFull,
+            Self::DiskPressure { .. } => Reason::DiskPressure,
         }
     }
 

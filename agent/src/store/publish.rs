@@ -21,10 +21,6 @@ use super::verify::VerifiedFile;
 pub const MANIFEST: &str = "MANIFEST.json";
 const PARTIAL: &str = ".partial";
 
-/// Bytes the store never takes from the machine: logs and the system's own files need some room
-/// when a download and something else fill the disk together.
-const RESERVE: u64 = 1 << 30;
-
 /// What a published folder holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -111,10 +107,27 @@ impl Shelf {
         remove(&self.root.join(PARTIAL).join(key))
     }
 
-    /// Whether `need` more bytes fit.
-    pub fn room_for(&self, need: u64) -> Result<(), StoreError> {
-        let (_, free) = crate::hardware::disk(&self.root).map_err(StoreError::io(&self.root))?;
-        room(&self.root, free, need)
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Total and free bytes of its disk.
+    pub fn disk(&self) -> Result<(u64, u64), StoreError> {
+        crate::hardware::disk(&self.root).map_err(StoreError::io(&self.root))
+    }
+
+    /// Bytes of a partial copy.
+    pub fn partial_bytes(&self, key: &str) -> u64 {
+        bytes(&self.root.join(PARTIAL).join(key))
+    }
+
+    /// Bytes of everything there, whole or not.
+    pub fn bytes(&self) -> u64 {
+        let folders = [self.root.clone(), self.root.join(PARTIAL)];
+        let entries =
+            folders.iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
+        entries.filter(|entry| is_key(&entry.file_name())).map(|entry| bytes(&entry.path())).sum()
     }
 
     /// Makes a verified partial copy visible in one step.
@@ -150,9 +163,9 @@ impl Shelf {
         for (folder, published) in [(self.root.clone(), true), (self.root.join(PARTIAL), false)] {
             for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
                 let entry = entry.map_err(StoreError::io(&folder))?;
-                let Ok(name) = entry.file_name().into_string() else { continue };
                 // Only names this store gives are this store's to remove.
-                let ours = name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let ours = is_key(&entry.file_name());
+                let Ok(name) = entry.file_name().into_string() else { continue };
                 if !ours || keep.contains(&name) {
                     continue;
                 }
@@ -171,11 +184,14 @@ impl Shelf {
     }
 }
 
-fn room(path: &Path, free: u64, need: u64) -> Result<(), StoreError> {
-    if need == 0 || free >= need.saturating_add(RESERVE) {
-        return Ok(());
-    }
-    Err(StoreError::DiskFull { path: path.to_owned(), free, need, reserve: RESERVE })
+fn is_key(name: &std::ffi::OsStr) -> bool {
+    name.len() == 32 && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Bytes of a folder's files; what goes in this moment counts as gone.
+fn bytes(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).filter(|found| found.is_file()).map(|it| it.len()).sum()
 }
 
 fn sync(path: &Path) -> Result<(), StoreError> {
@@ -236,17 +252,15 @@ mod tests {
             shelf.publish(key, &manifest(&[("config.json", "{}")])).unwrap();
         }
         std::fs::create_dir(root.path().join("models/somebody-elses")).unwrap();
+        std::fs::write(root.path().join("models/somebody-elses/file"), "not counted").unwrap();
+        let (both, one) = (shelf.bytes(), bytes(&root.path().join("models").join(&kept)));
+        assert_eq!(both, 2 * one);
+        std::fs::write(shelf.partial(&gone).unwrap().join("a.part"), "12345").unwrap();
+        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (5, both + 5));
         assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), vec![gone.clone()]);
+        assert_eq!(shelf.bytes(), one);
         assert!(shelf.published(&kept).is_some() && shelf.published(&gone).is_none());
         assert!(root.path().join("models/somebody-elses").exists());
-    }
-
-    #[test]
-    fn a_full_disk_is_told_in_numbers() {
-        assert!(room(Path::new("/d"), RESERVE + 5, 5).is_ok());
-        assert!(room(Path::new("/d"), 0, 0).is_ok(), "what is complete needs no room");
-        let error = room(Path::new("/d"), RESERVE + 4, 5).unwrap_err().to_string();
-        assert!(error.contains("5 more bytes") && error.contains("/d"), "{error}");
     }
 
     #[test]

@@ -44,7 +44,9 @@ pub async fn apply(
     for spec in &planned.copies {
         let copy = copy_object(spec.clone());
         let known = context.stores.copies.get(&ObjectRef::new(&copy.name_any()));
-        if known.is_some_and(|known| known.spec == *spec || known.metadata.deletion_timestamp.is_some()) {
+        if known
+            .is_some_and(|known| known.spec.work() == *spec || known.metadata.deletion_timestamp.is_some())
+        {
             continue;
         }
         ssa::apply(&copies, &copy).await.map_err(|source| Error::Copy {

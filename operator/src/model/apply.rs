@@ -3,9 +3,14 @@
 use std::sync::Arc;
 
 use kube::{Api, ResourceExt as _};
-use russet_crds::{Model, ModelCopy, Want};
+use russet_crds::conditions::Reason;
+use russet_crds::{Model, ModelCopy, Retention, Want, names};
+use russet_plan::copies::Removal;
+use russet_plan::quantity::show;
+use serde_json::json;
 
 use super::decide::Decision;
+use super::preload::Choice;
 use super::{Error, copy_object, copy_spec};
 use crate::context::Context;
 use crate::ssa;
@@ -35,6 +40,51 @@ pub async fn apply(
     }
     for copy in copies.iter().filter(|copy| decision.delete.contains(&copy.name_any())) {
         ssa::delete(&api, copy.as_ref()).await.map_err(failed(copy.name_any()))?;
+    }
+    Ok(())
+}
+
+/// Removes what makes room, and asks for files. The agents wait for the room themselves.
+pub async fn files(
+    context: &Context,
+    model: &Model,
+    all: &[Arc<ModelCopy>],
+    choice: &Choice,
+) -> Result<(), Error> {
+    let api: Api<ModelCopy> = Api::all(context.client.clone());
+    let failed = |copy: String| {
+        let model = model.name_any();
+        move |source| Error::Copy { model, copy, source }
+    };
+    for removal in &choice.remove {
+        let Removal { model: (namespace, name), node, bytes, wanted: _ } = removal;
+        let copy = names::model_copy(namespace, name, node);
+        let Some(object) = all.iter().find(|object| object.name_any() == copy) else { continue };
+        ssa::delete(&api, object.as_ref()).await.map_err(failed(copy.clone()))?;
+        let bytes = show(*bytes);
+        let message = format!("{bytes} of Model {namespace}/{name} on node {node} make room for its files");
+        tracing::info!(copy, wanted = model.name_any(), message, "a copy nobody needs was removed");
+        context.record(model, true, Reason::Insufficient, "MakeRoom", &message).await;
+    }
+    for node in &choice.create {
+        let copy = copy_object(copy_spec(model, node, Want::Files));
+        ssa::apply(&api, &copy).await.map_err(failed(copy.name_any()))?;
+    }
+    Ok(())
+}
+
+/// Says of a Model's copies how long they are kept.
+pub async fn retention(
+    context: &Context,
+    model: &Model,
+    copies: &[String],
+    retention: Retention,
+) -> Result<(), Error> {
+    let api: Api<ModelCopy> = Api::all(context.client.clone());
+    for copy in copies {
+        ssa::apply_spec(&api, names::RETENTION_MANAGER, copy, &json!({"retention": retention}))
+            .await
+            .map_err(|source| Error::Copy { model: model.name_any(), copy: copy.clone(), source })?;
     }
     Ok(())
 }

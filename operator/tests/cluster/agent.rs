@@ -32,6 +32,8 @@ pub const UNLUCKY: u32 = 17;
 struct Shared {
     failing: Mutex<BTreeSet<String>>,
     refusals: AtomicUsize,
+    /// Bytes models may take on its disk; any number when it says nothing.
+    disk: Mutex<Option<u64>>,
 }
 
 struct Machine {
@@ -41,7 +43,7 @@ struct Machine {
     shared: Arc<Shared>,
     /// Granted bytes, by the Shard's UID.
     granted: BTreeMap<String, u64>,
-    reported: Option<u64>,
+    reported: Option<(u64, Option<u64>)>,
     ports: u32,
 }
 
@@ -79,6 +81,11 @@ impl Agent {
         self.shared.failing.lock().insert(shard.to_owned());
     }
 
+    /// From now on models may take so many bytes of its disk.
+    pub fn limit_disk(&self, bytes: u64) {
+        *self.shared.disk.lock() = Some(bytes);
+    }
+
     pub fn refusals(&self) -> usize {
         self.shared.refusals.load(Ordering::Relaxed)
     }
@@ -106,8 +113,10 @@ impl Machine {
         let mine = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
         let copies: Api<ModelCopy> = Api::all(self.client.clone());
         if let Some(list) = self.report(copies.list(&mine).await) {
-            for copy in list.items {
-                self.copy(&copy).await;
+            for copy in &list.items {
+                let others = list.items.iter().filter(|other| other.name_any() != copy.name_any());
+                let taken = others.filter_map(|other| Some(other.status.as_ref()?.bytes_done)).sum();
+                self.copy(copy, taken).await;
             }
         }
         let shards: Api<Shard> = Api::all(self.client.clone());
@@ -122,7 +131,8 @@ impl Machine {
 
     async fn node(&mut self) {
         let granted = self.granted.values().sum();
-        if self.reported == Some(granted) {
+        let disk = *self.shared.disk.lock();
+        if self.reported == Some((granted, disk)) {
             return;
         }
         let api: Api<InferenceNode> = Api::all(self.client.clone());
@@ -132,22 +142,33 @@ impl Machine {
             granted_bytes: granted,
             ..NodeMemory::default()
         };
-        let node = json!({
+        let mut node = json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name},
             "status": {"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),
                        "engineBuild": "1", "backends": ["ring"], "shardingModes": ["Tensor"]},
         });
+        if let Some(limit) = disk {
+            node["status"]["disk"] =
+                json!({"totalBytes": limit, "freeBytes": limit, "modelsLimitBytes": limit});
+        }
         if self.report(api.patch_status(&self.name, &apply(), &Patch::Apply(&node)).await).is_some() {
-            self.reported = Some(granted);
+            self.reported = Some((granted, disk));
         }
     }
 
-    async fn copy(&self, copy: &ModelCopy) {
+    /// `taken` are the bytes of other copies here.
+    async fn copy(&self, copy: &ModelCopy, taken: u64) {
         let before = copy.status.clone().unwrap_or_default();
-        let mut status = ModelCopyStatus { shape: Some(shape(&copy.spec.source.uri)), ..before.clone() };
+        let shape = shape(&copy.spec.source.uri);
+        let bytes_total = shape.total_bytes();
+        let mut status = ModelCopyStatus { shape: Some(shape), bytes_total, ..before.clone() };
         set(&mut status.conditions, Type::Resolved, true, Reason::HeadersRead);
-        if copy.spec.want == Want::Files {
+        let fits = self.shared.disk.lock().is_none_or(|limit| taken + bytes_total <= limit);
+        if copy.spec.want == Want::Files && fits {
+            status.bytes_done = bytes_total;
             set(&mut status.conditions, Type::Ready, true, Reason::Verified);
+        } else if copy.spec.want == Want::Files {
+            set(&mut status.conditions, Type::Ready, false, Reason::DiskPressure);
         }
         if status != before {
             let api: Api<ModelCopy> = Api::all(self.client.clone());

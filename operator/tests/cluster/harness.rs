@@ -186,8 +186,9 @@ pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn()
 
 /// A Model whose headers a played agent reads out of its address.
 pub fn model(name: &str, architecture: &str, layers: u32, layer_bytes: u64) -> Model {
-    let uri = format!("file:///played/{architecture}/{layers}/{layer_bytes}");
-    Model::new(name, ModelSpec { source: ModelSource { uri, ..ModelSource::default() } })
+    // Models of one source would share their bytes.
+    let uri = format!("file:///played/{name}/{architecture}/{layers}/{layer_bytes}");
+    Model::new(name, ModelSpec { source: ModelSource { uri, ..ModelSource::default() }, preload: None })
 }
 
 pub fn deployment(name: &str, model: &str, sharding: Sharding) -> ModelDeployment {

@@ -11,7 +11,7 @@ use russet_tests::cluster::{Cluster, condition};
 use super::{Disk, Server, apply, free_port, russet};
 use crate::faults::copies;
 
-/// What an agent keeps free for the machine.
+/// What an agent keeps free of a disk as small as this one.
 const RESERVE: u64 = 1 << 30;
 /// Bytes of the disk: the reserve, and room for some small models.
 const DISK: u64 = RESERVE + (64 << 20);
@@ -32,12 +32,13 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
 
     let ballast = disk.fill_but(RESERVE)?;
     apply(&kubeconfig, &copies::manifest()).await?;
-    until_copy_says(cluster, &kubeconfig, &["DiskFull", "bytes are needed", &RESERVE.to_string()]).await?;
+    until_copy_says(cluster, &kubeconfig, &["DiskPressure", "more are needed", "1.0 GiB stay reserved"])
+        .await?;
 
     let held = cluster.hub.hold();
     fill_in_copy(cluster, &disk, &ballast).await?;
     drop(held);
-    until_copy_says(cluster, &kubeconfig, &["DiskFull", " has 0 bytes free"]).await?;
+    until_copy_says(cluster, &kubeconfig, &["DiskPressure", " has 0 B free"]).await?;
     // The model's own disk is full, and everything else works.
     russet(&kubeconfig, &["get", "modeldeployments"]).await?;
 

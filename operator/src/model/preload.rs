@@ -1,0 +1,230 @@
+//! What is done for one Model of the joint choice of copies, and what it shows of its preload. Pure.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Reason, Type, get};
+use russet_crds::{Model, ModelCopy, ModelStatus, Retention};
+use russet_plan::copies::{Plan, Preloaded, Removal};
+use russet_plan::snapshot::Key;
+
+use super::stock::{Unplanned, is_ready};
+
+/// Nodes and lacks that are worth reading.
+const SHOWN: usize = 4;
+
+/// What is to be done for a Model's files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// Nodes that are asked for the files.
+    pub create: Vec<String>,
+    /// Copies of others that make room for them.
+    pub remove: Vec<Removal>,
+    /// What becomes of the model's own copies where room is short.
+    pub retention: Retention,
+    /// How its preload fares, or why it cannot be planned; absent without one.
+    pub preload: Option<Result<Preloaded, Unplanned>>,
+}
+
+impl Choice {
+    /// The part of a plan that is one Model's.
+    pub fn of(plan: Plan, key: &Key, retention: Retention, unplanned: Option<Unplanned>) -> Self {
+        let Plan { create, remove, mut preloads } = plan;
+        Self {
+            create: create.into_iter().filter(|(model, _)| model == key).map(|(_, node)| node).collect(),
+            remove: remove.into_iter().filter(|removal| removal.wanted.contains(key)).collect(),
+            retention,
+            preload: unplanned.map(Err).or_else(|| preloads.remove(key).map(Ok)),
+        }
+    }
+
+    /// Whether anything is asked for or removed.
+    pub fn is_settled(&self) -> bool {
+        self.create.is_empty() && self.remove.is_empty()
+    }
+
+    /// Those of the model's copies that are kept differently from what they say.
+    pub fn retained(&self, copies: &[Arc<ModelCopy>]) -> Vec<String> {
+        let other = |copy: &&Arc<ModelCopy>| copy.spec.retention.unwrap_or_default() != self.retention;
+        copies.iter().filter(other).map(|copy| copy.name_any()).collect()
+    }
+}
+
+/// Shows how the preload fares.
+pub fn show(
+    model: &Model,
+    preload: Option<&Result<Preloaded, Unplanned>>,
+    copies: &[Arc<ModelCopy>],
+    now: Timestamp,
+    status: &mut ModelStatus,
+) {
+    let Some(preload) = preload else {
+        (status.wanted_copies, status.preloaded) = (0, None);
+        status.conditions.retain(|condition| condition.type_ != format!("{:?}", Type::Preloaded));
+        return;
+    };
+    let (good, reason, message) = match preload {
+        Err(Unplanned { reason, message }) => (false, *reason, message.clone()),
+        Ok(preloaded) => {
+            status.wanted_copies = preloaded.wanted;
+            let (ready, coming) = sides(preloaded, copies);
+            status.preloaded = Some(format!("{}/{}", ready.len(), preloaded.wanted));
+            verdict(preloaded, &ready, &coming, copies)
+        }
+    };
+    conditions::set(
+        &mut status.conditions,
+        Type::Preloaded,
+        good,
+        reason,
+        message,
+        model.metadata.generation,
+        now,
+    );
+}
+
+/// Nodes that hold every byte, and those that are asked to. Bytes that are there for another Model of the
+/// same source count once the agent says so.
+fn sides<'a>(preloaded: &'a Preloaded, copies: &[Arc<ModelCopy>]) -> (Vec<&'a str>, Vec<&'a str>) {
+    let ready = |node: &&str| copies.iter().any(|copy| copy.spec.node_name == **node && is_ready(copy));
+    preloaded.held.keys().map(String::as_str).partition(ready)
+}
+
+fn verdict(
+    preloaded: &Preloaded,
+    ready: &[&str],
+    coming: &[&str],
+    copies: &[Arc<ModelCopy>],
+) -> (bool, Reason, String) {
+    let Preloaded { wanted, held: _, lacks } = preloaded;
+    let mut message = match wanted {
+        1 => format!("{} of 1 node holds every file", ready.len()),
+        wanted => format!("{} of {wanted} nodes hold every file", ready.len()),
+    };
+    if !ready.is_empty() {
+        message.push_str(&format!(": {}", bounded(ready, ", ")));
+    }
+    let coming: Vec<(Reason, String)> = coming.iter().map(|node| self::coming(node, copies)).collect();
+    // What nobody mends by waiting comes first.
+    let stuck = coming.iter().map(|(reason, _)| *reason).find(|reason| *reason != Reason::Downloading);
+    let reason = lacks.first().map(|lack| lack.reason()).or(stuck);
+    let reason = reason.or(coming.first().map(|(reason, _)| *reason)).unwrap_or(Reason::Settled);
+    let lacks: Vec<String> = lacks.iter().map(ToString::to_string).collect();
+    let coming: Vec<String> = coming.into_iter().map(|(_, text)| text).collect();
+    for texts in [lacks, coming].iter().filter(|texts| !texts.is_empty()) {
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        message.push_str(&format!("; {}", bounded(&texts, "; ")));
+    }
+    let good = ready.len() >= *wanted as usize;
+    // A pool without nodes holds all that is asked for, and nothing.
+    match (good, wanted) {
+        (true, 0) => (false, Reason::NoNodes, "no node of the pool takes work".to_owned()),
+        _ => (good, reason, message),
+    }
+}
+
+/// How far a copy is that was asked for, without numbers that move.
+fn coming(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
+    let copy = copies.iter().find(|copy| copy.spec.node_name == node);
+    let ready = copy.and_then(|copy| get(&copy.status.as_ref()?.conditions, Type::Ready));
+    let reason = ready.and_then(|ready| serde_json::from_value(ready.reason.clone().into()).ok());
+    match (ready, reason) {
+        (Some(ready), Some(reason)) => (reason, format!("node {node}: {}", ready.message)),
+        _ => (Reason::WaitingForAgent, format!("node {node} is asked for the files")),
+    }
+}
+
+fn bounded(texts: &[&str], separator: &str) -> String {
+    let more = texts.len().saturating_sub(SHOWN);
+    let shown = texts[..texts.len() - more].join(separator);
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{ModelCopyStatus, ModelSpec, Want};
+    use russet_plan::copies::Lack;
+
+    use super::*;
+    use crate::model::{copy_object, copy_spec};
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn copy(node: &str, ready: bool, reason: Reason, message: &str) -> Arc<ModelCopy> {
+        let model = Model::new("m", ModelSpec::default());
+        let mut copy = copy_object(copy_spec(&model, node, Want::Files));
+        let mut status = ModelCopyStatus::default();
+        conditions::set(&mut status.conditions, Type::Ready, ready, reason, message, None, NOW);
+        copy.status = Some(status);
+        Arc::new(copy)
+    }
+
+    #[test]
+    fn a_preload_says_who_holds_the_files_and_what_keeps_the_others() {
+        let room = |node: &str| Lack::Room {
+            node: node.to_owned(),
+            needed: 40 << 30,
+            free: 12 << 30,
+            spare: 8 << 30,
+            limit: 100 << 30,
+        };
+        let copies = [
+            copy("a", true, Reason::Verified, "every byte matches"),
+            copy("b", false, Reason::Downloading, "files are on their way"),
+            copy("c", false, Reason::DiskPressure, "/models has 1.0 GiB free"),
+        ];
+        for (story, wanted, held, lacks, shown, reason, words) in [
+            ("there", 1, vec![("a", true)], vec![], "1/1", "+Settled", "1 of 1 node holds every file: a"),
+            (
+                "on its way",
+                2,
+                vec![("a", true), ("b", false)],
+                vec![],
+                "1/2",
+                "-Downloading",
+                "1 of 2 nodes hold every file: a; node b: files are on their way",
+            ),
+            (
+                "its agent refuses",
+                2,
+                vec![("b", false), ("c", false)],
+                vec![],
+                "0/2",
+                "-DiskPressure",
+                "node c: /models has 1.0 GiB free",
+            ),
+            (
+                "no room",
+                2,
+                vec![("a", true)],
+                vec![room("d")],
+                "1/2",
+                "-DiskPressure",
+                "node d: 40.0 GiB more are needed, 12.0 GiB are free beyond the reserve and 8.0 GiB could go",
+            ),
+            (
+                "asked just now",
+                1,
+                vec![("e", false)],
+                vec![],
+                "0/1",
+                "-WaitingForAgent",
+                "node e is asked for the files",
+            ),
+            ("nobody", 0, vec![], vec![], "0/0", "-NoNodes", "no node of the pool takes work"),
+        ] {
+            let held = held.into_iter().map(|(node, ready)| (node.to_owned(), ready)).collect();
+            let preload = Some(Ok(Preloaded { wanted, held, lacks }));
+            let mut status = ModelStatus::default();
+            show(&Model::new("m", ModelSpec::default()), preload.as_ref(), &copies, NOW, &mut status);
+            let condition = get(&status.conditions, Type::Preloaded).unwrap();
+            let sign = if condition.status == "True" { '+' } else { '-' };
+            assert_eq!(format!("{sign}{}", condition.reason), reason, "{story}");
+            assert!(condition.message.contains(words), "{story}: {}", condition.message);
+            assert_eq!(status.preloaded.as_deref(), Some(shown), "{story}");
+            show(&Model::new("m", ModelSpec::default()), None, &copies, NOW, &mut status);
+            assert_eq!(status, ModelStatus::default(), "{story}: and nothing of it stays");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Copies against the embedded API server: files ahead of need, and who goes where room is short.
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use russet_crds::conditions::{Type, get};
+use russet_crds::{
+    LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, ShardGroup, Sharding, Want,
+};
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::ready;
+
+fn preloaded(name: &str, gib: u32, policy: PreloadPolicy, copies: Option<u32>) -> Model {
+    let mut model = model(name, "llama", gib, GIB);
+    model.spec.preload = Some(Preload { policy, copies, ..Preload::default() });
+    model
+}
+
+/// Waits until a Model shows this preload with this reason; returns the message.
+async fn says(cluster: &Cluster, name: &str, preloaded: &str, reason: &str) -> String {
+    let api: Api<Model> = Api::default_namespaced(cluster.admin.clone());
+    until(&format!("{name} shows {preloaded} {reason}"), || async {
+        let model = api.get(name).await.ok()?;
+        let status = model.status?;
+        let condition = get(&status.conditions, Type::Preloaded)?;
+        let current = condition.observed_generation == model.metadata.generation;
+        let same = status.preloaded.as_deref() == Some(preloaded) && condition.reason == reason;
+        (current && same).then(|| condition.message.clone())
+    })
+    .await
+}
+
+/// `m@a m@b …`: whose files are wanted where.
+async fn files(cluster: &Cluster) -> String {
+    let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
+    let copies = api.list(&Default::default()).await.unwrap();
+    let wanted = copies.iter().filter(|copy| copy.spec.want == Want::Files);
+    let mut words: Vec<String> =
+        wanted.map(|copy| format!("{}@{}", copy.spec.model_ref.name, copy.spec.node_name)).collect();
+    words.sort();
+    words.join(" ")
+}
+
+async fn edit(cluster: &Cluster, name: &str, spec: Value) {
+    let api: Api<Model> = Api::default_namespaced(cluster.admin.clone());
+    api.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await.unwrap();
+}
+
+async fn start() -> Cluster {
+    let cluster = Cluster::start(&[("a", 32 * GIB), ("b", 32 * GIB)]).await;
+    cluster.agent("a").limit_disk(10 * GIB);
+    cluster.agent("b").limit_disk(10 * GIB);
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_are_there_before_they_are_needed_and_make_room_in_order() {
+    let cluster = start().await;
+    cluster.create(preloaded("m", 4, PreloadPolicy::Always, None)).await;
+    assert_eq!(says(&cluster, "m", "2/2", "Settled").await, "2 of 2 nodes hold every file: a, b");
+
+    // A deployment brings its own files, and leaves them when it goes.
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    cluster.create(model("x", "llama", 3, GIB)).await;
+    cluster.create(deployment("chat", "x", Sharding::default())).await;
+    until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    let before = files(&cluster).await;
+    assert!(["m@a m@b x@a", "m@a m@b x@b"].contains(&before.as_str()), "{before}");
+
+    // While it runs, nobody takes its files; a node is short of room, and nothing is removed in vain.
+    cluster.create(preloaded("y", 4, PreloadPolicy::Pinned, None)).await;
+    let said = says(&cluster, "y", "1/2", "DiskPressure").await;
+    let short = "4.0 GiB more are needed, 3.0 GiB are free beyond the reserve and 0 B could go, of 10.0 GiB";
+    assert!(said.contains(short), "{said}");
+    assert!(files(&cluster).await.contains(&before[8..]), "the files of a replica were removed");
+
+    // It goes, and so do its files, because they are in the way.
+    deployments.delete("chat", &Default::default()).await.unwrap();
+    says(&cluster, "y", "2/2", "Settled").await;
+    assert_eq!(files(&cluster).await, "m@a m@b y@a y@b");
+    let api: Api<ModelCopy> = Api::all(cluster.admin.clone());
+    until("copies of y are pinned", || async {
+        let copies = api.list(&Default::default()).await.ok()?;
+        let mut own = copies.iter().filter(|copy| copy.spec.model_ref.name == "y");
+        own.all(|copy| copy.spec.retention.unwrap_or_default().pinned).then_some(())
+    })
+    .await;
+
+    // What must always be there stays, and what is pinned: who comes later waits, with the numbers.
+    cluster.create(preloaded("z", 4, PreloadPolicy::Always, Some(1))).await;
+    let said = says(&cluster, "z", "0/1", "DiskPressure").await;
+    assert!(said.contains("lower the node's spec.disk.reserve, or delete or unpin a Model"), "{said}");
+    assert_eq!(files(&cluster).await, "m@a m@b y@a y@b");
+
+    // One copy of m is enough now: the other one makes room, and no more.
+    edit(&cluster, "m", json!({"preload": {"policy": "Always", "copies": 1}})).await;
+    says(&cluster, "z", "1/1", "Settled").await;
+    says(&cluster, "m", "1/1", "Settled").await;
+    assert_eq!(files(&cluster).await, "m@a y@a y@b z@b");
+
+    // What contradicts itself is refused by the server.
+    let wrong = preloaded("w", 1, PreloadPolicy::OnDemand, Some(1));
+    let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
+    let error = models.create(&Default::default(), &wrong).await.unwrap_err().to_string();
+    assert!(error.contains("OnDemand preloads nothing"), "{error}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_gets_the_room_of_what_matters_least() {
+    let cluster = start().await;
+    let tier = json!({"apiVersion": "russet.dev/v1alpha1", "kind": "Tier", "metadata": {"name": "gold"},
+                      "spec": {"mode": "Cluster", "priority": 100}});
+    let tiers: Api<russet_crds::Tier> = Api::all(cluster.admin.clone());
+    tiers.patch("gold", &PatchParams::apply("test").force(), &Patch::Apply(tier)).await.unwrap();
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
+    let copies: Api<ModelCopy> = Api::all(cluster.admin.clone());
+
+    // Both leave 4 GiB on every node, one of them for a tier that counts.
+    for (name, tier) in [("gold", Some("gold")), ("plain", None)] {
+        cluster.create(preloaded(name, 4, PreloadPolicy::Always, None)).await;
+        says(&cluster, name, "2/2", "Settled").await;
+        let mut deployment = deployment(name, name, Sharding::default());
+        deployment.spec.tier_ref = tier.map(LocalReference::new);
+        deployment.spec.replicas = 0;
+        cluster.create(deployment).await;
+    }
+    until("gold's copies say that they matter", || async {
+        let copies = copies.list(&Default::default()).await.ok()?;
+        let mut own = copies.iter().filter(|copy| copy.spec.model_ref.name == "gold");
+        own.all(|copy| copy.spec.retention.unwrap_or_default().priority == 100).then_some(())
+    })
+    .await;
+    for name in ["gold", "plain"] {
+        edit(&cluster, name, json!({"preload": null})).await;
+    }
+    cluster.create(model("new", "llama", 4, GIB)).await;
+    cluster.create(deployment("chat", "new", Sharding::default())).await;
+    until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    let node =
+        groups.list(&Default::default()).await.unwrap().items[0].spec.plan.members[0].node_name.clone();
+    let here: Vec<String> = files(&cluster)
+        .await
+        .split(' ')
+        .filter(|copy| copy.ends_with(&format!("@{node}")))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(here, [format!("gold@{node}"), format!("new@{node}")]);
+    let gold = copies.get(&format!("default.gold.{node}")).await.unwrap();
+    assert_eq!(gold.spec.retention.unwrap_or_default().priority, 100, "{}", gold.name_any());
+    cluster.stop().await;
+}
