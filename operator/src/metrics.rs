@@ -1,6 +1,7 @@
 //! What the operator counts, and what its caches show when somebody looks: objects in numbers, so that
 //! boards and alerts need no client of the API. What an object says of itself stays in its conditions.
 
+mod approvals;
 mod copies;
 mod deployments;
 mod groups;
@@ -36,7 +37,8 @@ pub struct Metrics {
 }
 
 /// Outcomes of placements that are shown before the first of them, so that the first one counts.
-const OUTCOMES: [Reason; 4] = [Reason::PlanFound, Reason::NothingFits, Reason::Outweighed, Reason::NoNodes];
+const OUTCOMES: [Reason; 5] =
+    [Reason::PlanFound, Reason::NothingFits, Reason::Outweighed, Reason::Preempting, Reason::NoNodes];
 /// The same of losses.
 const LOSSES: [Reason; 5] = [
     Reason::EngineExited,
@@ -134,6 +136,7 @@ pub mod tests {
     use kube::Resource;
     use kube::runtime::reflector::{Store, store};
     use kube::runtime::watcher::Event;
+    use russet_crds::Approval;
     use russet_crds::{InferenceNode, ModelCopy, ModelDeployment, NodePool, Shard, ShardGroup, Tier};
 
     use super::*;
@@ -145,6 +148,7 @@ pub mod tests {
         pub nodes: Vec<InferenceNode>,
         pub pools: Vec<NodePool>,
         pub tiers: Vec<Tier>,
+        pub approvals: Vec<Approval>,
         pub copies: Vec<ModelCopy>,
         pub deployments: Vec<ModelDeployment>,
         pub groups: Vec<ShardGroup>,
@@ -172,6 +176,7 @@ pub mod tests {
             pools: holding(objects.pools),
             strategies: holding(Vec::new()),
             tiers: holding(objects.tiers),
+            approvals: holding(objects.approvals),
             models: holding(Vec::new()),
             copies: holding(objects.copies),
             deployments: holding(objects.deployments),

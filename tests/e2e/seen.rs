@@ -48,12 +48,15 @@ async fn promtool(_: &mut Cluster) -> Result<()> {
     let rules = repository().join(RULES).display().to_string();
     let tests = repository().join("tests/seen/alerts.yaml");
     let told = std::fs::read_to_string(&tests)?;
+    let page = std::fs::read_to_string(repository().join("docs/metrics.md"))?;
     for (name, _) in rules_of()?.iter().filter(|(_, rule)| rule.is_alert) {
         ensure!(
             told.contains(&format!("alertname=\"{name}\"")),
             "{} never sees {name} fire",
             tests.display()
         );
+        let remedy = format!("\n### {name}\n");
+        ensure!(page.contains(&remedy), "docs/metrics.md does not say what to do about {name}");
     }
     for arguments in [["check", "rules", &rules], ["test", "rules", &tests.display().to_string()]] {
         let output =

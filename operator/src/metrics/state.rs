@@ -5,7 +5,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 
 use super::sheet::{Family, Sheet};
-use super::{copies, deployments, groups, nodes, tiers};
+use super::{approvals, copies, deployments, groups, nodes, tiers};
 use crate::watched::Watched;
 
 const LEADER: Family<0> = Family {
@@ -24,9 +24,14 @@ impl State {
     /// A collector over what is watched.
     pub fn new(watched: Watched) -> Result<Self, prometheus::Error> {
         let mut descs = vec![LEADER.desc()?];
-        for more in
-            [deployments::descs()?, groups::descs()?, nodes::descs()?, tiers::descs()?, copies::descs()?]
-        {
+        for more in [
+            deployments::descs()?,
+            groups::descs()?,
+            nodes::descs()?,
+            tiers::descs()?,
+            copies::descs()?,
+            approvals::descs()?,
+        ] {
             descs.extend(more);
         }
         Ok(Self { watched, descs })
@@ -43,12 +48,13 @@ impl Collector for State {
         let stores = self.watched.stores();
         sheet.set(&LEADER, [], f64::from(u8::from(stores.is_some())));
         if let Some(stores) = stores {
-            let deployments = stores.deployments.state();
-            deployments::write(&mut sheet, &deployments);
+            let now = Timestamp::now();
+            deployments::write(&mut sheet, &stores.deployments.state());
             groups::write(&mut sheet, &stores.groups.state());
-            nodes::write(&mut sheet, &stores, Timestamp::now());
+            nodes::write(&mut sheet, &stores, now);
             tiers::write(&mut sheet, &stores.pools.state(), &stores.tiers.state());
             copies::write(&mut sheet, &stores.copies.state());
+            approvals::write(&mut sheet, &stores.approvals.state(), now);
         }
         sheet.families()
     }
@@ -59,9 +65,10 @@ mod tests {
     use prometheus::{Registry, TextEncoder};
     use russet_crds::conditions::{Reason, Type, set};
     use russet_crds::{
-        GroupMember, GroupPlan, InferenceNode, InferenceNodeStatus, LocalReference, ModelCopy, ModelCopySpec,
-        ModelDeployment, ModelDeploymentSpec, NodeMemory, NodePool, NodePoolStatus, PlacementReport,
-        Predicted, ShardGroup, ShardGroupSpec, Tier, TierMode, TierSpec, TierStatus, Want, WorkloadGroup,
+        Approval, ApprovalSpec, Decision, GroupMember, GroupPlan, InferenceNode, InferenceNodeStatus,
+        LocalReference, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec, NodeMemory, NodePool,
+        NodePoolStatus, PlacementReport, Predicted, ShardGroup, ShardGroupSpec, Tier, TierMode, TierSpec,
+        TierStatus, Want, WorkloadGroup,
     };
 
     use super::*;
@@ -126,6 +133,17 @@ mod tests {
             pool.status = Some(NodePoolStatus { nodes: 4, ready_nodes: 3, ..NodePoolStatus::default() });
             objects.pools = vec![pool];
 
+            objects.approvals = [None, None, Some(Decision::Denied)]
+                .iter()
+                .enumerate()
+                .map(|(number, decision)| {
+                    let spec = ApprovalSpec { decision: *decision, ..ApprovalSpec::default() };
+                    let mut approval = Approval::new(&format!("q{number}"), spec);
+                    approval.metadata.namespace = Some("team".to_owned());
+                    approval
+                })
+                .collect();
+
             objects.copies = ["m", "headers"]
                 .map(|model| {
                     let mut spec = ModelCopySpec { node_name: "a".to_owned(), ..ModelCopySpec::default() };
@@ -173,6 +191,9 @@ mod tests {
             // 250 promised, and 300 granted that no claimed Shard accounts for.
             "russet_inferencenode_memory_committed_bytes{node=\"a\"} 550",
             "russet_inferencenode_memory_committed_bytes{node=\"new\"} 0",
+            "russet_approvals{state=\"waiting\"} 2",
+            "russet_approvals{state=\"denied\"} 1",
+            "russet_approvals{state=\"expired\"} 0",
             "russet_nodepool_nodes_ready{pool=\"far\"} 3",
             "russet_tier_info{mode=\"Dedicated\",tier=\"daily\"} 1",
             "russet_tier_priority{tier=\"daily\"} 7",
