@@ -9,6 +9,7 @@
 mod address;
 mod copies;
 pub mod decide;
+mod exposition;
 pub mod grants;
 pub mod hardware;
 pub mod join;
@@ -137,7 +138,11 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let listener = tokio::net::TcpListener::bind(config.metrics_listen)
         .await
         .map_err(|source| Error::Metrics { address: config.metrics_listen, source })?;
-    let metrics_address = listener.local_addr().ok().map(|address| address.to_string());
+    // Everywhere is no address to be asked at.
+    let metrics_address = listener.local_addr().ok().map(|at| match at.ip().is_unspecified() {
+        true => SocketAddr::new(*address.borrow(), at.port()).to_string(),
+        false => at.to_string(),
+    });
     let (registry, metrics) = metrics::Metrics::new();
     let ready = Arc::new(AtomicBool::new(false));
 
@@ -160,9 +165,11 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         gone,
     }));
     tasks.spawn(address::keep(config.address, identity.server.clone(), addresses));
-    tasks.spawn(renew::keep(identity.clone()));
+    tasks.spawn(renew::keep(identity.clone(), metrics.clone()));
+    let exposition = exposition::Exposition::default();
+    let pages = exposition.pages();
     tasks.spawn(async move {
-        if let Err(error) = russet_telemetry::admin::serve(listener, registry, ready).await {
+        if let Err(error) = russet_telemetry::admin::serve_with(listener, registry, ready, pages).await {
             tracing::error!(%error, "metrics are no longer served");
         }
     });
@@ -179,6 +186,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         limits,
         outbox,
         metrics,
+        exposition,
         copies,
     });
     let removed = tokio::select! {

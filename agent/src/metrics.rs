@@ -16,6 +16,7 @@ pub(crate) struct Metrics {
     ends: IntCounterVec,
     refusals: IntCounterVec,
     leases: IntCounterVec,
+    certificate: IntGauge,
 }
 
 /// A metric whose name and labels are constants of this file.
@@ -68,6 +69,10 @@ impl Metrics {
                 "Attempts to renew the node's Lease.",
                 &["result"],
             ),
+            certificate: gauge(
+                "russet_node_certificate_expiry_timestamp_seconds",
+                "When the node's certificate ends, in seconds since 1970; it is renewed at two thirds of its life.",
+            ),
         };
         let Self {
             memory_total,
@@ -81,6 +86,7 @@ impl Metrics {
             ends,
             refusals,
             leases,
+            certificate,
         } = metrics.clone();
         let collectors: Vec<Box<dyn prometheus::core::Collector>> = vec![
             Box::new(memory_total),
@@ -94,6 +100,7 @@ impl Metrics {
             Box::new(ends),
             Box::new(refusals),
             Box::new(leases),
+            Box::new(certificate),
         ];
         for collector in collectors {
             made(registry.register(collector));
@@ -144,6 +151,11 @@ impl Metrics {
 
     pub fn refused(&self, shard: &str) {
         self.refusals.with_label_values(&[shard]).inc();
+    }
+
+    /// The node's certificate ends then, in seconds since 1970.
+    pub fn certificate(&self, end: i64) {
+        self.certificate.set(end);
     }
 
     pub fn lease(&self, renewed: bool) {

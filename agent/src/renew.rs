@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::join::access;
 use crate::join::identity::{Identity, IdentityError};
 use crate::join::request::{self, RequestError, Wanted};
+use crate::metrics::Metrics;
 
 /// The longest sleep: clocks jump, laptops are put away, and another CA may be there.
 const LONGEST_SLEEP: Duration = Duration::from_secs(600);
@@ -37,10 +38,13 @@ enum RenewError {
 }
 
 /// Renews for ever.
-pub(crate) async fn keep(identity: Identity) {
+pub(crate) async fn keep(identity: Identity, metrics: Metrics) {
     let mut pause = FIRST_PAUSE;
     let mut jitter: f64 = rand::random();
     loop {
+        if let Ok(validity) = identity.validity() {
+            metrics.certificate(validity.end);
+        }
         match renew(&identity, jitter).await {
             Ok(None) => {
                 jitter = rand::random();

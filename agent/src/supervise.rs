@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use crate::address::{self, Address, Lost};
 use crate::copies::Copies;
 use crate::decide::{Action, Held, Wanted, decide};
+use crate::exposition::Exposition;
 use crate::grants::Grants;
 use crate::metrics::Metrics;
 use crate::node::Memory;
@@ -47,6 +48,7 @@ pub(crate) struct Setup {
     pub limits: Memory,
     pub outbox: Outbox,
     pub metrics: Metrics,
+    pub exposition: Exposition,
     pub copies: Copies,
 }
 
@@ -247,6 +249,11 @@ impl Supervisor {
             }
         }
         self.setup.limits.set_granted(self.grants.total());
+        let shown = self.slots.iter().filter_map(|(uid, slot)| {
+            let address = &slot.report.as_ref()?.metrics_address;
+            (!address.is_empty()).then(|| (uid.clone(), address.clone()))
+        });
+        self.setup.exposition.set(shown.collect());
         let states = self.slots.values().filter_map(|slot| slot.engine.as_ref());
         self.setup.metrics.engines(states.map(|engine| engine.state.word()));
     }

@@ -84,7 +84,9 @@ impl Plane {
             // Nodes of these tests come both ways.
             let credential = russet_operator::accounts::Credential::Account;
             let forever = std::future::pending();
-            russet_operator::run(client, "test", credential, registry, ready, forever).await.unwrap();
+            russet_operator::run(client, "test", credential, registry, Default::default(), ready, forever)
+                .await
+                .unwrap();
         }));
     }
 

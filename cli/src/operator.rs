@@ -8,6 +8,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use kube::Client;
+use russet_operator::Watched;
+use russet_telemetry::admin::{Page, Pages};
 
 use crate::candidate::Candidate;
 use crate::client::{client_from, client_in_pod};
@@ -19,7 +21,7 @@ pub struct Arguments {
     /// Kubeconfig file; without it the ServiceAccount of the pod this runs in.
     #[arg(long, env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served, without TLS.
+    /// Where `/metrics`, `/targets`, `/healthz` and `/readyz` are served, without TLS.
     #[arg(long, default_value = "127.0.0.1:8080")]
     metrics_listen: SocketAddr,
     /// Name of this operator among those that take turns; the pod's name where there is one. It stays the
@@ -40,21 +42,39 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let client = connect(arguments.kubeconfig).await?;
     let registry = prometheus::Registry::new();
     let ready = Arc::new(AtomicBool::new(false));
+    let watched = Watched::default();
     let listen = arguments.metrics_listen;
     let metrics = tokio::net::TcpListener::bind(listen)
         .await
         .with_context(|| format!("cannot serve metrics on {listen}; choose another --metrics-listen"))?;
-    let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
+    let metrics = tokio::spawn(russet_telemetry::admin::serve_with(
+        metrics,
+        registry.clone(),
+        ready.clone(),
+        pages(&watched),
+    ));
     tracing::info!(metrics = %listen, "the operator starts");
     let identity = arguments.identity.filter(|name| !name.is_empty());
     let identity = identity.unwrap_or_else(|| Candidate::passing().identity);
     let credential = russet_operator::accounts::Credential::Account;
-    let result = russet_operator::run(client, &identity, credential, registry, ready, async {
+    let result = russet_operator::run(client, &identity, credential, registry, watched, ready, async {
         signals::ending(arguments.exit_with_parent).await;
     })
     .await;
     metrics.abort();
     result.context("the operator ended")
+}
+
+/// `/targets`: where agents and engines show their metrics, for Prometheus' HTTP service discovery.
+pub fn pages(watched: &Watched) -> Pages {
+    let watched = watched.clone();
+    Arc::new(move |path| {
+        let watched = watched.clone();
+        Box::pin(async move {
+            let json = "application/json".to_owned();
+            (path == "/targets").then(|| Page { content_type: json, text: watched.targets() })
+        })
+    })
 }
 
 /// A client of the file named, or of the pod's own ServiceAccount.

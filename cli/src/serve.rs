@@ -31,7 +31,7 @@ pub struct Arguments {
     local_node: Option<String>,
     #[command(flatten)]
     etcd: EtcdArguments,
-    /// Where metrics are served without TLS; a free port is written to serve/metrics-address.
+    /// Where metrics and `/targets` are served without TLS; a free port is written to serve/metrics-address.
     #[arg(long, default_value = "127.0.0.1:0")]
     metrics_listen: SocketAddr,
     /// Log as JSON.
@@ -83,16 +83,22 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let operator = api::client(&operator_dir.join(folder::KUBECONFIG), |_| {}).await?;
     let renewing = tokio::spawn(identities.keep());
     let ready = Arc::new(AtomicBool::new(false));
+    let watched = russet_operator::Watched::default();
     let metrics = tokio::net::TcpListener::bind(arguments.metrics_listen).await.with_context(|| {
         format!("cannot serve metrics on {}; choose another --metrics-listen", arguments.metrics_listen)
     })?;
     pki::write_private(&layout.metrics_address(), metrics.local_addr()?.to_string().as_bytes())?;
-    let metrics = tokio::spawn(russet_telemetry::admin::serve(metrics, registry.clone(), ready.clone()));
+    let metrics = tokio::spawn(russet_telemetry::admin::serve_with(
+        metrics,
+        registry.clone(),
+        ready.clone(),
+        crate::operator::pages(&watched),
+    ));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let candidate = Candidate::kept_in(&operator_dir)?;
     let mut operator = tokio::spawn(async move {
         let credential = russet_operator::accounts::Credential::Certificate;
-        russet_operator::run(operator, &candidate.identity, credential, registry, ready, async {
+        russet_operator::run(operator, &candidate.identity, credential, registry, watched, ready, async {
             let _ = stopped.await;
         })
         .await

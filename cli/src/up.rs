@@ -65,6 +65,10 @@ pub struct Arguments {
     /// The engine of this machine's node; default `russet-engine` beside this program.
     #[arg(long)]
     engine_binary: Option<PathBuf>,
+    /// Where the control plane serves `/metrics` and `/targets`, without TLS; this machine's node does at the same
+    /// address and a free port.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    metrics_listen: SocketAddr,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -85,7 +89,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         allow_file_roots: Vec::new(),
         address: arguments.address,
         engine_binary: None,
-        metrics_listen: ([127, 0, 0, 1], 0).into(),
+        metrics_listen: arguments.metrics_listen,
         json_logs: false,
         exit_with_parent: false,
     };
@@ -99,6 +103,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     }
     let mut serve = Supervised::new("serve", &layout, &common);
     serve.arguments.extend(["--api-port".into(), arguments.api_port.to_string()]);
+    serve.arguments.extend(["--metrics-listen".into(), arguments.metrics_listen.to_string()]);
     serve.arguments.extend(arguments.etcd.to_flags());
     if !arguments.no_agent {
         serve.arguments.extend(["--local-node".into(), node.clone()]);
@@ -109,7 +114,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let mut agent = Supervised::new("agent", &layout, &common);
     // Whoever runs `up` owns this machine; its own agent may read what its user may read.
     agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
+    let beside = SocketAddr::new(arguments.metrics_listen.ip(), 0);
     for (flag, value) in [
+        ("--metrics-listen", Some(beside.to_string())),
         ("--memory", arguments.memory.clone()),
         ("--address", arguments.address.map(|address| address.to_string())),
         ("--engine-binary", arguments.engine_binary.as_ref().map(|path| path.display().to_string())),

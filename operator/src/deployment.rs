@@ -95,14 +95,16 @@ pub async fn reconcile(deployment: Arc<ModelDeployment>, context: Arc<Context>) 
         return Ok(after([]));
     }
     let now = Timestamp::now();
-    let mut planned = decide::decide(observe::cached(&context, &deployment, now));
+    let cached = observe::cached(&context, &deployment, now);
+    let mut planned = context.metrics.planned("cached", || decide::decide(cached));
     let applied = if planned.stage.placement.is_empty() {
         apply::apply(&context, planned, now).await?
     } else {
         // The caches may not show yet what another deployment was just given. Whoever changes
         // anything looks again, alone, at what the server has.
         let _alone = context.placing.lock().await;
-        planned = decide::decide(observe::live(&context, &deployment, now).await?);
+        let live = observe::live(&context, &deployment, now).await?;
+        planned = context.metrics.planned("live", || decide::decide(live));
         apply::apply(&context, planned, now).await?
     };
     report::report(&context, &applied, now).await?;

@@ -29,12 +29,15 @@ mod strategy;
 mod tier;
 pub mod tokens;
 mod watch;
+mod watched;
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
+
+pub use watched::Watched;
 
 /// Why the operator stopped.
 #[derive(Debug, Error)]
@@ -49,17 +52,18 @@ pub enum Error {
 
 /// Runs every controller until `shutdown` completes, whenever this process leads ([`leader`]); `identity`
 /// names it among its peers and stays the same over restarts, `credential` is what the API server knows
-/// nodes by. `ready` is true once all caches are full, and while standing by. The kinds must be installed
+/// nodes by. While it leads, `watched` shows its caches. `ready` is true once all caches are full, and while standing by. The kinds must be installed
 /// ([`install::apply`]); until they are, the watches retry.
 pub async fn run(
     client: kube::Client,
     identity: &str,
     credential: accounts::Credential,
     registry: prometheus::Registry,
+    watched: Watched,
     ready: Arc<AtomicBool>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let metrics = metrics::Metrics::register(&registry)?;
+    let metrics = metrics::Metrics::register(&registry, watched)?;
     let act = || watch::run(client.clone(), metrics.clone(), credential, &ready);
     match leader::run_as_leader(client.clone(), identity, leader::TIMING, &ready, shutdown, act).await {
         None => Ok(()),

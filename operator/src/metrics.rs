@@ -1,26 +1,58 @@
-//! What the operator counts. Not conditions: those speak of objects, these of the operator.
+//! What the operator counts, and what its caches show when somebody looks: objects in numbers, so that
+//! boards and alerts need no client of the API. What an object says of itself stays in its conditions.
+
+mod approvals;
+mod copies;
+mod deployments;
+mod groups;
+mod nodes;
+mod sheet;
+mod state;
+mod tiers;
 
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use russet_crds::conditions::Reason;
+
+use crate::watched::Watched;
 
 /// Counters and histograms, registered once.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Metrics {
     /// Placements tried, by outcome.
     pub placements: IntCounterVec,
+    /// Seconds the planner took for a deployment, by the view it was asked about.
+    plans: HistogramVec,
     /// Seconds from a group's new epoch to its first readiness.
     pub formation: Histogram,
     /// Reconciliations, by controller and result (`ok` or the error's variant).
     pub reconciles: IntCounterVec,
+    /// Reconciliations that failed, by controller.
+    pub failures: IntCounterVec,
     /// Seconds a reconciliation took, by controller.
     pub durations: HistogramVec,
     /// Epoch bumps, by reason.
     pub restarts: IntCounterVec,
+    /// The caches, as the metrics show them.
+    pub watched: Watched,
 }
+
+/// Outcomes of placements that are shown before the first of them, so that the first one counts.
+const OUTCOMES: [Reason; 5] =
+    [Reason::PlanFound, Reason::NothingFits, Reason::Outweighed, Reason::Preempting, Reason::NoNodes];
+/// The same of losses.
+const LOSSES: [Reason; 5] = [
+    Reason::EngineExited,
+    Reason::EngineNotStarted,
+    Reason::EngineFailed,
+    Reason::AddressLost,
+    Reason::PeerLost,
+];
 
 impl Metrics {
     /// Creates and registers them.
-    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+    pub fn register(registry: &Registry, watched: Watched) -> Result<Self, prometheus::Error> {
         let formation = vec![0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+        let plans = vec![0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
         let metrics = Self {
             placements: IntCounterVec::new(
                 Opts::new(
@@ -28,6 +60,14 @@ impl Metrics {
                     "Placements tried, by the reason of their outcome.",
                 ),
                 &["reason"],
+            )?,
+            plans: HistogramVec::new(
+                HistogramOpts::new(
+                    "russet_plan_seconds",
+                    "Seconds the planner took for a deployment, as the caches show the cluster (cached) or as the server does before anything is written (live).",
+                )
+                .buckets(plans),
+                &["view"],
             )?,
             formation: Histogram::with_opts(
                 HistogramOpts::new(
@@ -40,6 +80,13 @@ impl Metrics {
                 Opts::new("russet_operator_reconciles_total", "Reconciliations, by controller and result."),
                 &["controller", "result"],
             )?,
+            failures: IntCounterVec::new(
+                Opts::new(
+                    "russet_operator_reconcile_errors_total",
+                    "Reconciliations that failed and are tried again.",
+                ),
+                &["controller"],
+            )?,
             durations: HistogramVec::new(
                 HistogramOpts::new("russet_operator_reconcile_seconds", "Seconds a reconciliation took."),
                 &["controller"],
@@ -51,12 +98,116 @@ impl Metrics {
                 ),
                 &["reason"],
             )?,
+            watched,
         };
-        registry.register(Box::new(metrics.placements.clone()))?;
-        registry.register(Box::new(metrics.formation.clone()))?;
-        registry.register(Box::new(metrics.reconciles.clone()))?;
-        registry.register(Box::new(metrics.durations.clone()))?;
-        registry.register(Box::new(metrics.restarts.clone()))?;
+        for reason in OUTCOMES {
+            metrics.placements.with_label_values(&[&format!("{reason:?}")]);
+        }
+        for reason in LOSSES {
+            metrics.restarts.with_label_values(&[&format!("{reason:?}")]);
+        }
+        let Self { placements, plans, formation, reconciles, failures, durations, restarts, watched } =
+            metrics.clone();
+        for counter in [placements, reconciles, failures, restarts] {
+            registry.register(Box::new(counter))?;
+        }
+        for histogram in [plans, durations] {
+            registry.register(Box::new(histogram))?;
+        }
+        registry.register(Box::new(formation))?;
+        registry.register(Box::new(state::State::new(watched)?))?;
         Ok(metrics)
+    }
+
+    /// Asks the planner, and notes how long it took; `view` is `cached` or `live`.
+    pub fn planned<T>(&self, view: &str, plan: impl FnOnce() -> T) -> T {
+        let timer = self.plans.with_label_values(&[view]).start_timer();
+        let planned = plan();
+        timer.observe_duration();
+        planned
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::fmt::Debug;
+    use std::hash::Hash;
+
+    use kube::Resource;
+    use kube::runtime::reflector::{Store, store};
+    use kube::runtime::watcher::Event;
+    use russet_crds::Approval;
+    use russet_crds::{InferenceNode, ModelCopy, ModelDeployment, NodePool, Shard, ShardGroup, Tier};
+
+    use super::*;
+    use crate::context::Stores;
+
+    /// Objects of a cluster.
+    #[derive(Default)]
+    pub struct Objects {
+        pub nodes: Vec<InferenceNode>,
+        pub pools: Vec<NodePool>,
+        pub tiers: Vec<Tier>,
+        pub approvals: Vec<Approval>,
+        pub copies: Vec<ModelCopy>,
+        pub deployments: Vec<ModelDeployment>,
+        pub groups: Vec<ShardGroup>,
+        pub shards: Vec<Shard>,
+    }
+
+    fn holding<K>(objects: Vec<K>) -> Store<K>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+        K::DynamicType: Eq + Hash,
+    {
+        let (reader, mut writer) = store();
+        for object in objects {
+            writer.apply_watcher_event(&Event::Apply(object));
+        }
+        reader
+    }
+
+    /// Caches that hold what `fill` puts there.
+    pub fn filled(fill: impl FnOnce(&mut Objects)) -> Stores {
+        let mut objects = Objects::default();
+        fill(&mut objects);
+        Stores {
+            nodes: holding(objects.nodes),
+            pools: holding(objects.pools),
+            strategies: holding(Vec::new()),
+            tiers: holding(objects.tiers),
+            approvals: holding(objects.approvals),
+            models: holding(Vec::new()),
+            copies: holding(objects.copies),
+            deployments: holding(objects.deployments),
+            groups: holding(objects.groups),
+            shards: holding(objects.shards),
+            routes: holding(Vec::new()),
+            leases: holding(Vec::new()),
+            requests: holding(Vec::new()),
+        }
+    }
+
+    #[test]
+    fn only_who_leads_shows_the_cluster_and_counters_begin_at_zero() {
+        let registry = Registry::new();
+        let watched = Watched::default();
+        let metrics = Metrics::register(&registry, watched.clone()).unwrap();
+        assert_eq!(metrics.planned("cached", || 7), 7);
+        let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        let standby = text();
+        for line in [
+            "russet_operator_leader 0",
+            "russet_placement_attempts_total{reason=\"NothingFits\"} 0",
+            "russet_shardgroup_restarts_total{reason=\"PeerLost\"} 0",
+            "russet_plan_seconds_count{view=\"cached\"} 1",
+        ] {
+            assert!(standby.contains(line), "{line} is missing in\n{standby}");
+        }
+        assert!(!standby.contains("russet_shardgroups{"), "{standby}");
+        let shown = watched.show(&filled(|_| ()));
+        assert!(text().contains("russet_operator_leader 1") && text().contains("russet_shardgroups{"));
+        drop(shown);
+        assert_eq!(text().matches("russet_shardgroups{").count(), 0);
     }
 }

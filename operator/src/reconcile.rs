@@ -47,6 +47,8 @@ pub async fn drive<K, E, F>(
     });
     let failures: Arc<Mutex<HashMap<ObjectRef<K>, u32>>> = Arc::default();
     let counted = failures.clone();
+    // Shown from the beginning, so that the first failure counts.
+    context.metrics.failures.with_label_values(&[controller]);
     let run = move |object: Arc<K>, context: Arc<Context>| {
         let reference = ObjectRef::from_obj(object.as_ref());
         let failures = counted.clone();
@@ -62,6 +64,7 @@ pub async fn drive<K, E, F>(
                 }
                 Err(error) => {
                     context.metrics.reconciles.with_label_values(&[controller, &variant(error)]).inc();
+                    context.metrics.failures.with_label_values(&[controller]).inc();
                     tracing::warn!(controller, object = %reference, error = %chain(error), "reconciliation failed; it is retried");
                 }
             }

@@ -147,6 +147,7 @@ pub async fn run(
         if filled(&stores).await.is_err() {
             return "watches";
         }
+        let _shown = context.metrics.watched.show(&stores);
         ready.store(true, Ordering::Release);
         tokio::select! {
             () = authority::keep(client) => "authority",

@@ -2,12 +2,14 @@
 //! `/healthz` (the process turns its event loop) and `/readyz` (it can do its work). No secrets and
 //! no settings are shown here.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::{Encoder as _, Registry, TextEncoder};
@@ -24,6 +26,40 @@ pub fn router(registry: Registry, ready: Arc<AtomicBool>) -> Router {
         .with_state(registry)
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz).with_state(ready))
+}
+
+/// A page that only some processes have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// What its text is, as HTTP names it.
+    pub content_type: String,
+    /// Its text.
+    pub text: String,
+}
+
+/// Makes the page of a path, or none where there is none.
+pub type Pages = Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = Option<Page>> + Send>> + Send + Sync>;
+
+/// [`router`] and pages of the process's own.
+pub fn router_with(registry: Registry, ready: Arc<AtomicBool>, pages: Pages) -> Router {
+    router(registry, ready).fallback(move |uri: Uri| async move {
+        match pages(uri.path().to_owned()).await {
+            Some(Page { content_type, text }) => {
+                ([(header::CONTENT_TYPE, content_type)], text).into_response()
+            }
+            None => (StatusCode::NOT_FOUND, "no such page\n").into_response(),
+        }
+    })
+}
+
+/// Serves [`router_with`] on `listener` until the future is dropped.
+pub async fn serve_with(
+    listener: tokio::net::TcpListener,
+    registry: Registry,
+    ready: Arc<AtomicBool>,
+    pages: Pages,
+) -> std::io::Result<()> {
+    axum::serve(listener, router_with(registry, ready, pages)).await
 }
 
 /// Serves [`router`] on `listener` until the future is dropped.
@@ -83,6 +119,20 @@ mod tests {
         );
         ready.store(true, Ordering::Release);
         assert_eq!(get_path(&router, "/readyz").await, (StatusCode::OK, "ok\n".into()));
+    }
+
+    #[tokio::test]
+    async fn a_process_may_have_pages_of_its_own_beside_the_usual_ones() {
+        let pages: Pages = Arc::new(|path| {
+            Box::pin(async move {
+                let text = path.strip_prefix("/engines/")?.to_owned();
+                Some(Page { content_type: "text/plain".into(), text })
+            })
+        });
+        let router = router_with(Registry::new(), Arc::new(AtomicBool::new(true)), pages);
+        assert_eq!(get_path(&router, "/engines/x").await, (StatusCode::OK, "x".into()));
+        assert_eq!(get_path(&router, "/elsewhere").await.0, StatusCode::NOT_FOUND);
+        assert_eq!(get_path(&router, "/healthz").await.0, StatusCode::OK);
     }
 
     #[tokio::test]

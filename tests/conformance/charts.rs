@@ -10,6 +10,7 @@ use russet_tests::cluster::repository;
 use russet_tests::control_plane::kubernetes::Kubernetes;
 use russet_tests::processes::oracle;
 use russet_tests::tool::Tool;
+use serde_json::Value;
 
 use crate::Bench;
 
@@ -63,6 +64,7 @@ pub fn trials(bench: &Arc<Mutex<Bench>>) -> Result<Vec<Trial>> {
         ("charts::helm_lints_both_charts", lint as fn() -> Result<()>),
         ("charts::values_that_make_no_sense_are_refused_by_name", refused),
         ("charts::another_namespace_is_refused", namespace),
+        ("charts::board_and_alerts_are_the_files_and_come_when_asked_for", seen),
     ] {
         trials.push(Trial::test(name, move || step().map_err(|error| format!("{error:#}").into())));
     }
@@ -118,6 +120,8 @@ fn refused() -> Result<()> {
         ("gatway.enabled=false", &["gatway", "additional"]),
         ("models[0].name=x", &["models", "source"]),
         ("podMonitor.interval=often", &["interval", "pattern"]),
+        ("prometheusRule.enabled=perhaps", &["enabled", "boolean"]),
+        ("dashboard.folder=llm", &["folder", "additional"]),
     ] {
         let (ok, text) = helm(&["template", "x", &chart("russet"), "-n", "russet-system", "--set", values])?;
         ensure!(!ok, "{values} was taken");
@@ -131,6 +135,32 @@ fn namespace() -> Result<()> {
     let (ok, text) = helm(&["template", "x", &chart("russet"), "-n", "elsewhere"])?;
     ensure!(!ok, "the chart went into another namespace");
     has(&text, &["--namespace russet-system"])
+}
+
+/// What a template does to a file is undone here, and nothing may be left of it.
+fn seen() -> Result<()> {
+    let template = ["template", "x", &chart("russet"), "-n", "russet-system"];
+    let (ok, text) = helm(&template)?;
+    ensure!(ok && !text.contains("PrometheusRule") && !text.contains("grafana_dashboard"), "{text}");
+    let values =
+        "prometheusRule.enabled=true,prometheusRule.labels.release=monitoring,dashboard.enabled=true";
+    let (ok, text) = helm(&[&template[..], &["--set", values]].concat())?;
+    ensure!(ok, "{text}");
+    let documents = text.split("\n---\n").filter(|document| document.contains("kind:"));
+    let documents: Vec<Value> = documents.map(serde_norway::from_str).collect::<Result<_, _>>()?;
+    let of = |kind: &str, name: &str| {
+        let object = documents.iter().find(|it| it["kind"] == kind && it["metadata"]["name"] == name);
+        object.with_context(|| format!("the chart brings no {kind} {name}"))
+    };
+    let file = |path: &str| std::fs::read_to_string(Path::new(&chart("russet")).join(path));
+    let rule = of("PrometheusRule", "russet")?;
+    ensure!(rule["spec"] == serde_norway::from_str::<Value>(&file("rules/russet.yaml")?)?, "{rule}");
+    ensure!(rule["metadata"]["labels"]["release"] == "monitoring", "{rule}");
+    let board = of("ConfigMap", "russet-dashboard")?;
+    ensure!(board["metadata"]["labels"]["grafana_dashboard"] == "1", "{}", board["metadata"]);
+    let shipped = board["data"]["russet.json"].as_str().context("the ConfigMap holds no board")?;
+    ensure!(shipped == file("dashboards/russet.json")?.trim(), "the board is not the file's");
+    Ok(())
 }
 
 /// Everything optional switched on, in a namespace that refuses pods which are not restricted.
@@ -165,7 +195,7 @@ async fn install(plane: &Kubernetes) -> Result<()> {
                 "jsonpath={.spec.template}",
             ])
             .await?;
-        let mut pod: serde_json::Value = serde_json::from_str(&text)?;
+        let mut pod: Value = serde_json::from_str(&text)?;
         pod["apiVersion"] = "v1".into();
         pod["kind"] = "Pod".into();
         pod["metadata"]["name"] = component.into();

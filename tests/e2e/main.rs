@@ -9,6 +9,7 @@ mod keys;
 mod mistakes;
 mod path;
 mod pools;
+mod seen;
 mod servers;
 mod skew;
 mod tiers;
@@ -30,6 +31,9 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
     }
     if std::env::var_os(russet_tests::clock::CHOSEN).is_some() {
         return faults::clocks::scenarios();
+    }
+    if std::env::var_os("RUSSET_SEEN").is_some() {
+        return seen::scenarios();
     }
     let mut scenarios = everywhere();
     scenarios.extend(faults::others());

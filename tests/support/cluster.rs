@@ -2,7 +2,7 @@
 //! started as a person would. Everything ends with the value: children stop when their input closes,
 //! engines when nobody watches them, and what is left is killed.
 
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -250,7 +250,10 @@ impl Cluster {
             ControlPlane::Etcd(plane) => Some(plane.second_url()),
             _ => None,
         };
-        let words = words.into_iter().chain(["--address", &address, "--data-dir", &data_dir]).chain(second);
+        // On the machine's own address, so that somebody who looks at all machines can.
+        let metrics = SocketAddr::new(machine.address, 0).to_string();
+        let more = ["--address", &address, "--data-dir", &data_dir, "--metrics-listen", &metrics];
+        let words = words.into_iter().chain(more).chain(second);
         Ok(words.map(str::to_owned).collect())
     }
 

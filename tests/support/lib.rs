@@ -10,4 +10,5 @@ pub mod flux;
 pub mod hub;
 pub mod lab;
 pub mod processes;
+pub mod prometheus;
 pub mod tool;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::mlx::cache_dir;
-use crate::setup;
+use crate::{setup, step};
 
 /// A set of programs of one release.
 struct Peer {
@@ -136,6 +136,62 @@ fn libfaketime() -> Result<PathBuf> {
     Ok(library.into())
 }
 
+/// The folder with Prometheus and promtool of Debian's package. It is unpacked beside the other oracles and not
+/// installed: its service would start.
+fn prometheus() -> Result<PathBuf> {
+    let cache = cache_dir()?;
+    let folder = cache.join("prometheus-debian");
+    let programs = folder.join("usr/bin");
+    if programs.join("prometheus").exists() {
+        return Ok(programs);
+    }
+    let lock = fs::File::create(cache.join("prometheus-debian.lock"))?;
+    lock.lock().with_context(|| format!("lock {}", cache.display()))?;
+    if programs.join("prometheus").exists() {
+        return Ok(programs);
+    }
+    println!("▸ fetching Debian's prometheus");
+    let part = emptied(&cache, "prometheus-debian.part")?;
+    let apt = |own: bool, arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        // Lists of its own need no administrator.
+        if own {
+            for setting in ["Dir::State::lists", "Dir::Cache"] {
+                let place = part.join(setting.replace(':', ""));
+                fs::create_dir_all(place.join("partial"))?;
+                fs::create_dir_all(place.join("archives/partial"))?;
+                command.arg("-o").arg(format!("{setting}={}", place.display()));
+            }
+        }
+        step::run(command.args(arguments).current_dir(&part), "fetch the package prometheus with apt-get")
+    };
+    if apt(false, &["download", "prometheus"]).is_err() {
+        apt(true, &["update"])?;
+        apt(true, &["download", "prometheus"])?;
+    }
+    let mut files = fs::read_dir(&part)?.flatten().map(|entry| entry.path());
+    let package = files.find(|path| path.extension().is_some_and(|end| end == "deb"));
+    let package = package.context("apt-get download prometheus left no .deb")?;
+    let unpacked = part.join("unpacked");
+    step::run(
+        Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked),
+        "unpack the package prometheus",
+    )?;
+    fs::rename(&unpacked, &folder)?;
+    fs::remove_dir_all(&part)?;
+    Ok(programs)
+}
+
+/// An empty folder of that name.
+fn emptied(cache: &Path, name: &str) -> Result<PathBuf> {
+    let folder = cache.join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
 /// The variables that tell the tests where a program lies.
 pub const ETCD: &str = "RUSSET_ETCD";
 pub const KUBECTL: &str = "RUSSET_KUBECTL";
@@ -144,6 +200,8 @@ pub const KUBE_CONTROLLER_MANAGER: &str = "RUSSET_KUBE_CONTROLLER_MANAGER";
 pub const HELM: &str = "RUSSET_HELM";
 pub const FLUX: &str = "RUSSET_FLUX_KUSTOMIZE";
 pub const LIBFAKETIME: &str = "RUSSET_LIBFAKETIME";
+pub const PROMETHEUS: &str = "RUSSET_PROMETHEUS";
+pub const PROMTOOL: &str = "RUSSET_PROMTOOL";
 
 /// The program of a variable, built or installed when it is not there.
 pub fn program(variable: &str) -> Result<PathBuf> {
@@ -155,6 +213,8 @@ pub fn program(variable: &str) -> Result<PathBuf> {
         HELM => helm(),
         FLUX => flux(),
         LIBFAKETIME => libfaketime(),
+        PROMETHEUS => Ok(prometheus()?.join("prometheus")),
+        PROMTOOL => Ok(prometheus()?.join("promtool")),
         other => bail!("{other} names no program of the oracles"),
     }
 }

@@ -90,6 +90,14 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &["--skip", "charts::"],
     },
     OracleSuite {
+        name: "seen",
+        test: "e2e",
+        programs: &[oracles::PROMETHEUS, oracles::PROMTOOL],
+        half: None,
+        environment: &[("RUSSET_SEEN", "1")],
+        arguments: &[],
+    },
+    OracleSuite {
         name: "charts",
         test: "conformance",
         programs: REAL,

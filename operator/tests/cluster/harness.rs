@@ -42,9 +42,17 @@ impl Operator {
         let registry = prometheus::Registry::new();
         let ready = Arc::new(AtomicBool::new(false));
         let (stop, stopped) = oneshot::channel::<()>();
-        let run = russet_operator::run(user, "test", credential, registry.clone(), ready.clone(), async {
-            let _ = stopped.await;
-        });
+        let run = russet_operator::run(
+            user,
+            "test",
+            credential,
+            registry.clone(),
+            Default::default(),
+            ready.clone(),
+            async {
+                let _ = stopped.await;
+            },
+        );
         let task = tokio::spawn(run);
         until("the operator is ready", || async { ready.load(Ordering::Acquire).then_some(()) }).await;
         Self { credential, registry, stop, task }

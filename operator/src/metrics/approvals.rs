@@ -1,0 +1,42 @@
+//! Questions to persons in numbers: how many wait for an answer, and what became of the others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use prometheus::core::Desc;
+use russet_crds::{Approval, Decision};
+
+use super::sheet::{Family, Sheet, number};
+use crate::approval::is_expired;
+
+const STATES: [&str; 4] = ["waiting", "approved", "denied", "expired"];
+
+const COUNT: Family<1> = Family {
+    name: "russet_approvals",
+    help: "Approvals by what became of the question: waiting, approved, denied or expired.",
+    labels: ["state"],
+};
+
+/// What these are called.
+pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
+    Ok(vec![COUNT.desc()?])
+}
+
+/// Writes them down.
+pub fn write(sheet: &mut Sheet, approvals: &[Arc<Approval>], now: Timestamp) {
+    let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
+    for approval in approvals {
+        let state = match approval.spec.decision {
+            _ if is_expired(approval, now) => "expired",
+            Some(Decision::Approved) => "approved",
+            Some(Decision::Denied) => "denied",
+            // A word of a newer release answers nothing here.
+            Some(Decision::Unknown) | None => "waiting",
+        };
+        *counts.entry(state).or_default() += 1;
+    }
+    for (state, count) in counts {
+        sheet.set(&COUNT, [state], number(count));
+    }
+}

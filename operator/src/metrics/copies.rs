@@ -1,0 +1,53 @@
+//! Files of models on machines, in numbers. Copies of headers alone are not worth a series.
+
+use std::sync::Arc;
+
+use prometheus::core::Desc;
+use russet_crds::conditions::{Type, get};
+use russet_crds::{ModelCopy, Want};
+
+use super::sheet::{Family, Sheet, number};
+
+const READY: Family<4> = Family {
+    name: "russet_modelcopy_ready",
+    help: "1 while a node holds every verified file of a Model that is wanted there, else 0, with the condition's reason.",
+    labels: ["namespace", "model", "node", "reason"],
+};
+const DONE: Family<3> = Family {
+    name: "russet_modelcopy_done_bytes",
+    help: "Bytes of a ModelCopy on disk.",
+    labels: ["namespace", "model", "node"],
+};
+const WANTED: Family<3> = Family {
+    name: "russet_modelcopy_wanted_bytes",
+    help: "Bytes of a ModelCopy in all; absent while unknown.",
+    labels: ["namespace", "model", "node"],
+};
+const RATE: Family<3> = Family {
+    name: "russet_modelcopy_bytes_per_second",
+    help: "Bytes a second a ModelCopy got over the last seconds it was copied.",
+    labels: ["namespace", "model", "node"],
+};
+
+/// What these are called.
+pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
+    Ok(vec![READY.desc()?, DONE.desc()?, WANTED.desc()?, RATE.desc()?])
+}
+
+/// Writes them down.
+pub fn write(sheet: &mut Sheet, copies: &[Arc<ModelCopy>]) {
+    for copy in copies.iter().filter(|copy| copy.spec.want == Want::Files) {
+        let (model, node) = (&copy.spec.model_ref, copy.spec.node_name.as_str());
+        let own = [model.namespace.as_str(), model.name.as_str(), node];
+        let status = copy.status.clone().unwrap_or_default();
+        let ready = get(&status.conditions, Type::Ready);
+        let reason = ready.map_or("Unknown", |ready| ready.reason.as_str());
+        let holds = ready.is_some_and(|ready| ready.status == "True");
+        sheet.set(&READY, [own[0], own[1], node, reason], f64::from(u8::from(holds)));
+        sheet.set(&DONE, own, number(status.bytes_done));
+        sheet.set(&RATE, own, number(status.bytes_per_second));
+        if status.bytes_total > 0 {
+            sheet.set(&WANTED, own, number(status.bytes_total));
+        }
+    }
+}

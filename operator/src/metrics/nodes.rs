@@ -1,0 +1,99 @@
+//! Machines in numbers: whether each takes work, and its memory and disk as the planner counts them.
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use prometheus::core::Desc;
+use russet_plan::Cluster;
+use russet_plan::cluster::availability;
+use russet_plan::snapshot::Availability;
+
+use super::sheet::{Family, Sheet, number};
+use crate::context::Stores;
+
+const STATES: [&str; 6] = ["open", "cordoned", "draining", "unmeasured", "unreachable", "lost"];
+
+const INFO: Family<4> = Family {
+    name: "russet_inferencenode_info",
+    help: "1 for every InferenceNode, with what it is.",
+    labels: ["node", "chip", "os", "agent_version"],
+};
+const AVAILABILITY: Family<2> = Family {
+    name: "russet_inferencenode_availability",
+    help: "1 for the state an InferenceNode is in, 0 for the others: open, cordoned, draining, unmeasured, unreachable or lost.",
+    labels: ["node", "state"],
+};
+const LIMIT: Family<1> = Family {
+    name: "russet_inferencenode_memory_limit_bytes",
+    help: "Bytes all models together may take on an InferenceNode.",
+    labels: ["node"],
+};
+const COMMITTED: Family<1> = Family {
+    name: "russet_inferencenode_memory_committed_bytes",
+    help: "Bytes of an InferenceNode that are promised to groups or still held by engines.",
+    labels: ["node"],
+};
+const GRANTED: Family<1> = Family {
+    name: "russet_inferencenode_memory_granted_bytes",
+    help: "Bytes the agent of an InferenceNode has granted to Shards.",
+    labels: ["node"],
+};
+const DISK: Family<1> = Family {
+    name: "russet_inferencenode_disk_total_bytes",
+    help: "Bytes of the file system under an InferenceNode's model store.",
+    labels: ["node"],
+};
+const DISK_FREE: Family<1> =
+    Family { name: "russet_inferencenode_disk_free_bytes", help: "Bytes free there.", labels: ["node"] };
+
+/// What these are called.
+pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
+    let mut descs = vec![INFO.desc()?, AVAILABILITY.desc()?];
+    for family in [LIMIT, COMMITTED, GRANTED, DISK, DISK_FREE] {
+        descs.push(family.desc()?);
+    }
+    Ok(descs)
+}
+
+/// Writes them down.
+pub fn write(sheet: &mut Sheet, stores: &Stores, now: Timestamp) {
+    let nodes = stores.nodes.state();
+    // Of models, pools and tiers no byte is promised.
+    let cluster = Cluster {
+        nodes: nodes.clone(),
+        groups: stores.groups.state(),
+        shards: stores.shards.state(),
+        ..Cluster::default()
+    };
+    let view = cluster.snapshot(now);
+    let committed = view.committed(|_| false);
+    for node in nodes {
+        let name = node.name_any();
+        let status = node.status.clone().unwrap_or_default();
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let (chip, os, version) = (text(&status.chip), text(&status.os), text(&status.agent_version));
+        sheet.set(&INFO, [&name, &chip, &os, &version], 1.0);
+        let state = word(availability(&node, now));
+        sheet.set_state(&AVAILABILITY, |state| [name.clone(), state.to_owned()], &STATES, state);
+        sheet.set(&COMMITTED, [&name], number(committed.get(name.as_str()).copied().unwrap_or(0)));
+        // What was never measured is absent, never 0.
+        if let Some(memory) = status.memory {
+            sheet.set(&LIMIT, [&name], number(memory.serving_limit_bytes));
+            sheet.set(&GRANTED, [&name], number(memory.granted_bytes));
+        }
+        if let Some(disk) = status.disk {
+            sheet.set(&DISK, [&name], number(disk.total_bytes));
+            sheet.set(&DISK_FREE, [&name], number(disk.free_bytes));
+        }
+    }
+}
+
+fn word(availability: Availability) -> &'static str {
+    match availability {
+        Availability::Open => "open",
+        Availability::Cordoned => "cordoned",
+        Availability::Draining => "draining",
+        Availability::Unmeasured => "unmeasured",
+        Availability::Unreachable => "unreachable",
+        Availability::Lost => "lost",
+    }
+}

@@ -1,0 +1,128 @@
+//! Pools and tiers in numbers, as their own statuses have them.
+
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use prometheus::core::Desc;
+use russet_crds::conditions::{Type, get};
+use russet_crds::{NodePool, PoolMemory, Tier};
+
+use super::sheet::{Family, Sheet, number};
+
+const POOL_NODES: Family<1> = Family {
+    name: "russet_nodepool_nodes",
+    help: "InferenceNodes a NodePool's selector takes.",
+    labels: ["pool"],
+};
+const POOL_READY: Family<1> = Family {
+    name: "russet_nodepool_nodes_ready",
+    help: "Those among them that take new work.",
+    labels: ["pool"],
+};
+const POOL_MEMORY: Memory = Memory {
+    limit: Family {
+        name: "russet_nodepool_memory_limit_bytes",
+        help: "Bytes models may take on the nodes of a NodePool.",
+        labels: ["pool"],
+    },
+    committed: Family {
+        name: "russet_nodepool_memory_committed_bytes",
+        help: "Bytes promised to groups or still held by engines there.",
+        labels: ["pool"],
+    },
+    free: Family {
+        name: "russet_nodepool_memory_free_bytes",
+        help: "Bytes free on those of its nodes that take new work.",
+        labels: ["pool"],
+    },
+};
+const TIER_INFO: Family<2> =
+    Family { name: "russet_tier_info", help: "1 for every Tier, with its mode.", labels: ["tier", "mode"] };
+const TIER_READY: Family<2> = Family {
+    name: "russet_tier_ready",
+    help: "1 while a Tier is Ready, else 0, with the condition's reason.",
+    labels: ["tier", "reason"],
+};
+const TIER_PRIORITY: Family<1> = Family {
+    name: "russet_tier_priority",
+    help: "What replicas of a Tier count where room is short.",
+    labels: ["tier"],
+};
+const TIER_DEPLOYMENTS: Family<1> =
+    Family { name: "russet_tier_deployments", help: "ModelDeployments that name a Tier.", labels: ["tier"] };
+const TIER_NODES: Family<2> = Family {
+    name: "russet_tier_nodes",
+    help: "InferenceNodes that a workload group of a Dedicated Tier has for itself.",
+    labels: ["tier", "workload_group"],
+};
+const TIER_MEMORY: Memory = Memory {
+    limit: Family {
+        name: "russet_tier_memory_limit_bytes",
+        help: "Bytes models may take on the nodes of a Tier; of a Dedicated one, on those its groups have.",
+        labels: ["tier"],
+    },
+    committed: Family {
+        name: "russet_tier_memory_committed_bytes",
+        help: "Bytes promised to groups or still held by engines there.",
+        labels: ["tier"],
+    },
+    free: Family {
+        name: "russet_tier_memory_free_bytes",
+        help: "Bytes free on those of its nodes that take new work.",
+        labels: ["tier"],
+    },
+};
+
+struct Memory {
+    limit: Family<1>,
+    committed: Family<1>,
+    free: Family<1>,
+}
+
+impl Memory {
+    fn write(&self, sheet: &mut Sheet, name: &str, memory: Option<&PoolMemory>) {
+        // Who was never looked at has none.
+        let Some(memory) = memory else { return };
+        sheet.set(&self.limit, [name], number(memory.serving_limit_bytes));
+        sheet.set(&self.committed, [name], number(memory.committed_bytes));
+        sheet.set(&self.free, [name], number(memory.free_bytes));
+    }
+}
+
+/// What these are called.
+pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
+    let mut descs = vec![TIER_INFO.desc()?, TIER_READY.desc()?, TIER_NODES.desc()?];
+    for family in [POOL_NODES, POOL_READY, TIER_PRIORITY, TIER_DEPLOYMENTS] {
+        descs.push(family.desc()?);
+    }
+    for Memory { limit, committed, free } in [POOL_MEMORY, TIER_MEMORY] {
+        descs.extend([limit.desc()?, committed.desc()?, free.desc()?]);
+    }
+    Ok(descs)
+}
+
+/// Writes them down.
+pub fn write(sheet: &mut Sheet, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
+    for pool in pools {
+        let name = pool.name_any();
+        let Some(status) = &pool.status else { continue };
+        sheet.set(&POOL_NODES, [&name], f64::from(status.nodes));
+        sheet.set(&POOL_READY, [&name], f64::from(status.ready_nodes));
+        POOL_MEMORY.write(sheet, &name, status.memory.as_ref());
+    }
+    for tier in tiers {
+        let name = tier.name_any();
+        sheet.set(&TIER_INFO, [&name, &format!("{:?}", tier.spec.mode)], 1.0);
+        sheet.set(&TIER_PRIORITY, [&name], f64::from(tier.spec.priority));
+        let Some(status) = &tier.status else { continue };
+        sheet.set(&TIER_DEPLOYMENTS, [&name], f64::from(status.deployments));
+        TIER_MEMORY.write(sheet, &name, status.memory.as_ref());
+        for group in &status.workload_groups {
+            sheet.set(&TIER_NODES, [&name, &group.name], number(group.nodes.len() as u64));
+        }
+        if let Some(ready) = get(&status.conditions, Type::Ready) {
+            let holds = f64::from(u8::from(ready.status == "True"));
+            sheet.set(&TIER_READY, [&name, &ready.reason], holds);
+        }
+    }
+}
