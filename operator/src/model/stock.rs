@@ -50,7 +50,7 @@ impl Seen {
 
     /// What is in store.
     pub fn stock(&self, now: Timestamp) -> Stock {
-        let Cluster { nodes, models, strategies: _, pools, tiers, groups, shards, approvals: _ } =
+        let Cluster { nodes, models, strategies: _, pools, tiers, groups, shards, copies: _, approvals: _ } =
             &self.cluster;
         let areas = areas(pools, nodes);
         let files: Vec<&Arc<ModelCopy>> = self
