@@ -19,6 +19,7 @@ pub mod place;
 pub mod pool;
 pub mod proposal;
 pub mod quantity;
+pub mod scale;
 pub mod schedule;
 #[cfg(test)]
 mod seeded;
