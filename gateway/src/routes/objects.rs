@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use russet_crds::conditions::{self, Type};
+use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{KvRoom, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
 use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, Name, State, Table};
@@ -116,7 +116,15 @@ fn state(deployment: &ModelDeployment) -> State {
             .filter(|message| !message.is_empty())
             .map(str::to_owned)
     };
-    if conditions::is_true(conditions, Type::Ready) {
+    // What rests on purpose is settled, and reads so.
+    let rests = |reason: Reason| {
+        conditions::get(conditions, Type::Ready).is_some_and(|ready| ready.reason == format!("{reason:?}"))
+    };
+    if rests(Reason::Idle) {
+        State::Working(said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()))
+    } else if rests(Reason::OutsideSchedule) {
+        State::Halted(said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()))
+    } else if conditions::is_true(conditions, Type::Ready) {
         State::Ready
     } else if conditions::is_true(conditions, Type::Stalled) {
         State::Halted(
@@ -132,7 +140,6 @@ fn state(deployment: &ModelDeployment) -> State {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-    use russet_crds::conditions::Reason;
     use russet_crds::{
         Autoscaling, Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus,
         ModelRouteSpec, RouteTarget, ShardGroupSpec, ShardGroupStatus,
@@ -215,6 +222,14 @@ mod tests {
         ] {
             assert_eq!(state(&deployment("chat", replicas, conditions)), expected);
         }
+        let rests = |reason| {
+            let mut conditions = Vec::new();
+            let at = "2026-01-01T00:00:00Z".parse().unwrap();
+            conditions::set(&mut conditions, Type::Ready, true, reason, "rests", None, at);
+            state(&deployment("chat", 1, conditions))
+        };
+        assert_eq!(rests(Reason::Idle), State::Working("rests".into()), "a request wakes it");
+        assert_eq!(rests(Reason::OutsideSchedule), State::Halted("rests".into()), "no request does");
         let stopped = deployment("chat", 0, condition(Type::Ready, true, ""));
         assert!(matches!(state(&stopped), State::Halted(_)));
         // Whom nobody asked for sleeps, where that is allowed, and is woken by whoever waits.

@@ -8,6 +8,7 @@ mod harness;
 mod joining;
 mod pools;
 mod preemption;
+mod scaling;
 mod strategies;
 mod tiers;
 
