@@ -24,7 +24,7 @@ use crate::lab::{Certificates, Engine, PATIENCE, hello, limits, script_engine};
 struct Objects {
     kept: Arc<Mutex<BTreeMap<(String, String), Value>>>,
     events: broadcast::Sender<(String, Value)>,
-    /// Statuses that were applied, each with its field manager.
+    /// Statuses that were applied, each with its field manager, and patches of lists.
     applied: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
@@ -113,7 +113,7 @@ async fn list_or_watch(
     .into_response()
 }
 
-/// Takes note of what is applied, and answers with the object as it is.
+/// Takes note of what is applied or patched, and answers with the object as it is.
 async fn apply_status(
     State(objects): State<Objects>,
     Path((_, plural, name)): Path<(String, String, String)>,
@@ -123,8 +123,10 @@ async fn apply_status(
     let Some(object) = objects.kept.lock().unwrap().get(&(plural, name)).cloned() else {
         return axum::http::StatusCode::NOT_FOUND.into_response();
     };
-    let status = serde_json::from_slice::<Value>(&body).unwrap()["status"].clone();
-    objects.applied.lock().unwrap().push((query["fieldManager"].clone(), status));
+    let patch: Value = serde_json::from_slice(&body).unwrap();
+    let manager = query.get("fieldManager").cloned().unwrap_or_default();
+    let status = if patch.is_array() { patch } else { patch["status"].clone() };
+    objects.applied.lock().unwrap().push((manager, status));
     Json(object).into_response()
 }
 
@@ -133,6 +135,7 @@ fn deployment() -> Value {
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment",
         "metadata": {"namespace": "default", "name": "m", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"modelRef": {"name": "m"}},
+        "status": {"demand": [{"gateway": "gone:1", "reportedAt": "2026-01-01T00:00:00Z", "waiting": 3}]},
     })
 }
 
@@ -206,6 +209,14 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let gateway_name = entry["gateway"].as_str().unwrap();
     assert!(gateway_name.ends_with(&format!(":{}", listen.port())), "{gateway_name}");
     assert_eq!(manager, format!("russet-gateway-{gateway_name}"));
+    // A gateway that is gone for months says nothing more.
+    let removed = tokio::time::timeout(PATIENCE, async {
+        let remove = json!({"op": "remove", "path": "/status/demand/0"});
+        while !objects.applied.lock().unwrap().iter().any(|(_, patch)| patch[1] == remove) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    removed.await.expect("its entry is removed");
     objects.apply("shardgroups", group(&first, 1, 2));
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
 
@@ -227,8 +238,9 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     assert!(tokio::time::timeout(PATIENCE, gateway).await.unwrap().unwrap().is_ok());
     assert!(!ready.load(Ordering::Acquire));
     // Its last word: nobody waits here any more.
-    let (_, last) = objects.applied.lock().unwrap().last().cloned().unwrap();
-    let last = &last["demand"][0];
+    let applied = objects.applied.lock().unwrap().clone();
+    let last = applied.iter().rev().find(|(_, status)| status["demand"].is_array()).unwrap();
+    let last = &last.1["demand"][0];
     assert_eq!((&last["waiting"], &last["active"]), (&json!(0), &json!(0)), "{last}");
     server.shutdown_background();
 }
