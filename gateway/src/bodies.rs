@@ -39,6 +39,13 @@ pub struct Held {
     bytes: usize,
 }
 
+impl Held {
+    /// How much it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         let mut taken = self.taken.lock();

@@ -17,6 +17,9 @@ const UNKNOWN: &str = "unknown";
 /// The label of names beyond [`MOST_NAMES`].
 const OTHER: &str = "other";
 
+/// Labels of what is counted by deployment, as those that scale by it look for them.
+const DEPLOYMENT: &[&str] = &["namespace", "name"];
+
 const FIRST_TOKEN_BUCKETS: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
@@ -42,6 +45,9 @@ pub struct Metrics {
     duration: HistogramVec,
     prompt_tokens: IntCounterVec,
     generation_tokens: IntCounterVec,
+    waiting: IntGaugeVec,
+    active: IntGaugeVec,
+    held: HistogramVec,
 }
 
 impl Metrics {
@@ -99,6 +105,7 @@ impl Metrics {
                     "request_ttft_seconds",
                     "From the request's arrival to its first token.",
                     &FIRST_TOKEN_BUCKETS,
+                    model,
                 )?,
             )?,
             duration: add(
@@ -107,6 +114,7 @@ impl Metrics {
                     "request_duration_seconds",
                     "From the request's arrival to the end of its answer.",
                     &REQUEST_BUCKETS,
+                    model,
                 )?,
             )?,
             prompt_tokens: add(
@@ -116,6 +124,23 @@ impl Metrics {
             generation_tokens: add(
                 registry,
                 counter("generation_tokens_total", "Tokens of complete answers.", model)?,
+            )?,
+            waiting: add(
+                registry,
+                gauge("num_requests_waiting", "Requests held until a replica answers.", DEPLOYMENT)?,
+            )?,
+            active: add(
+                registry,
+                gauge("num_requests_running", "Requests that replicas are answering.", DEPLOYMENT)?,
+            )?,
+            held: add(
+                registry,
+                histogram(
+                    "request_queue_time_seconds",
+                    "How long a request was held until a replica answered, or it was given up.",
+                    &REQUEST_BUCKETS,
+                    DEPLOYMENT,
+                )?,
             )?,
         })
     }
@@ -133,6 +158,26 @@ impl Metrics {
         self.requests.with_label_values(&[UNKNOWN]).inc();
         self.errors.with_label_values(&[UNKNOWN, refusal.kind.as_str()]).inc();
         self.outcomes.with_label_values(&["rejected"]).inc();
+    }
+
+    /// Shows the requests of a deployment: held, and being answered.
+    pub fn deployment(&self, namespace: &str, name: &str, waiting: u32, active: u32) {
+        self.waiting.with_label_values(&[namespace, name]).set(waiting.into());
+        self.active.with_label_values(&[namespace, name]).set(active.into());
+    }
+
+    /// Counts a request that is held no longer.
+    pub fn held(&self, namespace: &str, name: &str, took: Duration) {
+        self.held.with_label_values(&[namespace, name]).observe(took.as_secs_f64());
+    }
+
+    /// Says nothing more of a deployment that is gone.
+    pub fn forget(&self, namespace: &str, name: &str) {
+        let labels = [namespace, name];
+        // An error says that there was nothing.
+        let _ = self.waiting.remove_label_values(&labels);
+        let _ = self.active.remove_label_values(&labels);
+        let _ = self.held.remove_label_values(&labels);
     }
 
     /// Starts to count a request for a known model.
@@ -177,8 +222,13 @@ fn gauge(name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometh
     IntGaugeVec::new(Opts::new(full(name), help), labels)
 }
 
-fn histogram(name: &str, help: &str, buckets: &[f64]) -> Result<HistogramVec, prometheus::Error> {
-    HistogramVec::new(HistogramOpts::new(full(name), help).buckets(buckets.to_vec()), &["model_name"])
+fn histogram(
+    name: &str,
+    help: &str,
+    buckets: &[f64],
+    labels: &[&str],
+) -> Result<HistogramVec, prometheus::Error> {
+    HistogramVec::new(HistogramOpts::new(full(name), help).buckets(buckets.to_vec()), labels)
 }
 
 fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C, prometheus::Error> {

@@ -6,6 +6,8 @@ mod follow;
 mod objects;
 mod scope;
 
+use std::time::Duration;
+
 pub use follow::follow;
 pub use scope::Scope;
 
@@ -72,6 +74,8 @@ pub struct Name {
     pub namespace: String,
     /// Names of deployments, tried in order.
     pub targets: Vec<String>,
+    /// How long a request is held while none of them answers; `None`: it is refused at once.
+    pub hold: Option<Duration>,
 }
 
 /// What a model's name leads to.
@@ -115,10 +119,39 @@ impl Table {
         if !scope.opens(model) {
             return Resolved::Forbidden;
         }
-        let names = self.names.iter().filter(|name| scope.sees(&name.namespace));
-        if let Some(name) = names.clone().find(|name| name.is_exact() && name.pattern == model) {
-            return self.targets(name);
+        match self.route(model, scope) {
+            Some(name) => self.targets(name),
+            None => self.own(model, scope),
         }
+    }
+
+    /// The name of a ModelRoute by which `model` is resolved, if that is how.
+    pub fn route(&self, model: &str, scope: &Scope) -> Option<&Name> {
+        let named = self.exact(model, scope);
+        named.or_else(|| match self.own(model, scope) {
+            Resolved::Unknown => self.pattern(model, scope),
+            _ => None,
+        })
+    }
+
+    fn names(&self, scope: &Scope) -> impl Iterator<Item = &Name> {
+        self.names.iter().filter(move |name| scope.sees(&name.namespace))
+    }
+
+    fn exact(&self, model: &str, scope: &Scope) -> Option<&Name> {
+        self.names(scope).find(|name| name.is_exact() && name.pattern == model)
+    }
+
+    /// Of patterns that match, the most specific one.
+    fn pattern(&self, model: &str, scope: &Scope) -> Option<&Name> {
+        let matching = self.names(scope).filter(|name| !name.is_exact() && matches(&name.pattern, model));
+        // Of equals the first by name, so that every gateway chooses alike.
+        matching
+            .max_by(|a, b| a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route)))
+    }
+
+    /// The deployment whose own name it is.
+    fn own(&self, model: &str, scope: &Scope) -> Resolved<'_> {
         let deployments = || self.deployments.iter().filter(|one| scope.sees(&one.namespace));
         if let Some(full) = deployments().find(|deployment| {
             model.split_once('/') == Some((deployment.namespace.as_str(), deployment.name.as_str()))
@@ -127,21 +160,11 @@ impl Table {
         }
         let same: Vec<&Deployment> = deployments().filter(|deployment| deployment.name == model).collect();
         match same.as_slice() {
-            [] => {}
-            [only] => return Resolved::Deployments(vec![only]),
-            [first, ..] if first.namespace == DEFAULT_NAMESPACE => {
-                return Resolved::Deployments(vec![first]);
-            }
-            several => {
-                return Resolved::Ambiguous(several.iter().map(|one| one.full_name()).collect());
-            }
+            [] => Resolved::Unknown,
+            [only] => Resolved::Deployments(vec![only]),
+            [first, ..] if first.namespace == DEFAULT_NAMESPACE => Resolved::Deployments(vec![first]),
+            several => Resolved::Ambiguous(several.iter().map(|one| one.full_name()).collect()),
         }
-        let pattern =
-            names.filter(|name| !name.is_exact() && matches(&name.pattern, model)).max_by(|a, b| {
-                // Of equals the first by name, so that every gateway chooses alike.
-                a.literal_length().cmp(&b.literal_length()).then_with(|| b.route.cmp(&a.route))
-            });
-        pattern.map_or(Resolved::Unknown, |name| self.targets(name))
     }
 
     fn targets<'a>(&'a self, name: &'a Name) -> Resolved<'a> {
@@ -229,6 +252,7 @@ mod tests {
             route: format!("default/{route}"),
             namespace: "default".into(),
             targets: targets.iter().map(|&target| target.to_owned()).collect(),
+            hold: None,
         }
     }
 

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
+use crate::demand::{Demand, Reporter};
 use crate::dialects;
 use crate::guard::{Gate, guard};
 use crate::keys::{self, Keyring};
@@ -93,6 +94,7 @@ pub async fn run(
     // An Err means that the process has chosen its provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificate = certificate.map(Certificate::read).transpose()?;
+    let reporter = Reporter::new(client.clone(), listen.first().map_or(0, SocketAddr::port));
     let mut doors = Vec::new();
     for address in listen {
         doors.push(match (Side::of(address), &certificate) {
@@ -130,7 +132,8 @@ pub async fn run(
             }
         }
     });
-    let gateway = Gateway { doors, table, keyring, tls, limits, patience, registry, ready: ready.clone() };
+    let (reporter, flag) = (Some(reporter), ready.clone());
+    let gateway = Gateway { doors, table, keyring, tls, limits, patience, registry, ready: flag, reporter };
     let served = gateway.serve(shutdown).await;
     ready.store(false, Ordering::Release);
     served
@@ -146,6 +149,8 @@ pub struct Gateway {
     patience: Patience,
     registry: Registry,
     ready: Arc<AtomicBool>,
+    /// Tells the cluster who asks for what.
+    reporter: Option<Reporter>,
 }
 
 /// How long the refusals of those that did not may take to reach their clients.
@@ -162,16 +167,25 @@ impl Gateway {
         patience: Patience,
     ) -> Self {
         let ready = Arc::new(AtomicBool::new(true));
-        Self { doors, table, keyring, tls, limits, patience, registry: Registry::new(), ready }
+        let registry = Registry::new();
+        Self { doors, table, keyring, tls, limits, patience, registry, ready, reporter: None }
     }
 
     /// Serves until `shutdown`, then lets answers end.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let Self { doors, table, keyring, tls, limits, patience, registry, ready } = self;
+        let Self { doors, table, keyring, tls, limits, patience, registry, ready, reporter } = self;
         let closing = CancellationToken::new();
         let stopping = CancellationToken::new();
         let metrics = Arc::new(Metrics::new(&registry).map_err(Error::Metrics)?);
-        let core = Arc::new(Core::new(table, Backends::new(tls), metrics.clone(), limits, closing.clone()));
+        let demand = Arc::new(Demand::new(limits.held, metrics.clone()));
+        // It ends with this function.
+        let mut reporting = JoinSet::new();
+        if let Some(reporter) = reporter.clone() {
+            reporting.spawn(reporter.run(demand.clone(), table.clone()));
+        }
+        let core =
+            Core::new(table, Backends::new(tls), demand.clone(), metrics.clone(), limits, closing.clone());
+        let core = Arc::new(core);
         let mut serving = JoinSet::new();
         for door in doors {
             let side = door.side();
@@ -195,6 +209,11 @@ impl Gateway {
         tokio::select! {
             () = all_ended => {}
             () = bounded => {}
+        }
+        reporting.shutdown().await;
+        if let Some(reporter) = reporter {
+            // Without it, what waits and runs here counts for a minute more.
+            let _ = tokio::time::timeout(FAREWELL, reporter.farewell(&demand)).await;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@
 
 mod answer;
 mod choose;
+mod setbacks;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,21 +29,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
 use crate::bodies::{Bodies, Held};
+use crate::demand::{Demand, Room, Waiting};
 use crate::keys::{Caller, Quota};
 use crate::metrics::{Metrics, Tracker};
 use crate::refusal::{Kind, Refusal};
-use crate::routes::{Endpoint, Table};
+use crate::routes::{Deployment, Endpoint, Table};
 pub use answer::Answer;
 use answer::{Opened, Setback, closing, ended, judge, setback, silent};
 use choose::{Choice, choose};
+use setbacks::{Setbacks, overloaded};
 
 /// How long the gateway is patient.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// For a group to be ready. Longer than re-forming a group takes, shorter than clients' patience.
+    /// For the cluster and its keys to be known after a start.
     pub wait: Duration,
+    /// For a deployment that is asked by its own name and does not answer; a ModelRoute says its own, with the same
+    /// default.
+    pub hold: Duration,
     /// Until a streamed answer's headers go out without a first token. Before that a failure still
-    /// has a status of its own; after that heartbeats keep proxies from closing the connection.
+    /// has a status of its own; after that heartbeats keep proxies from closing the connection, which some do
+    /// after 30 s.
     pub hold_headers: Duration,
     /// Between heartbeats of a stream that has nothing to say.
     pub heartbeat: Duration,
@@ -57,12 +64,15 @@ pub struct Limits {
     /// Bytes of requests that are being read or wait for an engine, all together: many times the largest one,
     /// and little beside the memory of a machine that serves models.
     pub bodies: usize,
+    /// Requests that are held.
+    pub held: Room,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             wait: Duration::from_secs(30),
+            hold: Duration::from_secs(300),
             hold_headers: Duration::from_secs(10),
             heartbeat: Duration::from_secs(15),
             silence: Duration::from_secs(600),
@@ -70,6 +80,7 @@ impl Default for Limits {
             losses: 3,
             grace: Duration::from_secs(10),
             bodies: 256 * 1024 * 1024,
+            held: Room::default(),
         }
     }
 }
@@ -83,6 +94,7 @@ pub struct Core {
     pub bodies: Bodies,
     table: watch::Receiver<Arc<Table>>,
     backends: Backends,
+    demand: Arc<Demand>,
     metrics: Arc<Metrics>,
     limits: Limits,
     closing: CancellationToken,
@@ -122,12 +134,13 @@ impl Core {
     pub fn new(
         table: watch::Receiver<Arc<Table>>,
         backends: Backends,
+        demand: Arc<Demand>,
         metrics: Arc<Metrics>,
         limits: Limits,
         closing: CancellationToken,
     ) -> Self {
         let bodies = Bodies::new(limits.bodies);
-        Self { bodies, table, backends, metrics, limits, closing, started: Instant::now() }
+        Self { bodies, table, backends, demand, metrics, limits, closing, started: Instant::now() }
     }
 
     /// What is known of the cluster now.
@@ -166,14 +179,15 @@ impl Core {
         held: Held,
         caller: &Caller,
     ) -> Result<Answer, Refusal> {
-        let deadline = Instant::now() + self.limits.wait;
-        self.first_table(deadline).await?;
+        let arrived = Instant::now();
+        self.first_table(arrived + self.limits.wait).await?;
         if let Some(refusal) = choose::unknown(&self.table(), model, caller.scope()) {
             self.metrics.turned_away(&refusal);
             return Err(refusal);
         }
         let mut tracker = self.metrics.request(model);
-        let opened = self.first_token(model, request, caller, deadline, &mut tracker).await;
+        let asked = Asked { model, request, caller, arrived, bytes: held.bytes() };
+        let opened = self.first_token(asked, &mut tracker).await;
         drop(held);
         match opened {
             Ok(opened) => Ok(Answer::new(opened, tracker, self.limits.silence, self.closing.clone())),
@@ -251,63 +265,58 @@ impl Core {
         }
     }
 
-    /// Tries endpoints until one sends a first token.
-    async fn first_token(
-        &self,
-        model: &str,
-        request: GenerationRequest,
-        caller: &Caller,
-        deadline: Instant,
-        tracker: &mut Tracker,
-    ) -> Result<Opened, Refusal> {
+    /// Tries endpoints until one sends a first token; while there is none, the request is held.
+    async fn first_token(&self, asked: Asked<'_>, tracker: &mut Tracker) -> Result<Opened, Refusal> {
+        let Asked { model, request, caller, arrived, bytes } = asked;
+        let scope = caller.scope();
         let mut changes = self.table.clone();
         let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
-        let mut lost: Option<String> = None;
-        let mut busy: Option<String> = None;
-        let mut losses = 0;
+        let mut setbacks = Setbacks::default();
+        let mut place: Option<Waiting> = None;
+        let mut held = false;
         loop {
             let table = changes.borrow_and_update().clone();
             self.backends.prune(&table);
             let now = Instant::now();
             resting.retain(|_, until| *until > now);
-            let choice = choose(&table, model, caller.scope(), |endpoints| {
+            let choice = choose(&table, model, scope, |endpoints| {
                 self.backends.least_busy(endpoints.iter().filter(|endpoint| !resting.contains_key(endpoint)))
             });
-            let waiting_for = match choice {
+            let (deployment, waiting_for) = match choice {
                 Choice::Refuse(refusal) => return Err(refusal),
-                Choice::Try(endpoint) => {
-                    match self.try_endpoint(endpoint, request.clone(), tracker).await {
+                Choice::Try(deployment, endpoint) => {
+                    place = None;
+                    match self.try_endpoint(deployment, endpoint, request.clone(), tracker).await {
                         Ok(opened) => return Ok(opened),
                         Err(Setback::Refused(refusal)) => return Err(refusal),
-                        Err(Setback::Busy(message)) => busy = Some(message),
+                        Err(Setback::Busy(message)) => setbacks.busy = Some(message),
                         Err(Setback::Lost { accepted, message }) => {
                             tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
-                            losses += u32::from(accepted);
-                            if losses >= self.limits.losses {
-                                return Err(Refusal::new(
-                                    Kind::EngineLost,
-                                    format!(
-                                        "{losses} engines in a row were lost while they worked on this request, so it \
-                                         is not sent again; the last: {message}"
-                                    ),
-                                ));
-                            }
-                            lost = Some(message);
+                            setbacks.lost(accepted, message, self.limits.losses)?;
                         }
                     }
                     resting.insert(endpoint.clone(), Instant::now() + self.limits.rest);
                     tracker.retried();
                     continue;
                 }
-                Choice::Wait(message) => message,
+                Choice::Wait(deployment, message) => (deployment, message),
             };
-            if let (Some(message), None) = (&busy, &lost) {
-                return Err(
-                    Refusal::new(Kind::Overloaded, message.clone()).retry_after(Duration::from_secs(1))
-                );
+            // Those that were held when a replica woke are more than it takes at once, and stay held.
+            if let (Some(message), None, false) = (&setbacks.busy, &setbacks.lost, held) {
+                return Err(overloaded(message.clone()));
             }
+            let hold = match table.route(model, scope) {
+                Some(name) => name.hold.unwrap_or_default(),
+                None => self.limits.hold,
+            };
+            let deadline = arrived + hold;
             if now >= deadline {
-                return Err(too_late(model, self.limits.wait, lost, &waiting_for));
+                return Err(setbacks.too_late(model, hold, &waiting_for));
+            }
+            if place.as_ref().is_none_or(|place| !place.is_for(deployment)) {
+                drop(place.take());
+                place = Some(self.demand.wait(deployment, bytes)?);
+                held = true;
             }
             let wake = resting.values().min().copied().unwrap_or(deadline).min(deadline);
             tokio::select! {
@@ -320,6 +329,7 @@ impl Core {
 
     async fn try_endpoint(
         &self,
+        deployment: &Deployment,
         endpoint: &Endpoint,
         request: GenerationRequest,
         tracker: &mut Tracker,
@@ -331,6 +341,7 @@ impl Core {
                 "the gateway cannot use its certificate; its log says why",
             ))
         })?;
+        let active = self.demand.begin(deployment);
         let opened = tokio::select! {
             opened = timeout(self.limits.silence, client.generate(russet_rpc::engine::GenerateRequest::from(request))) => opened,
             () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
@@ -361,7 +372,8 @@ impl Core {
                 None => {}
                 Some(Ok(first)) => {
                     tracker.token();
-                    return Ok(Opened { first, events, lease, endpoint: endpoint.clone() });
+                    active.first_token();
+                    return Ok(Opened { first, events, lease, active, endpoint: endpoint.clone() });
                 }
                 Some(Err(refusal)) => {
                     return Err(match refusal.kind {
@@ -375,21 +387,13 @@ impl Core {
     }
 }
 
-fn too_late(model: &str, wait: Duration, lost: Option<String>, waiting_for: &str) -> Refusal {
-    let wait = wait.as_secs();
-    let refusal = match lost {
-        Some(lost) => Refusal::new(
-            Kind::EngineLost,
-            format!(
-                "model `{model}`: {lost}; no group of it was ready again within {wait} s ({waiting_for})"
-            ),
-        ),
-        None => Refusal::new(
-            Kind::ModelNotReady,
-            format!("model `{model}` is not ready after {wait} s of waiting: {waiting_for}"),
-        ),
-    };
-    refusal.retry_after(TRY_AGAIN)
+/// What came, from whom and when.
+struct Asked<'a> {
+    model: &'a str,
+    request: GenerationRequest,
+    caller: &'a Caller,
+    arrived: Instant,
+    bytes: usize,
 }
 
 /// The next change; never, once nobody can publish one.

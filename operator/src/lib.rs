@@ -24,6 +24,7 @@ mod node;
 mod pool;
 mod reconcile;
 mod route;
+mod scale;
 mod ssa;
 mod strategy;
 mod tier;

@@ -1,4 +1,4 @@
-//! Server-side apply, the only way the operator writes: one manager, force, and nothing sent that
+//! Server-side apply, the only way the operator writes: its managers, force, and nothing sent that
 //! the server already has.
 
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
@@ -9,9 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-fn params() -> PatchParams {
+fn params(manager: &str) -> PatchParams {
     // Force: the fields the operator owns are its own, whoever edited them meanwhile.
-    PatchParams::apply(OPERATOR_MANAGER).force()
+    PatchParams::apply(manager).force()
 }
 
 /// Applies a whole object.
@@ -19,7 +19,7 @@ pub async fn apply<K>(api: &Api<K>, object: &K) -> Result<K, kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
 {
-    api.patch(&object.name_any(), &params(), &Patch::Apply(object)).await
+    api.patch(&object.name_any(), &params(OPERATOR_MANAGER), &Patch::Apply(object)).await
 }
 
 /// Applies labels.
@@ -36,7 +36,7 @@ where
         "kind": K::kind(&()),
         "metadata": {"name": name, "labels": labels},
     });
-    api.patch(name, &params(), &Patch::Apply(patch)).await.map(|_| ())
+    api.patch(name, &params(OPERATOR_MANAGER), &Patch::Apply(patch)).await.map(|_| ())
 }
 
 /// Applies the part of a spec that `manager` owns beside who wrote the rest.
@@ -68,13 +68,26 @@ pub async fn apply_status<K>(api: &Api<K>, name: &str, status: &impl Serialize) 
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
+    apply_status_as(OPERATOR_MANAGER, api, name, status).await
+}
+
+/// Applies the part of a status that another manager of the operator has.
+pub async fn apply_status_as<K>(
+    manager: &str,
+    api: &Api<K>,
+    name: &str,
+    status: &impl Serialize,
+) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
     let patch = json!({
         "apiVersion": K::api_version(&()),
         "kind": K::kind(&()),
         "metadata": {"name": name},
         "status": status,
     });
-    match api.patch_status(name, &params(), &Patch::Apply(patch)).await {
+    match api.patch_status(name, &params(manager), &Patch::Apply(patch)).await {
         Ok(_) => Ok(()),
         // Deleted meanwhile: nobody is left to read the status.
         Err(error) if is_code(&error, 404) => Ok(()),

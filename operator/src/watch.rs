@@ -1,7 +1,7 @@
 //! The caches and what a change in one of them wakes: one watch a kind, shared by all controllers.
 //! Waking too much is harmless, waking too little is a stall, so the rules here are generous.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
@@ -21,8 +21,8 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelRoute, NodePool, Scheduling, Shard,
-    ShardGroup, ShardingStrategy, Tier, names,
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelRoute, NodePool,
+    Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -31,7 +31,7 @@ use crate::accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
-use crate::{approval, authority, csr, deployment, group, model, node, pool, route, strategy, tier};
+use crate::{approval, authority, csr, deployment, group, model, node, pool, route, scale, strategy, tier};
 
 /// What a controller is told to look at.
 struct Wake {
@@ -43,11 +43,14 @@ struct Wake {
     approvals: UnboundedSender<ObjectRef<Approval>>,
     models: UnboundedSender<ObjectRef<Model>>,
     deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
+    scales: UnboundedSender<ObjectRef<ModelDeployment>>,
     groups: UnboundedSender<ObjectRef<ShardGroup>>,
     routes: UnboundedSender<ObjectRef<ModelRoute>>,
     requests: UnboundedSender<ObjectRef<CertificateSigningRequest>>,
     /// What the planner last saw of each node; agents report more often than it matters.
     seen_nodes: Mutex<BTreeMap<String, String>>,
+    /// Deployments without their demand, of which gateways report more often than it matters to others.
+    seen_deployments: Mutex<HashMap<ObjectRef<ModelDeployment>, (Option<i64>, ModelDeploymentStatus)>>,
 }
 
 /// Something happened to an object.
@@ -102,6 +105,7 @@ pub async fn run(
     let (approval_sender, approval_queue) = mpsc::unbounded_channel();
     let (model_sender, model_queue) = mpsc::unbounded_channel();
     let (deployment_sender, deployment_queue) = mpsc::unbounded_channel();
+    let (scale_sender, scale_queue) = mpsc::unbounded_channel();
     let (group_sender, group_queue) = mpsc::unbounded_channel();
     let (route_sender, route_queue) = mpsc::unbounded_channel();
     let (request_sender, request_queue) = mpsc::unbounded_channel();
@@ -114,11 +118,15 @@ pub async fn run(
         approvals: approval_sender,
         models: model_sender,
         deployments: deployment_sender,
+        scales: scale_sender,
         groups: group_sender,
         routes: route_sender,
         requests: request_sender,
         seen_nodes: Mutex::default(),
+        seen_deployments: Mutex::default(),
     });
+    let memories = Arc::<scale::Memories>::default();
+    let scale = move |deployment, context| scale::reconcile(deployment, memories.clone(), context);
     let context = Context::new(client.clone(), stores.clone(), metrics, credential);
 
     let watches = futures::future::join_all([
@@ -158,6 +166,7 @@ pub async fn run(
             () = controller("approval", &context, &stores.approvals, approval_queue, approval::reconcile) => "approval controller",
             () = controller("model", &context, &stores.models, model_queue, model::reconcile) => "model controller",
             () = controller("deployment", &context, &stores.deployments, deployment_queue, deployment::reconcile) => "deployment controller",
+            () = controller("scale", &context, &stores.deployments, scale_queue, scale) => "scale controller",
             () = controller("group", &context, &stores.groups, group_queue, group::reconcile) => "group controller",
             () = controller("route", &context, &stores.routes, route_queue, route::reconcile) => "route controller",
             () = controller("csr", &context, &stores.requests, request_queue, csr::reconcile) => "csr controller",
@@ -358,8 +367,25 @@ impl Wake {
         });
     }
 
-    fn deployment(&self, deployment: &ModelDeployment, _: Change) {
-        let _ = self.deployments.send(ObjectRef::from_obj(deployment));
+    fn deployment(&self, deployment: &ModelDeployment, change: Change) {
+        let reference = ObjectRef::from_obj(deployment);
+        let _ = self.deployments.send(reference.clone());
+        let _ = self.scales.send(reference.clone());
+        let matters = match change {
+            Change::Deleted => {
+                self.seen_deployments.lock().remove(&reference);
+                true
+            }
+            Change::Applied => {
+                let status = deployment.status.clone().unwrap_or_default();
+                let now =
+                    (deployment.metadata.generation, ModelDeploymentStatus { demand: Vec::new(), ..status });
+                self.seen_deployments.lock().insert(reference, now.clone()).is_none_or(|before| before != now)
+            }
+        };
+        if !matters {
+            return;
+        }
         self.outweighed();
         // How long files are kept, and where they are worth most, is also its deployments' business.
         let model = ObjectRef::new(&deployment.spec.model_ref.name);

@@ -21,6 +21,7 @@ pub mod pool;
 pub mod proposal;
 pub mod quantity;
 pub mod rollout;
+pub mod scale;
 pub mod schedule;
 #[cfg(test)]
 mod seeded;

@@ -263,6 +263,7 @@ async fn rights(plane: &Kubernetes) -> Result<()> {
     for (who, question, wanted) in [
         (operator, "patch shards.russet.dev -n default", true),
         (operator, "get secrets/russet-ca -n russet-system", true),
+        (operator, "patch modeldeployments.russet.dev --subresource=scale -n default", true),
         (operator, "list secrets -n russet-system", false),
         (operator, "get secrets -n kube-system", false),
         (operator, "get secrets/other -n russet-system", false),
@@ -272,7 +273,9 @@ async fn rights(plane: &Kubernetes) -> Result<()> {
         (operator, "create tokenreviews", false),
         (operator, "impersonate users", false),
         (gateway, "list modeldeployments.russet.dev -A", true),
+        (gateway, "patch modeldeployments.russet.dev --subresource=status -n default", true),
         (gateway, "patch modeldeployments.russet.dev -n default", false),
+        (gateway, "patch modeldeployments.russet.dev --subresource=scale -n default", false),
         (gateway, "get secrets -n russet-system", false),
         (gateway, "create shards.russet.dev -n default", false),
     ] {

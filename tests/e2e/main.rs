@@ -9,6 +9,7 @@ mod keys;
 mod mistakes;
 mod path;
 mod pools;
+mod scaling;
 mod seen;
 mod servers;
 mod skew;
@@ -78,6 +79,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
         ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four::tiers(c))),
+        ("a_sleeping_model_is_woken_by_a_request_that_is_held", |c| Box::pin(scaling::sleeper(c))),
         ("a_drained_node_is_empty_and_what_ran_there_answers_elsewhere", |c| Box::pin(path::drain(c))),
         ("kubectl_applies_samples_and_prunes_them", |c| Box::pin(gitops::kubectl(c))),
         ("flux_follows_samples_and_prunes_them", |c| Box::pin(gitops::flux(c))),

@@ -2,10 +2,11 @@
 //! nothing here can fail.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kube::ResourceExt as _;
-use russet_crds::conditions::{self, Type};
-use russet_crds::{KvRoom, ModelDeployment, ModelRoute, ShardGroup};
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{KvRoom, ModelDeployment, ModelRoute, OnUnavailable, ShardGroup};
 
 use super::{DEFAULT_NAMESPACE, Deployment, Endpoint, Name, State, Table};
 
@@ -60,11 +61,18 @@ impl Table {
                 let route = format!("{namespace}/{}", object.name_any());
                 let targets: Vec<String> =
                     object.spec.targets.iter().map(|target| target.deployment_ref.name.clone()).collect();
+                let hold = match object.spec.on_unavailable {
+                    OnUnavailable::Queue | OnUnavailable::Unknown => {
+                        Some(Duration::from_secs(object.spec.deadline_seconds.into()))
+                    }
+                    OnUnavailable::Fail => None,
+                };
                 object.spec.models.iter().map(move |pattern| Name {
                     pattern: pattern.clone(),
                     route: route.clone(),
                     namespace: namespace.clone(),
                     targets: targets.clone(),
+                    hold,
                 })
             })
             .collect();
@@ -93,6 +101,11 @@ fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
 
 fn state(deployment: &ModelDeployment) -> State {
     if deployment.spec.replicas == 0 {
+        if deployment.spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.min_replicas == 0) {
+            return State::Working(
+                "it sleeps, because nobody asked for it; the next request wakes it".into(),
+            );
+        }
         return State::Halted("it is stopped: spec.replicas is 0; scale it to 1 or more".into());
     }
     let conditions =
@@ -103,7 +116,15 @@ fn state(deployment: &ModelDeployment) -> State {
             .filter(|message| !message.is_empty())
             .map(str::to_owned)
     };
-    if conditions::is_true(conditions, Type::Ready) {
+    // What rests on purpose is settled, and reads so.
+    let rests = |reason: Reason| {
+        conditions::get(conditions, Type::Ready).is_some_and(|ready| ready.reason == format!("{reason:?}"))
+    };
+    if rests(Reason::Idle) {
+        State::Working(said(Type::Ready).unwrap_or_else(|| "it sleeps; the next request wakes it".into()))
+    } else if rests(Reason::OutsideSchedule) {
+        State::Halted(said(Type::Ready).unwrap_or_else(|| "it is not a time of its tier's schedules".into()))
+    } else if conditions::is_true(conditions, Type::Ready) {
         State::Ready
     } else if conditions::is_true(conditions, Type::Stalled) {
         State::Halted(
@@ -119,10 +140,9 @@ fn state(deployment: &ModelDeployment) -> State {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-    use russet_crds::conditions::Reason;
     use russet_crds::{
-        Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus, ModelRouteSpec,
-        RouteTarget, ShardGroupSpec, ShardGroupStatus,
+        Autoscaling, Endpoint as CrdEndpoint, LocalReference, ModelDeploymentSpec, ModelDeploymentStatus,
+        ModelRouteSpec, RouteTarget, ShardGroupSpec, ShardGroupStatus,
     };
 
     use super::*;
@@ -202,7 +222,22 @@ mod tests {
         ] {
             assert_eq!(state(&deployment("chat", replicas, conditions)), expected);
         }
-        assert!(matches!(state(&deployment("chat", 0, condition(Type::Ready, true, ""))), State::Halted(_)));
+        let rests = |reason| {
+            let mut conditions = Vec::new();
+            let at = "2026-01-01T00:00:00Z".parse().unwrap();
+            conditions::set(&mut conditions, Type::Ready, true, reason, "rests", None, at);
+            state(&deployment("chat", 1, conditions))
+        };
+        assert_eq!(rests(Reason::Idle), State::Working("rests".into()), "a request wakes it");
+        assert_eq!(rests(Reason::OutsideSchedule), State::Halted("rests".into()), "no request does");
+        let stopped = deployment("chat", 0, condition(Type::Ready, true, ""));
+        assert!(matches!(state(&stopped), State::Halted(_)));
+        // Whom nobody asked for sleeps, where that is allowed, and is woken by whoever waits.
+        for (min_replicas, sleeps) in [(0, true), (1, false)] {
+            let mut asleep = stopped.clone();
+            asleep.spec.autoscaling = Some(Autoscaling { min_replicas, ..Autoscaling::default() });
+            assert_eq!(matches!(state(&asleep), State::Working(_)), sleeps, "at least {min_replicas}");
+        }
     }
 
     #[test]
@@ -213,14 +248,17 @@ mod tests {
             ModelRouteSpec {
                 models: vec!["gpt-*".into(), "best".into()],
                 targets: vec![target],
-                ..Default::default()
+                ..ModelRouteSpec::default()
             },
         );
         route.metadata.namespace = Some("lab".into());
-        let table = Table::from_objects(&[], &[], &[route]);
+        let table = Table::from_objects(&[], &[], &[route.clone()]);
         let names: Vec<(&str, &str)> =
             table.names.iter().map(|name| (name.pattern.as_str(), name.route.as_str())).collect();
         assert_eq!(names, [("best", "lab/usual"), ("gpt-*", "lab/usual")]);
         assert_eq!(table.names[0].targets, ["chat"]);
+        assert_eq!(table.names[0].hold, Some(Duration::from_secs(300)));
+        route.spec.on_unavailable = OnUnavailable::Fail;
+        assert_eq!(Table::from_objects(&[], &[], &[route]).names[0].hold, None);
     }
 }

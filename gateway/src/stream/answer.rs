@@ -11,6 +11,7 @@ use tonic::Streaming;
 
 use super::{Piece, TRY_AGAIN};
 use crate::backends::Lease;
+use crate::demand::Active;
 use crate::metrics::Tracker;
 use crate::refusal::{Kind, Refusal};
 use crate::routes::Endpoint;
@@ -30,6 +31,7 @@ pub(super) struct Opened {
     pub(super) first: Piece,
     pub(super) events: Streaming<GenerateEvent>,
     pub(super) lease: Lease,
+    pub(super) active: Active,
     pub(super) endpoint: Endpoint,
 }
 
@@ -45,6 +47,7 @@ pub struct Answer {
     endpoint: Endpoint,
     tracker: Tracker,
     _lease: Lease,
+    _active: Active,
 }
 
 impl Answer {
@@ -54,10 +57,11 @@ impl Answer {
         silence: Duration,
         closing: CancellationToken,
     ) -> Self {
-        let Opened { first, events, lease, endpoint } = opened;
+        let Opened { first, events, lease, active, endpoint } = opened;
         let (first, heard) = (Some(first), Instant::now());
         let events = Some(events);
-        Self { first, over: false, heard, silence, closing, events, endpoint, tracker, _lease: lease }
+        let (_lease, _active) = (lease, active);
+        Self { first, over: false, heard, silence, closing, events, endpoint, tracker, _lease, _active }
     }
 
     /// The next part; `None` after the end or a refusal. Nothing is lost when the future is dropped.

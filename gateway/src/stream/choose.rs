@@ -2,15 +2,15 @@
 //! several endpoints is the least busy is told by the caller.
 
 use crate::refusal::{Kind, Refusal};
-use crate::routes::{Endpoint, Resolved, Scope, State, Table};
+use crate::routes::{Deployment, Endpoint, Resolved, Scope, State, Table};
 
 /// What to do now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Choice<'a> {
-    /// Ask this one.
-    Try(&'a Endpoint),
-    /// Nobody answers now, but somebody may soon; the text says what is going on.
-    Wait(String),
+    /// Ask this one, of this deployment.
+    Try(&'a Deployment, &'a Endpoint),
+    /// Nobody answers now, but this deployment may soon; the text says what is going on.
+    Wait(&'a Deployment, String),
     /// Waiting would not help.
     Refuse(Refusal),
 }
@@ -26,17 +26,19 @@ pub(super) fn choose<'a>(
         Resolved::Deployments(deployments) => deployments,
         other => return Choice::Refuse(refuse(table, model, scope, &other)),
     };
-    if let Some(endpoint) = deployments.iter().find_map(|deployment| pick(&deployment.endpoints)) {
-        return Choice::Try(endpoint);
+    for deployment in &deployments {
+        if let Some(endpoint) = pick(&deployment.endpoints) {
+            return Choice::Try(deployment, endpoint);
+        }
     }
-    let hope = deployments.iter().find_map(|deployment| match &deployment.state {
-        _ if !deployment.endpoints.is_empty() => Some("its engines do not answer".to_owned()),
-        State::Ready => Some("its group is being formed again".to_owned()),
-        State::Working(message) => Some(message.clone()),
-        State::Halted(_) => None,
-    });
-    if let Some(message) = hope {
-        return Choice::Wait(message);
+    for deployment in &deployments {
+        let hope = match &deployment.state {
+            _ if !deployment.endpoints.is_empty() => "its engines do not answer".to_owned(),
+            State::Ready => "its group is being formed again".to_owned(),
+            State::Working(message) => message.clone(),
+            State::Halted(_) => continue,
+        };
+        return Choice::Wait(deployment, hope);
     }
     let reasons: Vec<String> = deployments
         .iter()
@@ -97,7 +99,7 @@ fn refuse(table: &Table, model: &str, scope: &Scope, resolved: &Resolved<'_>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::{Deployment, Name};
+    use crate::routes::Name;
 
     fn endpoint(address: &str) -> Endpoint {
         Endpoint { address: address.into(), node: "a".into(), group: "default/g".into(), epoch: 1 }
@@ -121,6 +123,7 @@ mod tests {
             route: "default/r".into(),
             namespace: "default".into(),
             targets: targets(names),
+            hold: None,
         };
         Table {
             synced: true,
@@ -147,8 +150,8 @@ mod tests {
                 endpoints.iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
             });
             match choice {
-                Choice::Try(endpoint) => format!("try {}", endpoint.address),
-                Choice::Wait(message) => format!("wait: {message}"),
+                Choice::Try(_, endpoint) => format!("try {}", endpoint.address),
+                Choice::Wait(_, message) => format!("wait: {message}"),
                 Choice::Refuse(refusal) => format!("{}: {}", refusal.kind.as_str(), refusal.message),
             }
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::routing::{get, patch};
 use axum::{Json, Router};
 use russet_gateway::GatewayConfig;
 use serde_json::{Value, json};
@@ -24,6 +24,14 @@ use crate::lab::{Certificates, Engine, PATIENCE, hello, limits, script_engine};
 struct Objects {
     kept: Arc<Mutex<BTreeMap<(String, String), Value>>>,
     events: broadcast::Sender<(String, Value)>,
+    /// Statuses that were applied, each with its field manager, and patches of lists.
+    applied: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+impl Default for Objects {
+    fn default() -> Self {
+        Self { kept: Arc::default(), events: broadcast::channel(64).0, applied: Arc::default() }
+    }
 }
 
 impl Objects {
@@ -37,8 +45,10 @@ impl Objects {
 /// An API server on `address` until the guard is dropped: then every connection breaks.
 fn api_server(address: SocketAddr, objects: Objects) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let router =
-        Router::new().route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch)).with_state(objects);
+    let router = Router::new()
+        .route("/apis/russet.dev/v1alpha1/{plural}", get(list_or_watch))
+        .route("/apis/russet.dev/v1alpha1/namespaces/{namespace}/{plural}/{name}/status", patch(apply_status))
+        .with_state(objects);
     let socket = runtime.block_on_here(async move {
         // The one before it closes its socket a moment after it was told to.
         let bind = async {
@@ -103,11 +113,29 @@ async fn list_or_watch(
     .into_response()
 }
 
+/// Takes note of what is applied or patched, and answers with the object as it is.
+async fn apply_status(
+    State(objects): State<Objects>,
+    Path((_, plural, name)): Path<(String, String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+    body: axum::body::Bytes,
+) -> Response {
+    let Some(object) = objects.kept.lock().unwrap().get(&(plural, name)).cloned() else {
+        return axum::http::StatusCode::NOT_FOUND.into_response();
+    };
+    let patch: Value = serde_json::from_slice(&body).unwrap();
+    let manager = query.get("fieldManager").cloned().unwrap_or_default();
+    let status = if patch.is_array() { patch } else { patch["status"].clone() };
+    objects.applied.lock().unwrap().push((manager, status));
+    Json(object).into_response()
+}
+
 fn deployment() -> Value {
     json!({
         "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment",
         "metadata": {"namespace": "default", "name": "m", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"modelRef": {"name": "m"}},
+        "status": {"demand": [{"gateway": "gone:1", "reportedAt": "2026-01-01T00:00:00Z", "waiting": 3}]},
     })
 }
 
@@ -134,7 +162,7 @@ fn group(engine: &Engine, epoch: i64, version: u64) -> Value {
 async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
-    let objects = Objects { kept: Arc::default(), events: broadcast::channel(64).0 };
+    let objects = Objects::default();
     let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (api, listen) = (free(), free());
     let client = kube::Client::try_from(kube::Config::new(format!("http://{api}").parse().unwrap())).unwrap();
@@ -166,6 +194,29 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     });
     waited.await.expect("the gateway becomes ready once the API server is there");
     let waiting = tokio::spawn(chat());
+    // Somebody waits, and the cluster is told.
+    let told = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let applied = objects.applied.lock().unwrap().clone();
+            if let Some((manager, status)) = applied.iter().find(|(_, status)| status["demand"].is_array()) {
+                return (manager.clone(), status["demand"][0].clone());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let (manager, entry) = told.await.expect("a request that waits is reported");
+    assert_eq!((&entry["waiting"], &entry["active"]), (&json!(1), &json!(0)), "{entry}");
+    let gateway_name = entry["gateway"].as_str().unwrap();
+    assert!(gateway_name.ends_with(&format!(":{}", listen.port())), "{gateway_name}");
+    assert_eq!(manager, format!("russet-gateway-{gateway_name}"));
+    // A gateway that is gone for months says nothing more.
+    let removed = tokio::time::timeout(PATIENCE, async {
+        let remove = json!({"op": "remove", "path": "/status/demand/0"});
+        while !objects.applied.lock().unwrap().iter().any(|(_, patch)| patch[1] == remove) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    removed.await.expect("its entry is removed");
     objects.apply("shardgroups", group(&first, 1, 2));
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
 
@@ -186,6 +237,11 @@ async fn the_gateway_follows_the_cluster_and_outlives_its_api_server() {
     stop.cancel();
     assert!(tokio::time::timeout(PATIENCE, gateway).await.unwrap().unwrap().is_ok());
     assert!(!ready.load(Ordering::Acquire));
+    // Its last word: nobody waits here any more.
+    let applied = objects.applied.lock().unwrap().clone();
+    let last = applied.iter().rev().find(|(_, status)| status["demand"].is_array()).unwrap();
+    let last = &last.1["demand"][0];
+    assert_eq!((&last["waiting"], &last["active"]), (&json!(0), &json!(0)), "{last}");
     server.shutdown_background();
 }
 
@@ -202,7 +258,7 @@ fn access_key(secret: &str, state: &str, version: u64) -> Value {
 async fn keys_change_without_a_restart_and_hold_while_the_api_server_is_away() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = Certificates::new();
-    let objects = Objects { kept: Arc::default(), events: broadcast::channel(64).0 };
+    let objects = Objects::default();
     let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (api, listen) = (free(), free());
     let api_client =

@@ -112,7 +112,7 @@ async fn another_group_answers_when_one_cannot_be_reached() {
 
 #[tokio::test]
 async fn an_engine_that_stays_away_is_given_up_at_the_deadline() {
-    let patience = Limits { wait: Duration::from_millis(300), rest: Duration::from_millis(50), ..limits() };
+    let patience = Limits { hold: Duration::from_millis(300), rest: Duration::from_millis(50), ..limits() };
     let lab = Lab::start(patience).await;
     let mut engine = lab.only_engine(hello());
     engine.kill();
@@ -152,7 +152,8 @@ async fn an_engine_that_is_about_to_serve_is_asked_until_it_does() {
 
 #[tokio::test]
 async fn a_model_that_is_not_ready_says_why_or_answers_when_it_is() {
-    let lab = Lab::start(Limits { wait: Duration::from_millis(200), ..limits() }).await;
+    let soon = Duration::from_millis(200);
+    let lab = Lab::start(Limits { wait: soon, hold: soon, ..limits() }).await;
     // Before the cluster was read, no model can be called unknown.
     let response = lab.chat(json!({})).send().await.unwrap();
     assert_eq!((response.status().as_u16(), response.headers().contains_key("retry-after")), (503, true));
@@ -179,7 +180,7 @@ async fn a_model_that_is_not_ready_says_why_or_answers_when_it_is() {
 
 #[tokio::test]
 async fn every_way_an_engine_says_no_has_its_status_before_and_its_code_within_an_answer() {
-    let lab = Lab::start(Limits { wait: Duration::ZERO, rest: PATIENCE, ..limits() }).await;
+    let lab = Lab::start(Limits { hold: Duration::ZERO, rest: PATIENCE, ..limits() }).await;
     for (end, status, code) in [
         (vec![failed(FailureKind::InvalidRequest)], 400, Value::Null),
         (vec![failed(FailureKind::Overloaded)], 429, json!("rate_limit_exceeded")),

@@ -101,6 +101,7 @@ async fn a_key_opens_its_models_and_sees_no_others() {
         route: "default/usual".into(),
         namespace: "default".into(),
         targets: vec!["large".into()],
+        hold: None,
     };
     let ready = || State::Ready;
     lab.publish_with(&[("m", ready(), &[&engine]), ("large", ready(), &[&engine])], vec![name]);

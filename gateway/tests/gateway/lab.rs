@@ -28,7 +28,13 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Limits with which nothing is waited for that a test does not ask for.
 pub fn limits() -> Limits {
-    Limits { wait: PATIENCE, hold_headers: PATIENCE, heartbeat: PATIENCE, ..Limits::default() }
+    Limits {
+        wait: PATIENCE,
+        hold: PATIENCE,
+        hold_headers: PATIENCE,
+        heartbeat: PATIENCE,
+        ..Limits::default()
+    }
 }
 
 /// What a scripted engine does next.

@@ -8,6 +8,7 @@
 mod answers;
 mod cluster;
 mod failures;
+mod holding;
 mod keys;
 mod lab;
 mod network;

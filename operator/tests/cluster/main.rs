@@ -10,6 +10,7 @@ mod joining;
 mod pools;
 mod preemption;
 mod rollouts;
+mod scaling;
 mod strategies;
 mod tiers;
 

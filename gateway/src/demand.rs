@@ -1,0 +1,246 @@
+//! The requests of each deployment here: those that are held until a replica answers, within bounds, and those that
+//! replicas are answering. Which request is held, and for how long, is `stream`'s business.
+
+mod report;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::metrics::Metrics;
+use crate::refusal::{Kind, Refusal};
+use crate::routes::Deployment;
+pub(crate) use report::Reporter;
+
+/// How many requests may be held; their bytes all together are bounded where they are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Requests in all: far more than engines have places to wait in, and connections that a listener has.
+    pub all: u32,
+    /// Requests of one deployment: four full engines' queues, so that what wakes is not buried at once.
+    pub each: u32,
+    /// Bytes of one deployment's requests: half of what all bodies may take.
+    pub each_bytes: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { all: 1024, each: 256, each_bytes: 128 * 1024 * 1024 }
+    }
+}
+
+/// First tokens older than this say nothing of now.
+const TTFT_WINDOW: Duration = Duration::from_secs(60);
+/// First tokens that are kept; of busier deployments the latest.
+const MOST_TTFT: usize = 256;
+
+/// A deployment's namespace and name.
+type Key = (String, String);
+
+/// The requests of all deployments.
+pub struct Demand {
+    of: Mutex<BTreeMap<Key, Count>>,
+    room: Room,
+    metrics: Arc<Metrics>,
+    /// Something waits for a deployment of which nothing waited before.
+    begun: Notify,
+}
+
+/// The requests of one.
+#[derive(Clone, Debug, Default)]
+struct Count {
+    waiting: u32,
+    bytes: usize,
+    active: u32,
+    last: Option<Timestamp>,
+    ttft: VecDeque<(Instant, Duration)>,
+}
+
+impl Count {
+    /// Of the last minute's first tokens nine of ten did not take longer; to two digits, because status is no
+    /// telemetry.
+    fn ttft_milliseconds(&self, now: Instant) -> Option<u32> {
+        let recent = self.ttft.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= TTFT_WINDOW);
+        let mut millis: Vec<u128> = recent.map(|(_, took)| took.as_millis()).collect();
+        millis.sort_unstable();
+        let at = (millis.len() * 9).div_ceil(10).checked_sub(1)?;
+        let millis = u32::try_from(*millis.get(at)?).unwrap_or(u32::MAX);
+        let step = 10_u32.pow(millis.checked_ilog10().unwrap_or(0).saturating_sub(1));
+        Some((millis / step).saturating_mul(step))
+    }
+}
+
+/// One held request's place, given back when dropped.
+pub(crate) struct Waiting {
+    demand: Arc<Demand>,
+    key: Key,
+    bytes: usize,
+    since: Instant,
+}
+
+/// One request that a replica has been given, until dropped.
+pub(crate) struct Active {
+    demand: Arc<Demand>,
+    key: Key,
+    since: Instant,
+}
+
+impl Demand {
+    /// Nothing is asked yet.
+    pub fn new(room: Room, metrics: Arc<Metrics>) -> Self {
+        Self { of: Mutex::default(), room, metrics, begun: Notify::new() }
+    }
+
+    /// A place for a request of so many bytes that is held for this deployment.
+    pub(crate) fn wait(self: &Arc<Self>, deployment: &Deployment, bytes: usize) -> Result<Waiting, Refusal> {
+        let key = key(deployment);
+        let mut of = self.of.lock();
+        let all: u32 = of.values().map(|count| count.waiting).sum();
+        let count = of.entry(key.clone()).or_default();
+        let Room { all: most, each, each_bytes } = self.room;
+        if count.waiting >= each || count.bytes.saturating_add(bytes) > each_bytes || all >= most {
+            const MIB: usize = 1024 * 1024;
+            let message = format!(
+                "model {} does not answer just now, and this gateway holds {} requests for it already ({} MiB; {all} \
+                 for all models), of {each} and {} MiB ({most} for all); try again in a moment",
+                deployment.full_name(),
+                count.waiting,
+                count.bytes / MIB,
+                each_bytes / MIB
+            );
+            return Err(Refusal::new(Kind::Full, message).retry_after(Duration::from_secs(5)));
+        }
+        count.waiting += 1;
+        count.bytes += bytes;
+        count.last = Some(Timestamp::now());
+        self.show(&key, count);
+        if count.waiting == 1 {
+            self.begun.notify_one();
+        }
+        Ok(Waiting { demand: self.clone(), key, bytes, since: Instant::now() })
+    }
+
+    /// A request that a replica of this deployment gets now.
+    pub(crate) fn begin(self: &Arc<Self>, deployment: &Deployment) -> Active {
+        let key = key(deployment);
+        self.change(&key, |count| count.active += 1);
+        Active { demand: self.clone(), key, since: Instant::now() }
+    }
+
+    fn change(&self, key: &Key, change: impl FnOnce(&mut Count)) {
+        let mut of = self.of.lock();
+        let count = of.entry(key.clone()).or_default();
+        change(count);
+        count.last = Some(Timestamp::now());
+        self.show(key, count);
+    }
+
+    fn show(&self, (namespace, name): &Key, count: &Count) {
+        self.metrics.deployment(namespace, name, count.waiting, count.active);
+    }
+}
+
+impl Waiting {
+    /// Whether it is held for this one.
+    pub(crate) fn is_for(&self, deployment: &Deployment) -> bool {
+        (self.key.0.as_str(), self.key.1.as_str())
+            == (deployment.namespace.as_str(), deployment.name.as_str())
+    }
+}
+
+impl Active {
+    /// Its first token came.
+    pub(crate) fn first_token(&self) {
+        self.demand.change(&self.key, |count| {
+            if count.ttft.len() >= MOST_TTFT {
+                count.ttft.pop_front();
+            }
+            count.ttft.push_back((Instant::now(), self.since.elapsed()));
+        });
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.demand.change(&self.key, |count| {
+            count.waiting -= 1;
+            count.bytes -= self.bytes;
+        });
+        self.demand.metrics.held(&self.key.0, &self.key.1, self.since.elapsed());
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.demand.change(&self.key, |count| count.active -= 1);
+    }
+}
+
+fn key(deployment: &Deployment) -> Key {
+    (deployment.namespace.clone(), deployment.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+
+    use super::*;
+    use crate::routes::State;
+
+    pub(super) fn demand(room: Room) -> Arc<Demand> {
+        Arc::new(Demand::new(room, Arc::new(Metrics::new(&Registry::new()).unwrap())))
+    }
+
+    pub(super) fn deployment(name: &str) -> Deployment {
+        Deployment {
+            namespace: "default".into(),
+            name: name.into(),
+            created: 0,
+            context_tokens: 1,
+            state: State::Ready,
+            endpoints: vec![],
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_bounded_and_a_place_given_back_is_another_ones() {
+        let demand = demand(Room { all: 3, each: 2, each_bytes: 100 });
+        let (one, other) = (deployment("one"), deployment("other"));
+        let held = |of: &Deployment, bytes| demand.wait(of, bytes);
+        let first = held(&one, 60).unwrap();
+        let refused = held(&one, 41).err().unwrap();
+        assert_eq!(refused.kind, Kind::Full);
+        assert!(refused.message.contains("holds 1 requests"), "{refused}");
+        let _second = held(&one, 40).unwrap();
+        assert!(held(&one, 0).is_err(), "two of one deployment");
+        let _third = held(&other, 100).unwrap();
+        assert!(held(&other, 0).is_err(), "three of all");
+        drop(first);
+        assert!(held(&one, 60).is_ok());
+    }
+
+    #[test]
+    fn nine_of_ten_first_tokens_of_the_last_minute_count_to_two_digits() {
+        let now = Instant::now() + TTFT_WINDOW * 2;
+        let ttft = |millis: &[u64], old: &[u64]| {
+            let at = |at: Instant| move |&millis: &u64| (at, Duration::from_millis(millis));
+            let old = old.iter().map(at(now - TTFT_WINDOW - Duration::from_secs(1)));
+            let ttft = old.chain(millis.iter().map(at(now))).collect();
+            Count { ttft, ..Count::default() }.ttft_milliseconds(now)
+        };
+        for (millis, old, expected) in [
+            (vec![], vec![900], None),
+            (vec![0], vec![], Some(0)),
+            (vec![7], vec![], Some(7)),
+            (vec![1239], vec![900_000], Some(1200)),
+            (vec![10, 20, 30, 40, 50, 60, 70, 80, 90, 9000], vec![], Some(90)),
+            (vec![10, 20, 30, 40, 50, 60, 70, 80, 9001], vec![], Some(9000)),
+        ] {
+            assert_eq!(ttft(&millis, &old), expected, "{millis:?}");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Writes to each ModelDeployment what this gateway has to do with it. Status is not telemetry: what waits for a
+//! deployment is written at once, because it may have to be woken; all else every 15 s, and only while there are
+//! requests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource as _};
+use russet_crds::{DEMAND_EVERY, Demand as Entry, ModelDeployment, names};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::{Count, Demand, Key};
+use crate::routes::Table;
+
+/// Between two looks at what there is to write.
+const LOOK: Duration = Duration::from_secs(2);
+/// For one write; the API server may be away.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Entries of gateways that said nothing for so long are removed: their pods do not come back under their names.
+const FORGOTTEN: SignedDuration = SignedDuration::from_hours(24);
+/// Longest name of a gateway, as the schema has it.
+const LONGEST_NAME: usize = 63;
+
+/// How a gateway writes, and under which name.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    client: Client,
+    gateway: String,
+}
+
+impl Reporter {
+    /// A gateway is its machine, or its pod, and its port.
+    pub(crate) fn new(client: Client, port: u16) -> Self {
+        let mut machine = machine();
+        machine.retain(|letter| letter.is_ascii_graphic());
+        let port = format!(":{port}");
+        machine.truncate(LONGEST_NAME - port.len());
+        Self { client, gateway: machine + &port }
+    }
+
+    /// Writes entries until the future is dropped.
+    pub(crate) async fn run(self, demand: Arc<Demand>, table: watch::Receiver<Arc<Table>>) {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut written = BTreeMap::new();
+        // Said once each time it begins to fail, not at every look.
+        let mut failing = false;
+        loop {
+            tokio::select! {
+                _ = look.tick() => {}
+                () = demand.begun.notified() => {}
+            }
+            demand.forget(&table.borrow().clone());
+            for (key, entry) in demand.due(&self.gateway, &written, Timestamp::now()) {
+                let outcome = tokio::time::timeout(PATIENCE, self.write(&key, &entry)).await;
+                let silent = outcome.is_err();
+                let failed = match outcome {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(crate::causes(&error)),
+                    Err(_) => Some(format!("no answer within {} s", PATIENCE.as_secs())),
+                };
+                match failed {
+                    None => {
+                        written.insert(key, entry);
+                        failing = false;
+                    }
+                    Some(error) => {
+                        if !std::mem::replace(&mut failing, true) {
+                            tracing::warn!(
+                                deployment = format!("{}/{}", key.0, key.1),
+                                "how many ask for the ModelDeployment cannot be written: {error}"
+                            );
+                        }
+                        if silent {
+                            break;
+                        }
+                    }
+                }
+            }
+            written.retain(|key, _| demand.of.lock().contains_key(key));
+        }
+    }
+
+    /// Says that nobody waits here any more; for the end, when there is no next time.
+    pub(crate) async fn farewell(&self, demand: &Demand) {
+        let counts = demand.of.lock().clone();
+        for (key, count) in counts {
+            let entry = entry(&self.gateway, &Count { waiting: 0, active: 0, ..count }, Timestamp::now());
+            if let Err(error) = self.write(&key, &entry).await {
+                tracing::debug!("the last word on {}/{} was not written: {error}", key.0, key.1);
+                return;
+            }
+        }
+    }
+
+    async fn write(&self, (namespace, name): &Key, entry: &Entry) -> Result<(), kube::Error> {
+        let api: Api<ModelDeployment> = Api::namespaced(self.client.clone(), namespace);
+        let patch = json!({
+            "apiVersion": ModelDeployment::api_version(&()),
+            "kind": ModelDeployment::kind(&()),
+            "metadata": {"name": name},
+            "status": {"demand": [entry]},
+        });
+        // Force: the entry is this gateway's own, whoever edited it meanwhile.
+        let params = PatchParams::apply(&names::gateway_manager(&self.gateway)).force();
+        let deployment = match api.patch_status(name, &params, &Patch::Apply(patch)).await {
+            Ok(deployment) => deployment,
+            // Deleted meanwhile: nobody is left to read it.
+            Err(kube::Error::Api(error)) if error.code == 404 => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let entries = deployment.status.map(|status| status.demand).unwrap_or_default();
+        let Some(removal) = removal(&entries, Timestamp::now()) else { return Ok(()) };
+        let path = format!("{}/{name}/status", ModelDeployment::url_path(&(), Some(namespace)));
+        let request = axum::http::Request::patch(path)
+            .header("content-type", "application/json-patch+json")
+            .body(removal.to_string().into_bytes())
+            .map_err(kube::Error::HttpError)?;
+        match self.client.request::<ModelDeployment>(request).await {
+            // Somebody else changed the list; it is looked at again at the next write.
+            Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409 | 422) => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+}
+
+impl Demand {
+    /// The entries to write.
+    fn due(&self, gateway: &str, written: &BTreeMap<Key, Entry>, now: Timestamp) -> Vec<(Key, Entry)> {
+        let counts = self.of.lock();
+        let due = counts.iter().filter_map(|(key, count)| {
+            let entry = entry(gateway, count, now);
+            is_due(written.get(key), &entry, now).then(|| (key.clone(), entry))
+        });
+        due.collect()
+    }
+
+    /// Forgets deployments that are gone and of which nothing is left here.
+    fn forget(&self, table: &Table) {
+        let there = |(namespace, name): &Key| {
+            table.deployments.iter().any(|one| one.namespace == *namespace && one.name == *name)
+        };
+        self.of.lock().retain(|key, count| {
+            let kept = count.waiting > 0 || count.active > 0 || there(key);
+            if !kept {
+                self.metrics.forget(&key.0, &key.1);
+            }
+            kept
+        });
+    }
+}
+
+fn entry(gateway: &str, count: &Count, now: Timestamp) -> Entry {
+    let busy = count.waiting > 0 || count.active > 0;
+    Entry {
+        gateway: gateway.to_owned(),
+        reported_at: Time(now),
+        last_request_time: if busy { Some(Time(now)) } else { count.last.map(Time) },
+        waiting: count.waiting,
+        active: count.active,
+        ttft_milliseconds: count.ttft_milliseconds(Instant::now()),
+    }
+}
+
+/// Whether there is something to say that was not said lately.
+fn is_due(written: Option<&Entry>, entry: &Entry, now: Timestamp) -> bool {
+    let Some(written) = written else { return true };
+    if written.waiting == 0 && entry.waiting > 0 {
+        return true;
+    }
+    let news = entry.waiting > 0
+        || entry.active > 0
+        || (written.waiting, written.active) != (0, 0)
+        || written.last_request_time != entry.last_request_time;
+    let age = Duration::try_from(now.duration_since(written.reported_at.0)).unwrap_or(DEMAND_EVERY);
+    news && age >= DEMAND_EVERY
+}
+
+/// A patch that removes one entry of a gateway that is gone for good, if there is one; it fails where the list has
+/// changed meanwhile.
+fn removal(entries: &[Entry], now: Timestamp) -> Option<serde_json::Value> {
+    let gone = |entry: &Entry| now.duration_since(entry.reported_at.0) > FORGOTTEN;
+    let (at, entry) = entries.iter().enumerate().find(|(_, entry)| gone(entry))?;
+    let path = format!("/status/demand/{at}");
+    Some(json!([
+        {"op": "test", "path": path, "value": entry},
+        {"op": "remove", "path": path},
+    ]))
+}
+
+/// The name of this machine, or of this pod.
+fn machine() -> String {
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| {
+        let output = std::process::Command::new("hostname").output().ok()?;
+        String::from_utf8(output.stdout).ok()
+    });
+    told.filter(|name| !name.trim().is_empty()).unwrap_or_else(|| "gateway".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Room;
+    use super::super::tests::{demand, deployment};
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn what_waits_is_said_at_once_and_all_else_every_fifteen_seconds_while_there_is_something() {
+        let mut written: Option<Entry> = None;
+        let mut said = Vec::new();
+        let mut last = None;
+        for second in 0..120 {
+            // One waits, is answered, and a minute later there is another one that takes no time.
+            let (waiting, active) = match second {
+                0..3 => (1, 0),
+                3..40 => (0, 1),
+                _ => (0, 0),
+            };
+            if waiting + active > 0 || second == 100 {
+                last = Some(at(second));
+            }
+            let count = Count { waiting, active, last, ..Count::default() };
+            if last.is_none() {
+                continue;
+            }
+            let entry = entry("g:1", &count, at(second));
+            if is_due(written.as_ref(), &entry, at(second)) {
+                let asked = entry.last_request_time.as_ref().unwrap().0.as_second();
+                said.push((second, entry.waiting, entry.active, asked));
+                written = Some(entry);
+            }
+        }
+        assert_eq!(said, [(0, 1, 0, 0), (15, 0, 1, 15), (30, 0, 1, 30), (45, 0, 0, 39), (100, 0, 0, 100)]);
+        // What begins to wait does not wait to be said.
+        let waits = entry("g:1", &Count { waiting: 1, ..Count::default() }, at(101));
+        assert!(is_due(written.as_ref(), &waits, at(101)));
+        assert!(!is_due(Some(&waits), &waits, at(102)));
+    }
+
+    #[test]
+    fn deployments_that_are_gone_are_forgotten_once_nothing_is_left_of_them() {
+        let demand = demand(Room::default());
+        let place = demand.wait(&deployment("m"), 1).unwrap();
+        let due = demand.due("g:1", &BTreeMap::new(), Timestamp::now());
+        assert_eq!((due[0].0.1.as_str(), due[0].1.waiting), ("m", 1));
+        demand.forget(&Table::default());
+        assert_eq!(demand.of.lock().len(), 1);
+        drop(place);
+        demand.forget(&Table { deployments: vec![deployment("m")], ..Table::default() });
+        assert_eq!(demand.of.lock().len(), 1);
+        demand.forget(&Table::default());
+        assert!(demand.of.lock().is_empty());
+    }
+
+    #[test]
+    fn an_entry_of_a_gateway_that_is_gone_for_a_day_is_removed_and_no_other() {
+        let entry = |second| entry("g:1", &Count::default(), at(second));
+        let entries = [entry(90_000), entry(1), entry(2)];
+        let removal = removal(&entries, at(90_000)).unwrap();
+        assert_eq!(removal[1], json!({"op": "remove", "path": "/status/demand/1"}));
+        assert_eq!(removal[0]["value"], json!(entries[1]));
+        assert_eq!(super::removal(&entries[..1], at(90_000)), None);
+    }
+}

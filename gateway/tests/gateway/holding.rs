@@ -1,0 +1,154 @@
+//! Requests for a model that does not answer just now: held until it does, for as long as its route says, within
+//! bounds, and told to whoever looks.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use russet_gateway::demand::Room;
+use russet_gateway::routes::{Name, State};
+use russet_gateway::stream::Limits;
+use russet_wire::event::{Event, Failure, FailureKind};
+use serde_json::{Value, json};
+
+use crate::lab::{Act, Engine, Lab, PATIENCE, hello, limits, transcript};
+
+fn asleep() -> State {
+    State::Working("it sleeps".into())
+}
+
+/// The only name of a ModelRoute, for the model `m`.
+fn route(hold: Option<Duration>) -> Vec<Name> {
+    let targets = vec!["m".into()];
+    let (pattern, route) = ("best".into(), "default/usual".into());
+    vec![Name { pattern, route, namespace: "default".into(), targets, hold }]
+}
+
+/// Waits until the metrics say this.
+async fn shows(lab: &Lab, line: &str) {
+    let shown = tokio::time::timeout(PATIENCE, async {
+        while !lab.metrics().await.contains(line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
+}
+
+fn holds(count: usize) -> String {
+    format!("russet_gateway_num_requests_waiting{{name=\"m\",namespace=\"default\"}} {count}\n")
+}
+
+async fn error(response: reqwest::Response) -> (u16, String, String) {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    assert!(headers.contains_key("retry-after"), "{headers:?}");
+    let error = response.json::<Value>().await.unwrap()["error"].clone();
+    let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
+    (status, text("code"), text("message"))
+}
+
+#[tokio::test]
+async fn a_request_is_held_until_a_replica_answers_and_counted_meanwhile() {
+    let lab = Lab::start(limits()).await;
+    lab.publish(&[("m", asleep(), &[])]);
+    let requests: Vec<_> = (0..3).map(|_| tokio::spawn(lab.chat(json!({})).send())).collect();
+    shows(&lab, &holds(3)).await;
+    let engine = lab.engine("a", |_| hello());
+    lab.publish(&[("m", State::Ready, &[&engine])]);
+    for request in requests {
+        assert_eq!(request.await.unwrap().unwrap().status(), 200);
+    }
+    shows(&lab, &holds(0)).await;
+    let took = "russet_gateway_request_queue_time_seconds_count{name=\"m\",namespace=\"default\"} 3";
+    shows(&lab, took).await;
+    shows(&lab, "russet_gateway_num_requests_running{name=\"m\",namespace=\"default\"} 0").await;
+}
+
+#[tokio::test]
+async fn a_route_says_how_long_a_request_is_held_and_whether_at_all() {
+    let lab = Lab::start(limits()).await;
+    for (hold, words) in [
+        (Some(Duration::from_millis(100)), "it sleeps"),
+        (None, "its ModelRoute holds no requests: it sleeps"),
+    ] {
+        lab.publish_with(&[("m", asleep(), &[])], route(hold));
+        let (status, code, message) = error(lab.chat(json!({"model": "best"})).send().await.unwrap()).await;
+        assert_eq!((status, code.as_str()), (503, "model_not_ready"), "{hold:?}");
+        assert!(message.contains(words), "{message}");
+    }
+    // A route that changes while something is held counts at once.
+    lab.publish_with(&[("m", asleep(), &[])], route(Some(PATIENCE)));
+    let held = tokio::spawn(lab.chat(json!({"model": "best"})).send());
+    shows(&lab, &holds(1)).await;
+    lab.publish_with(&[("m", asleep(), &[])], route(None));
+    assert_eq!(held.await.unwrap().unwrap().status(), 503);
+    // And what will never answer is not waited for.
+    lab.publish_with(&[("m", asleep(), &[])], route(Some(PATIENCE)));
+    let held = tokio::spawn(lab.chat(json!({"model": "best"})).send());
+    shows(&lab, &holds(1)).await;
+    lab.publish_with(&[("m", State::Halted("needs 9 GiB".into()), &[])], route(Some(PATIENCE)));
+    let response = held.await.unwrap().unwrap();
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["x-should-retry"]),
+        (503, &"false".parse().unwrap())
+    );
+    assert!(response.text().await.unwrap().contains("needs 9 GiB"));
+}
+
+#[tokio::test]
+async fn what_is_held_is_bounded_and_a_client_that_leaves_makes_room() {
+    let held = Room { all: 8, each: 1, each_bytes: 1024 * 1024 };
+    let lab = Lab::start(Limits { held, ..limits() }).await;
+    lab.publish(&[("m", asleep(), &[])]);
+    let first = tokio::spawn(lab.chat(json!({})).send());
+    shows(&lab, &holds(1)).await;
+    let (status, code, message) = error(lab.chat(json!({})).send().await.unwrap()).await;
+    assert_eq!((status, code.as_str()), (503, "gateway_full"));
+    assert!(message.contains("holds 1 requests for it already"), "{message}");
+    first.abort();
+    shows(&lab, &holds(0)).await;
+    let again = tokio::spawn(lab.chat(json!({})).send());
+    shows(&lab, &holds(1)).await;
+    let engine = lab.engine("a", |_| hello());
+    lab.publish(&[("m", State::Ready, &[&engine])]);
+    assert_eq!(again.await.unwrap().unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_held_is_kept_awake_by_comments() {
+    let beat = Duration::from_millis(20);
+    let lab = Lab::start(Limits { hold_headers: beat, heartbeat: beat, ..limits() }).await;
+    lab.publish(&[("m", asleep(), &[])]);
+    let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut text = String::new();
+    while text.matches(": still working\n\n").count() < 3 {
+        text.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    let engine = lab.engine("a", |_| hello());
+    lab.publish(&[("m", State::Ready, &[&engine])]);
+    text.push_str(&response.text().await.unwrap());
+    let events = transcript(&text);
+    assert_eq!(events.last().unwrap(), &json!("[DONE]"), "{events:?}");
+    assert!(text.contains(" there"), "{text}");
+}
+
+/// More requests may be held than a replica takes at once: those it turns away wait on.
+#[tokio::test]
+async fn those_that_were_held_are_not_turned_away_by_the_replica_that_woke() {
+    let lab = Lab::start(Limits { rest: Duration::from_millis(5), ..limits() }).await;
+    lab.publish(&[("m", asleep(), &[])]);
+    let requests: Vec<_> = (0..4).map(|_| tokio::spawn(lab.chat(json!({})).send())).collect();
+    shows(&lab, &holds(4)).await;
+    let turned_away = AtomicUsize::new(0);
+    let engine: Engine = lab.engine("a", move |_| match turned_away.fetch_add(1, Ordering::Relaxed) {
+        0..9 => {
+            let (kind, message) = (FailureKind::Overloaded, "full".into());
+            vec![Act::Say(Event::Failed(Failure { kind, message }))]
+        }
+        _ => hello(),
+    });
+    lab.publish(&[("m", State::Ready, &[&engine])]);
+    for request in requests {
+        assert_eq!(request.await.unwrap().unwrap().status(), 200);
+    }
+    assert_eq!(engine.requests(), 13);
+}

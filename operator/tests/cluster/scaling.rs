@@ -1,0 +1,110 @@
+//! Replicas by demand against the embedded API server: gateways are played, and may say what is asked of a deployment
+//! and nothing else of it.
+
+use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::conditions::{Type, get};
+use russet_crds::{Autoscaling, ModelDeployment, Sharding};
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, GIB, deployment, model, until};
+use crate::{ready, says};
+
+/// What gateway `name` says of the deployment `chat`.
+async fn report(gateway: &Client, name: &str, waiting: u32, active: u32) {
+    let now = Timestamp::now();
+    let entry = json!({
+        "gateway": name, "reportedAt": now, "lastRequestTime": now, "waiting": waiting, "active": active,
+    });
+    apply(gateway, name, json!({"demand": [entry]})).await.unwrap();
+}
+
+async fn apply(gateway: &Client, name: &str, status: Value) -> Result<ModelDeployment, kube::Error> {
+    let api: Api<ModelDeployment> = Api::default_namespaced(gateway.clone());
+    let patch = json!({
+        "apiVersion": "russet.dev/v1alpha1", "kind": "ModelDeployment", "metadata": {"name": "chat"}, "status": status,
+    });
+    let params = PatchParams::apply(&russet_crds::names::gateway_manager(name)).force();
+    api.patch_status("chat", &params, &Patch::Apply(patch)).await
+}
+
+fn scaled(deployment: &ModelDeployment, replicas: i32, reason: &str) -> bool {
+    let generation = deployment.metadata.generation;
+    let active = deployment.status.as_ref().and_then(|status| get(&status.conditions, Type::ScalingActive));
+    deployment.spec.replicas == replicas
+        && active.is_some_and(|it| it.reason == reason && it.observed_generation <= generation)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_follow_demand_and_sleep_without_it() {
+    let cluster = Cluster::start(&[("a", 8 * GIB), ("b", 8 * GIB)]).await;
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let gateway = cluster.client(russet_rpc::tls::GATEWAY_USER, "russet:components").await;
+    let seen = |what: &'static str, is: fn(&ModelDeployment) -> bool| {
+        let deployments = deployments.clone();
+        async move { until(what, || async { deployments.get("chat").await.ok().filter(is) }).await }
+    };
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    let mut chat = deployment("chat", "m", Sharding::default());
+    chat.spec.autoscaling = Some(Autoscaling {
+        min_replicas: 0,
+        max_replicas: 3,
+        target_queue: 2,
+        target_ttft_milliseconds: None,
+        idle_seconds: 2,
+    });
+    cluster.create(chat).await;
+    seen("it answers", ready).await;
+
+    // Nobody ever asks: it sleeps, settled, and holds nothing.
+    seen("it sleeps", |chat| scaled(chat, 0, "Idle") && ready(chat) && says(chat, Type::Ready, "Stopped"))
+        .await;
+
+    // Two gateways hold requests: three replicas are needed, and two have a place.
+    report(&gateway, "one", 3, 0).await;
+    report(&gateway, "two", 1, 2).await;
+    let chat = seen("as many as fit", |chat| {
+        scaled(chat, 2, "NothingFits") && chat.status.as_ref().is_some_and(|it| it.ready_replicas == 2)
+    })
+    .await;
+    let owner = chat.managed_fields().iter().find(|fields| {
+        fields.fields_v1.as_ref().is_some_and(|owned| owned.0["f:spec"].get("f:replicas").is_some())
+    });
+    let owner = owner.unwrap();
+    assert_eq!(owner.manager.as_deref(), Some("russet-autoscaler"));
+    assert_eq!(owner.subresource.as_deref(), Some("scale"));
+    // What others write of the status stays theirs.
+    let demand = chat.status.unwrap().demand;
+    assert_eq!(demand.iter().map(|entry| entry.gateway.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+
+    // A gateway says nothing else of a deployment, and changes none.
+    let refused = apply(&gateway, "one", json!({"readyReplicas": 9})).await.unwrap_err().to_string();
+    assert!(refused.contains("the gateway may write status.demand"), "{refused}");
+    let theirs: Api<ModelDeployment> = Api::default_namespaced(gateway.clone());
+    let patch = Patch::Merge(json!({"spec": {"replicas": 9}}));
+    assert!(theirs.patch("chat", &PatchParams::default(), &patch).await.is_err());
+    assert!(theirs.patch_scale("chat", &PatchParams::default(), &patch).await.is_err());
+
+    // All answered: it sleeps again.
+    report(&gateway, "one", 0, 0).await;
+    report(&gateway, "two", 0, 0).await;
+    seen("it sleeps again", |chat| scaled(chat, 0, "Idle") && ready(chat)).await;
+
+    // One request wakes one replica, also under an operator that knows nothing of before.
+    let mut cluster = cluster;
+    cluster.restart_operator().await;
+    report(&gateway, "two", 1, 0).await;
+    seen("it is awake", |chat| scaled(chat, 1, "ScaledByDemand") && ready(chat)).await;
+
+    // Whoever takes autoscaling away decides himself from then on.
+    let patch = Patch::Merge(json!({"spec": {"autoscaling": null}}));
+    deployments.patch("chat", &PatchParams::default(), &patch).await.unwrap();
+    seen("nothing is said of scaling", |chat| {
+        let status = chat.status.as_ref();
+        status.is_some_and(|status| get(&status.conditions, Type::ScalingActive).is_none())
+    })
+    .await;
+    assert_eq!(cluster.refusals(), 0);
+    cluster.stop().await;
+}

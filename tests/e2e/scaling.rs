@@ -1,0 +1,52 @@
+//! A model that sleeps while nobody asks for it: its memory is free then, and the request that wakes it is held until
+//! it is answered.
+
+use anyhow::{Context as _, Result, ensure};
+use russet_tests::ask;
+use russet_tests::cluster::{Cluster, condition, repository};
+
+use crate::mistakes::apply;
+use crate::path::{gone, serves};
+
+const QUESTION: &str = "What is 17 + 25?";
+
+/// Asleep after a few seconds, woken by a request, and the answer is what it ever was.
+pub async fn sleeper(cluster: &mut Cluster) -> Result<()> {
+    let model = repository().join("manifests/samples/quickstart/model.yaml");
+    cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
+    let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: sleeper}\n\
+                      spec: {modelRef: {name: smoke}, sharding: {mode: Single, kv: {contextTokens: 1024}}, \
+                      autoscaling: {minReplicas: 0, maxReplicas: 1, idleSeconds: 3}}\n";
+    apply(cluster, deployment).await?;
+    serves(cluster, "sleeper").await?;
+    let awake = ask::answer(&cluster.base_url(), "sleeper", QUESTION).await?;
+    ensure!(awake.contains("42"), "awake it answered \"{awake}\"");
+
+    for round in 1..=2 {
+        cluster
+            .until("nobody asks, so it sleeps and holds no memory", async |cluster| {
+                let sleeper = cluster.get("modeldeployments sleeper").await?;
+                let reason = |kind| condition(&sleeper, kind).map(|one| one["reason"].clone());
+                let why = (reason("ScalingActive"), reason("Ready"));
+                let shards = cluster.get("shards").await?["items"].as_array().cloned().unwrap_or_default();
+                let empty = !shards.iter().any(|shard| shard["spec"]["servedModelName"] == "sleeper");
+                Ok(sleeper["spec"]["replicas"] == 0
+                    && why == (Some("Idle".into()), Some("Stopped".into()))
+                    && empty)
+            })
+            .await?;
+        // Applying the same file again wakes nobody: it says nothing of replicas.
+        apply(cluster, deployment).await?;
+        let sleeper = cluster.get("modeldeployments sleeper").await?;
+        ensure!(sleeper["spec"]["replicas"] == 0, "applied again it has {}", sleeper["spec"]["replicas"]);
+        let woken = ask::answer(&cluster.base_url(), "sleeper", QUESTION).await?;
+        ensure!(woken == awake, "woken for the {round}. time it answered \"{woken}\", before \"{awake}\"");
+    }
+    let sleeper = cluster.get("modeldeployments sleeper").await?;
+    let demand = sleeper["status"]["demand"].as_array().context("no gateway says what is asked")?;
+    ensure!(
+        demand.len() == 1 && demand[0]["lastRequestTime"].is_string(),
+        "one gateway should have asked: {demand:?}"
+    );
+    gone(cluster, "sleeper").await
+}
