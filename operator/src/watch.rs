@@ -33,6 +33,9 @@ use crate::metrics::Metrics;
 use crate::reconcile::{Queue, drive};
 use crate::{approval, authority, csr, deployment, group, model, node, pool, route, scale, strategy, tier};
 
+/// The generation of a deployment, and its status, as they were when it last mattered.
+type Look = (Option<i64>, ModelDeploymentStatus);
+
 /// What a controller is told to look at.
 struct Wake {
     stores: Stores,
@@ -50,7 +53,7 @@ struct Wake {
     /// What the planner last saw of each node; agents report more often than it matters.
     seen_nodes: Mutex<BTreeMap<String, String>>,
     /// Deployments without their demand, of which gateways report more often than it matters to others.
-    seen_deployments: Mutex<HashMap<ObjectRef<ModelDeployment>, (Option<i64>, ModelDeploymentStatus)>>,
+    seen_deployments: Mutex<HashMap<ObjectRef<ModelDeployment>, Look>>,
 }
 
 /// Something happened to an object.
