@@ -1,14 +1,17 @@
 //! The gateway: speaks clients' dialects over HTTP and rank 0's gRPC over mutual TLS. It plans
-//! nothing, writes nothing to the cluster and keeps no conversation; it follows the cluster through
+//! nothing, writes nothing to the cluster but what became of keys and Benchmarks, and keeps no conversation;
+//! it follows the cluster through
 //! a watch and goes on with what it last knew while the API server is away.
 //!
 //! ```text
 //! HTTP ─▶ listen ─▶ guard ─▶ dialects/* ─▶ stream (wait, choose, retry) ─▶ backends ─gRPC─▶ rank 0
 //!                     ▲                        ▲
 //!             keys: AccessKeys      routes: ModelDeployments, ShardGroups, ModelRoutes
+//!                                                benchmarks ─▶ backends ─gRPC─▶ rank 0
 //! ```
 
 pub mod backends;
+mod benchmarks;
 pub mod bodies;
 pub mod dialects;
 mod guard;
