@@ -15,6 +15,7 @@ pub mod hardware;
 pub mod join;
 mod lease;
 pub mod leave;
+mod measured;
 mod metrics;
 mod node;
 pub mod process;

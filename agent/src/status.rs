@@ -4,11 +4,12 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Want};
+use russet_crds::{Measured, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Want};
 use russet_plan::quantity;
 use russet_rpc::engine as pb;
 use russet_wire::partition::Partition;
 
+use crate::measured::measured;
 use crate::process::State;
 use crate::store::{Headers, Progress, Published, Stage};
 
@@ -27,6 +28,8 @@ pub struct Rank<'a> {
     pub engine: Option<(u32, &'a State)>,
     /// What the engine reported last.
     pub report: Option<&'a pb::EngineState>,
+    /// What was shown last of how fast the group answers.
+    pub measured: Option<&'a Measured>,
     /// Why the rank is of no more use.
     pub failure: Option<(Reason, &'a str)>,
 }
@@ -65,6 +68,7 @@ pub fn shard(
         loaded_bytes: report.loaded_bytes,
         total_bytes: report.total_bytes,
         memory_bytes: report.memory_bytes,
+        measured: measured(rank.measured, &report),
         metrics_address: (!report.metrics_address.is_empty()).then_some(report.metrics_address),
         failure: rank.failure.map(|(_, message)| message.to_owned()),
         conditions: all,

@@ -375,6 +375,7 @@ impl Supervisor {
                 files: self.setup.copies.published(&copy_name(shard)).is_some(),
                 engine: slot.engine.as_ref().map(|engine| (engine.process.pid, &engine.state)),
                 report: slot.report.as_ref(),
+                measured: slot.sent.as_ref().and_then(|(sent, _)| sent.measured.as_ref()),
                 failure: slot.failure.as_ref().map(|(reason, message)| (*reason, message.as_str())),
             };
             if slot.conditions.is_empty()

@@ -201,6 +201,16 @@ pub enum Reason {
     ScaledByDemand,
     /// A person stopped it, so demand does not decide.
     ScalingDisabled,
+    /// The Benchmark waits until its deployment answers.
+    WaitingForDeployment,
+    /// Another Benchmark of the same deployment runs first.
+    WaitingForBenchmark,
+    /// The Benchmark asks its deployment.
+    Running,
+    /// The Benchmark has its figures.
+    Finished,
+    /// A request of the Benchmark was not answered, so it has no figures.
+    Failed,
 }
 
 /// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether

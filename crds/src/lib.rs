@@ -7,6 +7,7 @@
 mod access_key;
 mod approval;
 mod autoscaling;
+mod benchmark;
 pub mod conditions;
 mod demand;
 mod inference_node;
@@ -32,6 +33,7 @@ use kube::CustomResourceExt as _;
 pub use access_key::*;
 pub use approval::*;
 pub use autoscaling::*;
+pub use benchmark::*;
 pub use demand::*;
 pub use inference_node::*;
 pub use model::*;
@@ -67,6 +69,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         ModelRoute::crd(),
         AccessKey::crd(),
         Approval::crd(),
+        Benchmark::crd(),
     ];
     let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
     versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()).for_each(signed);

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Autoscaling, Demand, LocalReference, Rollout, RolloutStatus};
+use crate::{Autoscaling, Demand, LocalReference, Measured, Rollout, RolloutStatus};
 
 /// A model that should answer under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -34,6 +34,7 @@ use crate::{Autoscaling, Demand, LocalReference, Rollout, RolloutStatus};
     ),
     printcolumn(name = "Replicas", type_ = "string", json_path = ".status.summary"),
     printcolumn(name = "Nodes", type_ = "string", json_path = ".status.nodes"),
+    printcolumn(name = "Tok/s", type_ = "string", json_path = ".status.placement.measured.tokensPerSecond"),
     printcolumn(
         name = "Reason",
         type_ = "string",
@@ -283,6 +284,9 @@ pub struct PlacementReport {
     /// How fast each replica should answer; absent where a node's chip is not in the catalogue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
+    /// How fast the replicas do answer, once enough was asked; of the slowest one where they differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
     /// What else was looked at, best first, with the numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]

@@ -167,6 +167,9 @@ pub struct ShardStatus {
     /// Address of the engine's metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_address: Option<String>,
+    /// How fast the group answers, said by rank 0 once enough was asked; written seldom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
     /// Set when the rank is of no more use at the observed epoch; the operator answers with a higher epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -174,6 +177,22 @@ pub struct ShardStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// How fast a group answers, measured over real requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Measured {
+    /// Tokens a second of each stream while it is answered, such as `41.3`.
+    pub tokens_per_second: String,
+    /// Streams that were answered at the same time; the fewest of which enough tokens were seen.
+    pub streams: u32,
+    /// Tokens in a stream's cache meanwhile, on average, as a power of two.
+    pub context_tokens: u32,
+    /// Tokens a second of prompts of 256 tokens and more, nobody else being served; absent until enough
+    /// were seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_per_second: Option<String>,
 }
 
 /// Addresses a rank listens on, allocated by its agent for one epoch.

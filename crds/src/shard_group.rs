@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::LocalReference;
+use crate::{LocalReference, Measured};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,6 +28,12 @@ use crate::LocalReference;
         json_path = ".status.conditions[?(@.type==\"Ready\")].status"
     ),
     printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts"),
+    printcolumn(
+        name = "Tok/s",
+        type_ = "string",
+        json_path = ".status.measured.tokensPerSecond",
+        priority = 1
+    ),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint.address"),
     printcolumn(
         name = "Reason",
@@ -150,6 +156,9 @@ pub struct ShardGroupStatus {
     /// Where rank 0 answers; absent unless Ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
+    /// How fast it answers; that of an earlier epoch until this one has seen enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
     /// Reserved, Formed, Ready, Reconciling, Stalled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

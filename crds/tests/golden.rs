@@ -78,7 +78,7 @@ fn names_of_kinds_never_collide() {
         }
         assert_eq!(names.categories.as_deref(), Some(&["russet".to_owned()][..]), "{}", names.kind);
     }
-    assert_eq!(seen.len(), 12 + 11, "twelve kinds; all but Shard have a short name");
+    assert_eq!(seen.len(), 13 + 12, "thirteen kinds; all but Shard have a short name");
 }
 
 #[test]

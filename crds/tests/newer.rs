@@ -56,7 +56,7 @@ fn read<K: DeserializeOwned>(object: Value) -> Result<(), serde_json::Error> {
 type Reader = fn(Value) -> Result<(), serde_json::Error>;
 
 /// Every kind, and how it is read.
-const READERS: [(&str, Reader); 12] = [
+const READERS: [(&str, Reader); 13] = [
     ("InferenceNode", read::<InferenceNode>),
     ("NodePool", read::<NodePool>),
     ("ShardingStrategy", read::<ShardingStrategy>),
@@ -69,6 +69,7 @@ const READERS: [(&str, Reader); 12] = [
     ("ModelRoute", read::<ModelRoute>),
     ("AccessKey", read::<AccessKey>),
     ("Approval", read::<Approval>),
+    ("Benchmark", read::<Benchmark>),
 ];
 
 #[test]

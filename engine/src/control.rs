@@ -130,6 +130,7 @@ impl Agent {
             epoch: self.identity.epoch,
             shard_uid: self.identity.shard_uid.clone(),
             metrics_address: self.identity.metrics_address.clone(),
+            measured: self.metrics.rates.lock().measured(),
         }
     }
 

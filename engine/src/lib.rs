@@ -18,6 +18,7 @@ pub mod follow;
 pub mod jaccl;
 pub mod life;
 pub mod metrics;
+pub mod rates;
 pub mod rings;
 pub mod sample;
 pub mod schedule;

@@ -1,14 +1,17 @@
 //! What an engine measures. Rank 0 uses vLLM's names and buckets, so that dashboards and routers
 //! made for vLLM read it as it is; other ranks show only themselves, or totals would count double.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
 };
 use russet_wire::event::{FinishReason, Usage};
 
 use crate::compute::{Memory, Progress};
+use crate::rates::Rates;
 
 /// vLLM's buckets for the time to the first token.
 const FIRST_TOKEN: &[f64] = &[
@@ -54,6 +57,8 @@ pub struct Metrics {
     pub decode: Histogram,
     /// Steps this rank ran.
     pub steps: IntCounter,
+    /// How fast requests are answered, for the agent.
+    pub rates: Arc<Mutex<Rates>>,
     success: IntCounterVec,
     failures: IntCounterVec,
     memory: IntGauge,
@@ -116,6 +121,7 @@ impl Metrics {
             memory: IntGauge::with_opts(own("memory_bytes", "Bytes MLX holds."))?,
             peak_memory: IntGauge::with_opts(own("peak_memory_bytes", "Most bytes MLX held."))?,
             loaded: IntGauge::with_opts(own("loaded_bytes", "Bytes of weights in memory."))?,
+            rates: Arc::default(),
             registry,
         };
         metrics.register(rank, context_tokens, max_sequences, labels)?;
@@ -144,6 +150,7 @@ impl Metrics {
             prefill,
             decode,
             steps,
+            rates: _,
             success,
             failures,
             memory,

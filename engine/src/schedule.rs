@@ -38,6 +38,8 @@ struct Running {
     started: Instant,
     first: Option<Instant>,
     last: Instant,
+    /// Whether nobody else had a slot while its prompt was read.
+    alone: bool,
 }
 
 /// The loop over slots.
@@ -151,7 +153,14 @@ impl Schedule {
                 self.tokens.ends().clone(),
                 self.tokens.stream(),
             );
-            self.running.push(Running { sequence, caller, started: now, first: None, last: now });
+            self.running.push(Running {
+                sequence,
+                caller,
+                started: now,
+                first: None,
+                last: now,
+                alone: true,
+            });
         }
     }
 
@@ -163,8 +172,11 @@ impl Schedule {
         for one in gone {
             self.release(one, FinishReason::Cancelled);
         }
+        let (begun, streams) = (Instant::now(), self.running.len() as u32);
+        let answering = self.running.iter().all(|one| one.first.is_some());
         let mut answers = Vec::with_capacity(self.running.len());
         for one in &mut self.running {
+            one.alone &= streams == 1;
             let step = one.sequence.step();
             self.followers.step(&step);
             let Step { tokens, choice, .. } = &step;
@@ -197,6 +209,10 @@ impl Schedule {
                     }
                 }
             }
+        }
+        let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
+        if answering && streams > 0 {
+            self.metrics.rates.lock().round(streams, cached, begun.elapsed());
         }
         // From the back, so that the indices in front stay true.
         for (index, end) in finished.into_iter().rev() {
@@ -260,6 +276,10 @@ impl Running {
                 self.first = Some(now);
                 metrics.first_token.observe((now - self.caller.arrived).as_secs_f64());
                 metrics.prefill.observe((now - self.started).as_secs_f64());
+                if self.alone {
+                    let tokens = self.sequence.usage().prompt_tokens;
+                    metrics.rates.lock().prompt(tokens, now - self.started);
+                }
             }
             Some(_) => metrics.between_tokens.observe((now - self.last).as_secs_f64()),
         }

@@ -1,14 +1,17 @@
 //! The gateway: speaks clients' dialects over HTTP and rank 0's gRPC over mutual TLS. It plans
-//! nothing, writes to the cluster only who asked for what, and keeps no conversation; it follows the
-//! cluster through a watch and goes on with what it last knew while the API server is away.
+//! nothing, writes to the cluster only who asked for what and what became of keys and Benchmarks, and keeps no
+//! conversation; it follows the cluster through a watch and goes on with what it last knew while the API server
+//! is away.
 //!
 //! ```text
 //! HTTP ─▶ listen ─▶ guard ─▶ dialects/* ─▶ stream (wait, choose, retry) ─▶ backends ─gRPC─▶ rank 0
 //!                     ▲                        ▲               └─▶ demand ─▶ ModelDeployment.status.demand
 //!             keys: AccessKeys      routes: ModelDeployments, ShardGroups, ModelRoutes
+//!                                                benchmarks ─▶ backends ─gRPC─▶ rank 0
 //! ```
 
 pub mod backends;
+mod benchmarks;
 pub mod bodies;
 pub mod demand;
 pub mod dialects;

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
+use crate::benchmarks;
 use crate::demand::{Demand, Reporter};
 use crate::dialects;
 use crate::guard::{Gate, guard};
@@ -110,7 +111,9 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     tasks.spawn(routes::follow(client.clone(), publish_table));
     tasks.spawn(keys::follow(client.clone(), publish_keyring));
-    tasks.spawn(keys::report(client, keyring.clone()));
+    tasks.spawn(keys::report(client.clone(), keyring.clone()));
+    let backends = Backends::new(tls.clone());
+    tasks.spawn(benchmarks::keep(client, table.clone(), backends, limits.silence));
     if let Some(certificate) = certificate {
         tasks.spawn(certificate.follow());
     }

@@ -128,6 +128,7 @@ impl Cluster {
             pools: group.spec.pool_refs.iter().map(|reference| reference.name.clone()).collect(),
             tier: group.spec.tier_ref.as_ref().map(|reference| reference.name.clone()),
             resident_until: self.resident_until(group).filter(|until| *until > now),
+            measured: group.status.as_ref().and_then(|status| status.measured.clone()),
             plan: group.spec.plan.clone(),
             ready,
             deleting: group.metadata.deletion_timestamp.is_some(),

@@ -8,6 +8,7 @@ use russet_wire::shape::ModelShape;
 
 use crate::fit::Room;
 use crate::snapshot::Snapshot;
+use crate::speed::measured::{Corrections, Kind, alone};
 use crate::speed::{Engine, Fence, Group, Link, Load, Machine, Model, Speed, Stage, predict};
 
 /// Tokens of the prompt that is planned for.
@@ -24,17 +25,46 @@ pub struct Forecast<'a> {
     view: &'a Snapshot,
     model: Model,
     room: Room,
+    corrections: Corrections,
 }
 
 impl<'a> Forecast<'a> {
     /// For a model with this room on the nodes of `view`.
     pub fn new(view: &'a Snapshot, shape: &ModelShape, room: Room) -> Self {
-        Self { view, model: Model::of(shape), room }
+        let mut forecast = Self { view, model: Model::of(shape), room, corrections: Corrections::default() };
+        for ((namespace, _), group) in view.groups.iter() {
+            let Some(measured) = &group.measured else { continue };
+            if view.models.get(&(namespace.clone(), group.model.clone())) != Some(shape) {
+                continue;
+            }
+            let context = measured.context_tokens;
+            let load = Load { prompt: PROMPT.min(context), context, streams: 1 };
+            let predicted = forecast.group(&group.plan, None).and_then(|group| forecast.under(&group, load));
+            if let (Some(rate), Some(kind), Some(predicted)) =
+                (alone(measured), forecast.kind(&group.plan), predicted)
+            {
+                forecast.corrections.add(kind, rate, predicted.decode);
+            }
+        }
+        forecast
     }
 
-    /// Tokens a second of one stream, to compare plans by. Machines nobody knows count as equal ones.
+    /// Tokens a second of one stream, to compare plans by: as predicted, and corrected by what running groups
+    /// of the same kind have measured. Machines nobody knows count as equal ones.
     pub fn rate(&self, plan: &GroupPlan) -> f64 {
-        self.speed(plan, 1, Some(UNKNOWN)).map_or(0.0, |speed| speed.decode)
+        self.factor(plan) * self.speed(plan, 1, Some(UNKNOWN)).map_or(0.0, |speed| speed.decode)
+    }
+
+    fn factor(&self, plan: &GroupPlan) -> f64 {
+        let kind = if self.corrections.is_empty() { None } else { self.kind(plan) };
+        kind.map_or(1.0, |kind| self.corrections.factor(&kind))
+    }
+
+    /// What measurements carry over to; nothing where a chip is not known.
+    fn kind(&self, plan: &GroupPlan) -> Option<Kind> {
+        let machine = |member: &GroupMember| self.view.nodes.get(&member.node_name)?.machine;
+        let machines = plan.members.iter().map(machine).collect::<Option<_>>()?;
+        Some(Kind { backend: plan.backend, tensor_size: plan.tensor_size.max(1), machines })
     }
 
     /// What to promise people; nothing where a chip is not known.
@@ -55,7 +85,11 @@ impl<'a> Forecast<'a> {
             context: CONTEXT.min(self.room.context_tokens),
             streams,
         };
-        predict(Engine::Mlx, &self.model, &self.group(plan, unknown)?, load)
+        self.under(&self.group(plan, unknown)?, load)
+    }
+
+    fn under(&self, group: &Group, load: Load) -> Option<Speed> {
+        predict(Engine::Mlx, &self.model, group, load)
     }
 
     fn group<'p>(&self, plan: &'p GroupPlan, unknown: Option<Machine>) -> Option<Group> {
@@ -200,6 +234,61 @@ mod tests {
         assert!((1000..20_000).contains(&predicted.ttft_milliseconds), "{}", predicted.ttft_milliseconds);
         let nobody_knows = plan(Backend::None, 1, &[("linux", 80)]);
         assert!(forecast.predicted(&nobody_knows).is_none() && rate(&nobody_knows) > 0.0);
+    }
+
+    #[test]
+    fn a_plan_like_one_that_runs_is_judged_by_what_that_one_measured() {
+        let view =
+            view(&[("a", "M3 Ultra"), ("b", "M3 Ultra"), ("c", "M4 Max"), ("d", "EPYC"), ("e", "EPYC")]);
+        let room = Room { context_tokens: 8192, max_sequences: 4, headroom_percent: 5 };
+        let (shape, other) = (llama(), ModelShape { layers: 79, ..llama() });
+        let runs = |node: &str, model: &str, share: f64, streams: u32| {
+            let mut view = view.clone();
+            view.models = [("m", &shape), ("n", &other)]
+                .map(|(name, shape)| (("ns".to_owned(), name.to_owned()), shape.clone()))
+                .into_iter()
+                .collect::<std::collections::BTreeMap<_, _>>()
+                .into();
+            let plan = plan(Backend::None, 1, &[(node, 80)]);
+            let rate = share * Forecast::new(&view, &shape, room).rate(&plan);
+            let measured = russet_crds::Measured {
+                tokens_per_second: format!("{rate:.6}"),
+                streams,
+                context_tokens: CONTEXT,
+                prompt_tokens_per_second: None,
+            };
+            let group = crate::snapshot::Group {
+                model: model.to_owned(),
+                plan,
+                measured: Some(measured),
+                ..crate::snapshot::Group::default()
+            };
+            view.groups.insert(("ns".to_owned(), "g".to_owned()), group);
+            view
+        };
+        let single = |node: &str| plan(Backend::None, 1, &[(node, 80)]);
+        let string = plan(Backend::Ring, 1, &[("a", 40), ("b", 40)]);
+        for (story, view, plan, factor) in [
+            ("the node itself", runs("a", "m", 0.5, 1), single("a"), 0.5),
+            ("another of its chip", runs("a", "m", 0.5, 1), single("b"), 0.5),
+            ("another chip", runs("a", "m", 0.5, 1), single("c"), 1.0),
+            ("another split", runs("a", "m", 0.5, 1), string.clone(), 1.0),
+            ("another model", runs("a", "n", 0.5, 1), single("a"), 1.0),
+            ("measured with others", runs("a", "m", 0.5, 4), single("a"), 1.0),
+            ("faster than predicted", runs("a", "m", 1.5, 1), single("b"), 1.5),
+            ("chips nobody knows are equal all the same", runs("d", "m", 0.1, 1), single("d"), 1.0),
+        ] {
+            let empty = Snapshot { groups: Default::default(), ..view.clone() };
+            let before = Forecast::new(&empty, &shape, room);
+            let (raw, shown) = (before.rate(&plan), before.predicted(&plan));
+            let forecast = Forecast::new(&view, &shape, room);
+            assert!((forecast.rate(&plan) / raw - factor).abs() < 1e-3, "{story}: {}", forecast.rate(&plan));
+            assert_eq!(
+                forecast.predicted(&plan),
+                shown,
+                "{story}: what is predicted stays beside what is measured"
+            );
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use russet_crds::{GroupPlan, Link, Residency, Sharding, names};
+use russet_crds::{GroupPlan, Link, Measured, Residency, Sharding, names};
 use russet_wire::shape::ModelShape;
 
 use crate::note::Note;
@@ -104,6 +104,8 @@ pub struct Group {
     pub resident_until: Option<Timestamp>,
     /// The split.
     pub plan: GroupPlan,
+    /// How fast it answers, once it has seen enough requests.
+    pub measured: Option<Measured>,
     /// Whether it answers.
     pub ready: bool,
     /// Whether it is being deleted.

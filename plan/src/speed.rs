@@ -1,6 +1,6 @@
 //! The performance model: how fast a group will answer, from what its machines read and compute, what the
 //! model makes them read, and what a message costs on their links. Prediction only: placing uses it, and what
-//! running groups measure takes its place (`measured`). `docs/planner-speed.md` holds the formula and its
+//! running groups measure corrects it (`measured`). `docs/planner-speed.md` holds the formula and its
 //! errors; `tests/throughput.rs` checks both against published measurements.
 //!
 //! ```text
@@ -20,7 +20,7 @@ pub mod model;
 
 pub use engine::{Coefficients, Engine};
 pub use link::{Fence, Link};
-pub use measured::{Counted, Measured};
+pub use measured::Corrections;
 pub use model::{Experts, Model, Weights, Window};
 
 /// Share of the stated bandwidth that a long read reaches: 340 of 400 GB/s seen on GPUs of these chips.

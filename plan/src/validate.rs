@@ -93,6 +93,7 @@ impl ValidDeployment {
             tier: self.tier.clone(),
             resident_until: None,
             plan,
+            measured: None,
             ready: false,
             deleting: false,
         }

@@ -384,7 +384,7 @@ fn api_resources(bench: &Bench) -> Result<()> {
     for line in bench.run(&["api-resources", "--categories=russet", "-o", "name"], "")?.lines() {
         names.push(line.to_owned());
     }
-    ensure!(names.len() == 12, "twelve kinds are wanted: {names:?}");
+    ensure!(names.len() == 13, "thirteen kinds are wanted: {names:?}");
     has(&bench.run(&["version", "-o", "json"], "")?, &["serverVersion", "v1."])
 }
 

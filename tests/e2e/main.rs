@@ -1,6 +1,7 @@
 //! The path end to end, and what happens when parts of it are killed: real processes on two
 //! machines, one cluster for all scenarios, which run one after the other.
 
+mod benchmarks;
 mod copies;
 mod faults;
 mod four;
@@ -61,6 +62,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
+        ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),
         ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),
         ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),
         ("an_unknown_field_or_type_is_named", |c| Box::pin(mistakes::unknown_field(c))),

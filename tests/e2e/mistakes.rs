@@ -33,7 +33,7 @@ pub async fn apply(cluster: &Cluster, text: &str) -> Result<()> {
 }
 
 /// Waits until a condition of an object mentions every word.
-async fn until_says(cluster: &mut Cluster, object: &str, kind: &str, words: &[&str]) -> Result<()> {
+pub async fn until_says(cluster: &mut Cluster, object: &str, kind: &str, words: &[&str]) -> Result<()> {
     let mut last = String::new();
     let outcome = cluster
         .until("the condition says so", async |cluster| {

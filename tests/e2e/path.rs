@@ -165,7 +165,7 @@ pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Where rank 0 shows its metrics: its node's loopback, so it must be the near node's.
-async fn rank_0_metrics(cluster: &Cluster) -> Result<String> {
+pub async fn rank_0_metrics(cluster: &Cluster) -> Result<String> {
     let shards = cluster.get("shards").await?;
     let rank_0 = shards["items"].as_array().into_iter().flatten().find(|shard| shard["spec"]["rank"] == 0);
     let rank_0 = rank_0.context("no rank 0")?;
@@ -178,7 +178,7 @@ async fn rank_0_metrics(cluster: &Cluster) -> Result<String> {
 }
 
 /// Sum of a metric over its labels.
-async fn metric(url: &str, name: &str) -> Result<f64> {
+pub async fn metric(url: &str, name: &str) -> Result<f64> {
     let text = ask::client()?.get(url).send().await?.text().await?;
     let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     let values: Vec<f64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();

@@ -18,7 +18,7 @@ use crate::process::watch::Watching;
 
 /// Between two reports that differ only in bytes read.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Between two reports that differ only in bytes held: statuses are no telemetry.
+/// Between two reports that differ only in bytes held and in how fast the group answers: statuses are no telemetry.
 const GAUGES: Duration = Duration::from_secs(30);
 
 /// What this node has for one Shard.
@@ -93,7 +93,11 @@ impl Slot {
 /// its byte counts or its words moved.
 pub(super) fn due(sent: Option<&(ShardStatus, Instant)>, status: &ShardStatus) -> bool {
     let Some((sent, at)) = sent else { return true };
-    let without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
+    let mut without_memory = ShardStatus { memory_bytes: sent.memory_bytes, ..status.clone() };
+    // That there is a rate at all is news; that it moved is none.
+    if let (Some(before), Some(now)) = (&sent.measured, &mut without_memory.measured) {
+        now.clone_from(before);
+    }
     let without_bytes = ShardStatus { loaded_bytes: sent.loaded_bytes, ..without_memory.clone() };
     match (*sent == *status, *sent == without_memory, quiet(sent) == quiet(&without_bytes)) {
         (true, ..) => false,
@@ -118,6 +122,8 @@ pub(super) fn wording(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::Measured;
+
     use super::*;
 
     #[test]
@@ -126,6 +132,12 @@ mod tests {
         let loaded = ShardStatus { loaded_bytes: 5, ..base.clone() };
         let memory = ShardStatus { memory_bytes: 5, ..base.clone() };
         let failed = ShardStatus { failure: Some("x".into()), ..base.clone() };
+        let rate = |rate: &str| ShardStatus {
+            measured: Some(Measured { tokens_per_second: rate.into(), ..Measured::default() }),
+            ..base.clone()
+        };
+        let rated =
+            |seconds| Some((rate("41"), Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap()));
         let says = |status: &str, message: &str| {
             let verdict = serde_json::json!({
                 "type": "Joined", "status": status, "reason": "Joining", "message": message,
@@ -143,6 +155,10 @@ mod tests {
             (ago(3), &loaded, true),
             (ago(3), &memory, false),
             (ago(31), &memory, true),
+            (ago(0), &rate("41"), true),
+            (rated(3), &rate("44"), false),
+            (rated(31), &rate("44"), true),
+            (rated(0), &base, true),
             (Some((says("False", "rank 1"), Instant::now())), &says("False", "rank 2"), false),
             (Some((says("False", "rank 1"), Instant::now())), &says("True", "rank 1"), true),
         ] {

@@ -17,16 +17,16 @@ use crate::watch::{Kept, changes};
 pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
     let mut changes = futures::stream::select_all([
         changes::<ModelDeployment, _>(&client, |event| Change::Deployment(Box::new(event))),
-        changes::<ShardGroup, _>(&client, Change::Group),
-        changes::<ModelRoute, _>(&client, Change::Route),
+        changes::<ShardGroup, _>(&client, |event| Change::Group(Box::new(event))),
+        changes::<ModelRoute, _>(&client, |event| Change::Route(Box::new(event))),
     ]);
     let (mut deployments, mut groups, mut routes) = (Kept::default(), Kept::default(), Kept::default());
     // The streams never end: a watcher reconnects for ever.
     while let Some(change) = changes.next().await {
         match change {
             Change::Deployment(event) => deployments.apply(*event),
-            Change::Group(event) => groups.apply(event),
-            Change::Route(event) => routes.apply(event),
+            Change::Group(event) => groups.apply(*event),
+            Change::Route(event) => routes.apply(*event),
         }
         if !(deployments.listed && groups.listed && routes.listed) {
             continue;
@@ -44,6 +44,6 @@ pub async fn follow(client: Client, publish: watch::Sender<Arc<Table>>) {
 
 enum Change {
     Deployment(Box<Event<DeserializeGuard<ModelDeployment>>>),
-    Group(Event<DeserializeGuard<ShardGroup>>),
-    Route(Event<DeserializeGuard<ModelRoute>>),
+    Group(Box<Event<DeserializeGuard<ShardGroup>>>),
+    Route(Box<Event<DeserializeGuard<ModelRoute>>>),
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type, get, is_true};
-use russet_crds::{GroupPlan, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
+use russet_crds::{GroupPlan, Measured, ModelDeployment, ModelDeploymentStatus, ShardGroup, names};
 use russet_plan::place::{STAYS, is_current, shown};
 use russet_plan::rollout::{ATTEMPTS, learned};
 use russet_plan::validate::Rest;
@@ -58,6 +58,9 @@ pub fn status(
         nodes(if current.is_empty() { groups.iter().map(AsRef::as_ref).collect() } else { current.clone() });
     let plans: Vec<&GroupPlan> = current.iter().map(|group| &group.spec.plan).collect();
     status.placement = shown(&planned.placement, &plans, &planned.notes, status.placement);
+    if let Some(placement) = &mut status.placement {
+        placement.measured = measured(&current);
+    }
 
     let verdict = verdict(resources, &current);
     if let Some(want) = planned.valid.as_ref().filter(|want| want.replicas > 0) {
@@ -238,6 +241,13 @@ fn is_new(planned: &super::decide::Planned, group: &ShardGroup) -> bool {
 
 fn answers(group: &ShardGroup) -> bool {
     group.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
+}
+
+/// What the slowest of the groups has measured.
+fn measured(groups: &[&ShardGroup]) -> Option<Measured> {
+    let measured = groups.iter().filter_map(|group| group.status.as_ref()?.measured.as_ref());
+    let rate = |measured: &Measured| measured.tokens_per_second.parse().unwrap_or(f64::INFINITY);
+    measured.min_by(|a, b| rate(a).total_cmp(&rate(b))).cloned()
 }
 
 fn nodes(groups: Vec<&ShardGroup>) -> Option<String> {

@@ -55,6 +55,9 @@ pub fn status(
             status.endpoint = Some(Endpoint { address: rendezvous.rpc.clone(), node_name });
         }
     }
+    // The plan never changes, so what an earlier epoch measured holds until this one knows better.
+    let measured = states.first().and_then(|state| state.status).and_then(|status| status.measured.clone());
+    status.measured = measured.or(status.measured);
     let stalled = pause.is_some();
     for (kind, value) in [
         (Type::Reserved, stage.reserved),

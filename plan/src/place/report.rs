@@ -79,6 +79,7 @@ pub(super) fn report(
         reason: first.why.clone(),
         plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
         predicted: slowest.and_then(|plan| forecast.predicted(plan)),
+        measured: None,
         candidates: first.others.clone(),
     })
 }

@@ -1,63 +1,109 @@
-//! What running groups measure takes the place of what was predicted. A rate counts once enough answers
-//! stand behind it; it is never mixed with the prediction, so that people see one or the other.
+//! What running groups measure, against what was predicted of them: a factor by which ways that are like one
+//! that runs are judged. Ways are alike when they cut the same model into the same stages on the same chips;
+//! what differs then, a layer more on one node or another cable, the prediction still tells apart.
 
-/// Answers behind a rate before it counts: the first ones load kernels and fill caches.
-pub const ENOUGH: u32 = 8;
+use russet_crds::{Backend, Measured};
 
-/// A rate that was measured on a running group.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
-    /// Tokens a second.
-    pub rate: f64,
-    /// Answers it is the mean of.
-    pub samples: u32,
+use super::Machine;
+
+/// A way to run a model, as far as measurements carry over from one to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kind {
+    /// What carries sums between members.
+    pub backend: Backend,
+    /// Ranks that share a layer.
+    pub tensor_size: u32,
+    /// The machine of every rank, in order.
+    pub machines: Vec<Machine>,
 }
 
-/// The rate to plan with, and where it comes from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Counted {
-    /// Nothing was measured yet, or too little.
-    Predicted(f64),
-    /// Measured on the group itself.
-    Measured(f64),
+/// What was measured on groups of one model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Corrections(Vec<Seen>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    kind: Kind,
+    factor: f64,
 }
 
-impl Counted {
-    /// Which of the two counts. A rate that is no positive number was not measured.
-    pub fn of(predicted: f64, measured: Option<Measured>) -> Self {
-        match measured {
-            Some(Measured { rate, samples }) if samples >= ENOUGH && rate.is_finite() && rate > 0.0 => {
-                Counted::Measured(rate)
-            }
-            _ => Counted::Predicted(predicted),
+impl Corrections {
+    /// Takes note of a group of this kind that measured `rate` and was predicted to reach `predicted`.
+    pub fn add(&mut self, kind: Kind, rate: f64, predicted: f64) {
+        let factor = rate / predicted;
+        if factor.is_finite() && factor > 0.0 {
+            self.0.push(Seen { kind, factor });
         }
     }
 
-    /// Tokens a second.
-    pub fn rate(self) -> f64 {
-        match self {
-            Counted::Predicted(rate) | Counted::Measured(rate) => rate,
-        }
+    /// What to multiply a prediction with: the mean over all groups that are alike, 1 where none is.
+    pub fn factor(&self, kind: &Kind) -> f64 {
+        let alike = self.0.iter().filter(|seen| seen.kind == *kind);
+        let (count, sum) = alike.fold((0.0, 0.0), |(count, sum), seen| (count + 1.0, sum + seen.factor));
+        if count > 0.0 { sum / count } else { 1.0 }
     }
+
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The rate of one stream by itself, which is what plans are compared by. What was seen of several streams
+/// at once says more about how an engine shares its time between them.
+pub fn alone(measured: &Measured) -> Option<f64> {
+    let rate = measured.tokens_per_second.parse().ok()?;
+    (measured.streams == 1 && f64::is_finite(rate) && rate > 0.0).then_some(rate)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chips;
+
+    fn kind(tensor_size: u32, chips: &[&str]) -> Kind {
+        let machine = |chip: &&str| chips::find(chip, None, Some(512)).unwrap().into();
+        Kind { backend: Backend::Ring, tensor_size, machines: chips.iter().map(machine).collect() }
+    }
 
     #[test]
-    fn enough_answers_replace_the_prediction() {
-        let measured = |rate, samples| Some(Measured { rate, samples });
-        for (measured, counted) in [
-            (None, Counted::Predicted(30.0)),
-            (measured(20.0, 0), Counted::Predicted(30.0)),
-            (measured(20.0, ENOUGH - 1), Counted::Predicted(30.0)),
-            (measured(20.0, ENOUGH), Counted::Measured(20.0)),
-            (measured(0.0, 100), Counted::Predicted(30.0)),
-            (measured(f64::NAN, 100), Counted::Predicted(30.0)),
+    fn a_way_is_judged_by_what_is_like_it() {
+        let mut seen = Corrections::default();
+        assert!(seen.is_empty());
+        seen.add(kind(1, &["M4 Max"]), 30.0, 40.0);
+        seen.add(kind(1, &["M3 Ultra", "M4 Max"]), 9.0, 10.0);
+        seen.add(kind(1, &["M3 Ultra", "M4 Max"]), 7.0, 10.0);
+        seen.add(kind(2, &["M4 Max", "M4 Max"]), 12.0, 10.0);
+        seen.add(kind(1, &["M1 Ultra"]), f64::NAN, 10.0);
+        seen.add(kind(1, &["M1 Ultra"]), 5.0, 0.0);
+        for (story, kind, factor) in [
+            ("the same chip", kind(1, &["M4 Max"]), 0.75),
+            ("the mean of two", kind(1, &["M3 Ultra", "M4 Max"]), 0.8),
+            ("the stages the other way round", kind(1, &["M4 Max", "M3 Ultra"]), 1.0),
+            ("a tensor group", kind(2, &["M4 Max", "M4 Max"]), 1.2),
+            ("a pipeline on these", kind(1, &["M4 Max", "M4 Max"]), 1.0),
+            ("over RDMA", Kind { backend: Backend::Jaccl, ..kind(2, &["M4 Max", "M4 Max"]) }, 1.0),
+            ("what is no number measured nothing", kind(1, &["M1 Ultra"]), 1.0),
         ] {
-            assert_eq!(Counted::of(30.0, measured), counted, "{measured:?}");
+            assert!((seen.factor(&kind) - factor).abs() < 1e-9, "{story}: {}", seen.factor(&kind));
         }
-        assert_eq!(Counted::of(30.0, measured(20.0, ENOUGH)).rate(), 20.0);
+    }
+
+    #[test]
+    fn only_a_stream_by_itself_is_compared() {
+        let measured = |rate: &str, streams| Measured {
+            tokens_per_second: rate.to_owned(),
+            streams,
+            ..Measured::default()
+        };
+        for (measured, rate) in [
+            (measured("41.3", 1), Some(41.3)),
+            (measured("41.3", 4), None),
+            (measured("", 1), None),
+            (measured("0", 1), None),
+            (measured("NaN", 1), None),
+        ] {
+            assert_eq!(alone(&measured), rate, "{measured:?}");
+        }
     }
 }

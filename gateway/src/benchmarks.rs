@@ -1,0 +1,272 @@
+//! Runs Benchmarks: follows them, asks the engines of the deployment that one names, and writes down what
+//! came of it. Requests go over the gateway's own channels to engines, so nothing else gets new rights; they
+//! pass no key and no quota. A Benchmark that is deleted drops its run, and with it every request.
+//!
+//! ```text
+//! waiting ──(its deployment answers, and its turn has come)──▶ claimed by one gateway ─▶ Running ─▶ Finished
+//!                                  ▲                                        │   └──────────────────▶ Failed
+//!                                  └──── that gateway is heard of no more ──┘
+//! ```
+//!
+//! Of several gateways one runs it: every status is written against the version that was read, so of two that
+//! claim the same Benchmark one is refused.
+
+mod decide;
+mod figures;
+mod load;
+mod status;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use russet_crds::{Benchmark, BenchmarkStatus, ModelDeployment, ShardGroup, names};
+use serde_json::json;
+use tokio::sync::{oneshot, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::backends::Backends;
+use crate::routes::{Endpoint, Table};
+use crate::watch::{Kept, changes};
+use decide::{Next, next};
+use figures::Figures;
+use status::{Progress, Subject};
+
+/// Between two looks when nothing happens.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between two signs of life, which tell how far it has come as well.
+const RENEW: Duration = Duration::from_secs(5);
+/// A gateway that gave no sign of life for so long runs nothing any more.
+const SILENT: Duration = Duration::from_secs(30);
+/// For one answer of the API server.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A Benchmark that this gateway runs. Dropping it ends its requests.
+struct Run {
+    subject: Subject,
+    started: Timestamp,
+    progress: watch::Receiver<u32>,
+    renewed: Instant,
+    /// What came of it; nothing while it goes on.
+    outcome: Option<Result<Figures, String>>,
+    result: oneshot::Receiver<Result<Figures, String>>,
+    task: AbortHandle,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The Benchmarks of this gateway.
+struct Runner {
+    client: Client,
+    backends: Arc<Backends>,
+    silence: Duration,
+    /// By which the others know this one.
+    name: String,
+    runs: BTreeMap<String, Run>,
+    /// When a version of another gateway's Benchmark was first seen.
+    heard: BTreeMap<String, (Option<String>, Instant)>,
+}
+
+/// Runs Benchmarks until the future is dropped.
+pub(crate) async fn keep(
+    client: Client,
+    mut table: watch::Receiver<Arc<Table>>,
+    backends: Backends,
+    silence: Duration,
+) {
+    let mut changes = changes::<Benchmark, _>(&client, |event| event);
+    let mut kept = Kept::default();
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut runner = Runner {
+        client,
+        backends: Arc::new(backends),
+        silence,
+        name: format!("{:016x}", rand::random::<u64>()),
+        runs: BTreeMap::new(),
+        heard: BTreeMap::new(),
+    };
+    loop {
+        tokio::select! {
+            // The stream never ends: a watcher reconnects for ever.
+            Some(event) = changes.next() => kept.apply(event),
+            _ = look.tick() => {}
+        }
+        let table = table.borrow_and_update().clone();
+        if kept.listed && table.synced {
+            let living = kept.iter().filter(|one| one.metadata.deletion_timestamp.is_none());
+            runner.look(&table, &living.collect::<Vec<_>>()).await;
+        }
+    }
+}
+
+impl Runner {
+    async fn look(&mut self, table: &Table, all: &[&Benchmark]) {
+        let uids: Vec<String> = all.iter().filter_map(|one| one.uid()).collect();
+        self.runs.retain(|uid, _| uids.contains(uid));
+        self.heard.retain(|uid, _| uids.contains(uid));
+        let now = Instant::now();
+        for one in all {
+            let seen = self.heard.entry(one.uid().unwrap_or_default()).or_insert((None, now));
+            if seen.0 != one.resource_version() {
+                *seen = (one.resource_version(), now);
+            }
+        }
+        for one in all {
+            let uid = one.uid().unwrap_or_default();
+            if self.runs.contains_key(&uid) {
+                self.go_on(&uid, one, all).await;
+                continue;
+            }
+            let runs = |other: &Benchmark| self.runs_elsewhere(other);
+            match next(one, all, table, runs) {
+                Next::Nothing => {}
+                Next::Wait(waiting) => {
+                    self.write(one, &status::waiting(one, &waiting, Timestamp::now())).await;
+                }
+                Next::Begin(endpoints) => self.begin(&uid, one, endpoints).await,
+            }
+        }
+    }
+
+    /// Whether a gateway is at it: this one, or another that was heard of lately.
+    fn runs_elsewhere(&self, one: &Benchmark) -> bool {
+        let uid = one.uid().unwrap_or_default();
+        let runner = one.status.as_ref().and_then(|status| status.runner.as_ref());
+        let heard = || self.heard.get(&uid).is_some_and(|(_, at)| at.elapsed() < SILENT);
+        // Its claim may have yet to be seen.
+        self.runs.contains_key(&uid) || runner.is_some_and(|runner| *runner != self.name && heard())
+    }
+
+    /// Claims it and begins to ask.
+    async fn begin(&mut self, uid: &str, one: &Benchmark, endpoints: Vec<Endpoint>) {
+        let started = Timestamp::now();
+        let subject = match self.subject(one, &endpoints).await {
+            Ok(subject) => subject,
+            Err(error) => {
+                return tracing::warn!(benchmark = one.name_any(), "its deployment cannot be read: {error}");
+            }
+        };
+        let progress = Progress { runner: &self.name, started, answered: 0 };
+        if !self.write(one, &status::running(one, &progress, started)).await {
+            return;
+        }
+        tracing::info!(benchmark = one.name_any(), requests = one.spec.requests(), "measured from now on");
+        let (told, progress) = watch::channel(0);
+        let (sender, result) = oneshot::channel();
+        let work = load::Work {
+            name: format!("{}/{}", one.namespace().unwrap_or_default(), one.name_any()),
+            spec: one.spec.clone(),
+            endpoints,
+            backends: self.backends.clone(),
+            silence: self.silence,
+        };
+        let task = tokio::spawn(async move {
+            // Nobody listens once the Benchmark is gone.
+            let _ = sender.send(load::run(work, told).await);
+        });
+        let (renewed, task) = (Instant::now(), task.abort_handle());
+        let run = Run { subject, started, progress, renewed, outcome: None, result, task };
+        self.runs.insert(uid.to_owned(), run);
+    }
+
+    /// Tells how far it has come, or what came of it.
+    async fn go_on(&mut self, uid: &str, one: &Benchmark, all: &[&Benchmark]) {
+        let Some(mut run) = self.runs.remove(uid) else { return };
+        let named = one.status.as_ref().and_then(|status| status.runner.as_ref());
+        if named.is_some_and(|runner| *runner != self.name) {
+            // Another gateway has not heard of this one for long, and begun anew.
+            return tracing::warn!(benchmark = one.name_any(), "another gateway measures it now");
+        }
+        if run.outcome.is_none() {
+            run.outcome = match run.result.try_recv() {
+                Ok(outcome) => Some(outcome),
+                Err(oneshot::error::TryRecvError::Empty) => None,
+                Err(oneshot::error::TryRecvError::Closed) => {
+                    Some(Err("the gateway has a bug; its log says more".to_owned()))
+                }
+            };
+        }
+        let (now, answered) = (Timestamp::now(), *run.progress.borrow());
+        let progress = Progress { runner: &self.name, started: run.started, answered };
+        match &run.outcome {
+            None => {
+                if run.renewed.elapsed() >= RENEW
+                    && self.write(one, &status::running(one, &progress, now)).await
+                {
+                    run.renewed = Instant::now();
+                }
+            }
+            Some(outcome) => {
+                let status = match outcome {
+                    Ok(figures) => status::finished(one, &progress, figures, &run.subject, all, now),
+                    Err(why) => status::failed(one, &progress, why, now),
+                };
+                // Until it is written it is kept: the API server may be away.
+                if self.write(one, &status).await {
+                    return;
+                }
+            }
+        }
+        self.runs.insert(uid.to_owned(), run);
+    }
+
+    /// What is measured, as the figures name it.
+    async fn subject(&self, one: &Benchmark, endpoints: &[Endpoint]) -> Result<Subject, kube::Error> {
+        let namespace = one.namespace().unwrap_or_default();
+        let deployments: Api<ModelDeployment> = Api::namespaced(self.client.clone(), &namespace);
+        let deployment = deployments.get(&one.spec.deployment_ref.name).await?;
+        let mut nodes = 0;
+        if let Some((_, group)) = endpoints.first().and_then(|endpoint| endpoint.group.split_once('/')) {
+            let groups: Api<ShardGroup> = Api::namespaced(self.client.clone(), &namespace);
+            nodes = groups.get(group).await?.spec.plan.members.len() as u32;
+        }
+        let placement = deployment.status.and_then(|status| status.placement);
+        let predicted = placement.and_then(|placement| placement.predicted);
+        Ok(Subject { model: deployment.spec.model_ref.name, nodes, predicted })
+    }
+
+    /// Writes a status where it says anything new; whether it stands there now.
+    async fn write(&self, one: &Benchmark, status: &BenchmarkStatus) -> bool {
+        if one.status.as_ref() == Some(status) {
+            return true;
+        }
+        let api: Api<Benchmark> = Api::namespaced(self.client.clone(), &one.namespace().unwrap_or_default());
+        let patch = json!({
+            "apiVersion": Benchmark::api_version(&()),
+            "kind": Benchmark::kind(&()),
+            "metadata": {"name": one.name_any(), "resourceVersion": one.resource_version()},
+            "status": status,
+        });
+        let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
+        let name = one.name_any();
+        let patch = Patch::Apply(patch);
+        let written = api.patch_status(&name, &params, &patch);
+        match tokio::time::timeout(PATIENCE, written).await {
+            Ok(Ok(_)) => true,
+            // It is gone, or has moved on; what it says now is on its way here.
+            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => false,
+            Ok(Err(error)) => {
+                tracing::warn!(benchmark = name, "its status cannot be written: {}", crate::causes(&error));
+                false
+            }
+            Err(_) => {
+                tracing::warn!(
+                    benchmark = name,
+                    "its status cannot be written: no answer within {} s",
+                    PATIENCE.as_secs()
+                );
+                false
+            }
+        }
+    }
+}

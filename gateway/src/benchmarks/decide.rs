@@ -1,0 +1,183 @@
+//! What a Benchmark does next, by what is known of the cluster. Pure.
+
+use kube::ResourceExt as _;
+use russet_crds::conditions::Reason;
+use russet_crds::{Benchmark, BenchmarkSpec};
+
+use crate::routes::{Deployment, Endpoint, State, Table};
+
+/// What to do for a Benchmark.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It is over, or another gateway is at it.
+    Nothing,
+    /// It cannot begin yet.
+    Wait(Waiting),
+    /// Ask these.
+    Begin(Vec<Endpoint>),
+}
+
+/// Why a Benchmark does not begin.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    pub(super) reason: Reason,
+    pub(super) message: String,
+    /// Whether only a person can help.
+    pub(super) stalled: bool,
+}
+
+/// Tokens that a chat template may add to a prompt, so that nothing is begun which the engine must refuse.
+const TEMPLATE: u32 = 32;
+
+/// What to do for `one` of `all`; `runs` says whether a gateway is at one.
+pub(super) fn next(
+    one: &Benchmark,
+    all: &[&Benchmark],
+    table: &Table,
+    runs: impl Fn(&Benchmark) -> bool,
+) -> Next {
+    if is_over(one) || runs(one) {
+        return Next::Nothing;
+    }
+    let wait = |reason, stalled, message| Next::Wait(Waiting { reason, message, stalled });
+    let (namespace, wanted) = (one.namespace().unwrap_or_default(), &one.spec.deployment_ref.name);
+    let named = |deployment: &&Deployment| deployment.namespace == namespace && deployment.name == *wanted;
+    let Some(deployment) = table.deployments.iter().find(named) else {
+        let message = format!("ModelDeployment {wanted} does not exist in namespace {namespace}; create it");
+        return wait(Reason::TargetNotFound, true, message);
+    };
+    if let Some(message) = too_long(&one.spec, deployment.context_tokens) {
+        return wait(Reason::InvalidSpec, true, message);
+    }
+    if deployment.endpoints.is_empty() {
+        let message = match &deployment.state {
+            State::Ready => "its group is being formed again",
+            State::Working(message) | State::Halted(message) => message,
+        };
+        let message = format!("ModelDeployment {wanted} does not answer: {message}");
+        return wait(Reason::WaitingForDeployment, false, message);
+    }
+    let order = |one: &Benchmark| (one.creation_timestamp().map(|time| time.0), one.name_any());
+    let before = all.iter().find(|other| {
+        let same =
+            other.namespace() == one.namespace() && other.spec.deployment_ref == one.spec.deployment_ref;
+        let waits = too_long(&other.spec, deployment.context_tokens).is_none() && order(other) < order(one);
+        other.uid() != one.uid() && same && !is_over(other) && (runs(other) || waits)
+    });
+    match before {
+        Some(other) => {
+            let message = format!("Benchmark {} of the same deployment runs first", other.name_any());
+            wait(Reason::WaitingForBenchmark, false, message)
+        }
+        None => Next::Begin(deployment.endpoints.clone()),
+    }
+}
+
+/// Whether it has run.
+pub(super) fn is_over(one: &Benchmark) -> bool {
+    one.status.as_ref().is_some_and(|status| status.finished_at.is_some())
+}
+
+fn too_long(spec: &BenchmarkSpec, context: u32) -> Option<String> {
+    let (prompt, output) = (spec.prompt_tokens, spec.output_tokens);
+    let needed = prompt.saturating_add(output).saturating_add(TEMPLATE);
+    (needed > context).then(|| {
+        format!(
+            "a prompt of {prompt} tokens and an answer of {output} need room for {needed} with what the model's \
+             template adds, and a conversation of ModelDeployment {} has {context}; create a Benchmark that asks \
+             for less, or raise the deployment's kv.contextTokens",
+            spec.deployment_ref.name
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use russet_crds::{BenchmarkStatus, LocalReference};
+
+    use super::*;
+
+    fn benchmark(name: &str, created: i64, output: u32) -> Benchmark {
+        let spec = BenchmarkSpec {
+            deployment_ref: LocalReference::new("m"),
+            prompt_tokens: 100,
+            output_tokens: output,
+            concurrency: 1,
+            repetitions: 1,
+        };
+        let mut one = Benchmark::new(name, spec);
+        one.metadata.namespace = Some("default".into());
+        one.metadata.uid = Some(name.to_owned());
+        one.metadata.creation_timestamp = Some(Time(jiff::Timestamp::from_second(created).unwrap()));
+        one
+    }
+
+    fn over(mut one: Benchmark) -> Benchmark {
+        let finished_at = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        one.status = Some(BenchmarkStatus { finished_at, ..BenchmarkStatus::default() });
+        one
+    }
+
+    fn table(state: State, answers: bool) -> Table {
+        let endpoint =
+            Endpoint { address: "a:1".into(), node: "a".into(), group: "default/g".into(), epoch: 1 };
+        let deployment = Deployment {
+            namespace: "default".into(),
+            name: "m".into(),
+            created: 0,
+            context_tokens: 1024,
+            state,
+            endpoints: if answers { vec![endpoint] } else { vec![] },
+        };
+        Table { synced: true, deployments: vec![deployment], names: vec![] }
+    }
+
+    #[test]
+    fn a_benchmark_begins_when_its_deployment_answers_and_its_turn_has_come() {
+        let (first, second) = (benchmark("b", 1, 100), benchmark("a", 2, 100));
+        let long = benchmark("c", 0, 1000);
+        let elsewhere = Table { deployments: vec![], ..table(State::Ready, true) };
+        let ready = || table(State::Ready, true);
+        let copying = State::Working("files are on their way".into());
+        for (story, one, all, table, running, expected) in [
+            ("alone", &first, vec![], ready(), "", "begin"),
+            ("it has run", &over(first.clone()), vec![], ready(), "", "nothing"),
+            ("a gateway is at it", &first, vec![], ready(), "b", "nothing"),
+            ("no such deployment", &first, vec![], elsewhere, "", "TargetNotFound! does not exist"),
+            ("too long", &long, vec![], ready(), "", "InvalidSpec! need room for 1132"),
+            (
+                "its deployment is made ready",
+                &first,
+                vec![],
+                table(copying, false),
+                "",
+                "WaitingForDeployment files are on their way",
+            ),
+            (
+                "its deployment's group was lost",
+                &first,
+                vec![],
+                table(State::Ready, false),
+                "",
+                "WaitingForDeployment formed again",
+            ),
+            ("an older one waits", &second, vec![&first], ready(), "", "WaitingForBenchmark Benchmark b"),
+            ("a younger one waits", &first, vec![&second], ready(), "", "begin"),
+            ("a younger one runs", &first, vec![&second], ready(), "a", "WaitingForBenchmark Benchmark a"),
+            ("an older one has run", &second, vec![&over(first.clone())], ready(), "", "begin"),
+            ("an older one can never run", &first, vec![&long], ready(), "", "begin"),
+        ] {
+            match next(one, &all, &table, |other| other.name_any() == running) {
+                Next::Nothing => assert_eq!(expected, "nothing", "{story}"),
+                Next::Begin(endpoints) => assert_eq!((expected, endpoints.len()), ("begin", 1), "{story}"),
+                Next::Wait(Waiting { reason, message, stalled }) => {
+                    let (wanted, words) = expected.split_once(' ').unwrap();
+                    let sign = if stalled { "!" } else { "" };
+                    assert_eq!(format!("{reason:?}{sign}"), wanted, "{story}: {message}");
+                    assert!(message.contains(words), "{story}: {message}");
+                }
+            }
+        }
+    }
+}

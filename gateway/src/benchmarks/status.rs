@@ -1,0 +1,260 @@
+//! The statuses of a Benchmark. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{Benchmark, BenchmarkResult, BenchmarkStatus, Predicted, Scaling};
+
+use super::decide::Waiting;
+use super::figures::Figures;
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress<'a> {
+    /// The gateway that runs it.
+    pub(super) runner: &'a str,
+    pub(super) started: Timestamp,
+    /// Requests that were answered.
+    pub(super) answered: u32,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Subject {
+    pub(super) model: String,
+    /// Nodes of a replica.
+    pub(super) nodes: u32,
+    pub(super) predicted: Option<Predicted>,
+}
+
+/// How a Benchmark stands.
+enum Stand {
+    Ready,
+    Reconciling,
+    Stalled,
+}
+
+/// It cannot begin yet.
+pub(super) fn waiting(one: &Benchmark, waiting: &Waiting, now: Timestamp) -> BenchmarkStatus {
+    let stand = if waiting.stalled { Stand::Stalled } else { Stand::Reconciling };
+    // What another gateway has begun and left counts no more.
+    let blank = BenchmarkStatus { conditions: before(one).conditions, ..BenchmarkStatus::default() };
+    judged(one, blank, stand, waiting.reason, &waiting.message, now)
+}
+
+/// It is asking.
+pub(super) fn running(one: &Benchmark, progress: &Progress<'_>, now: Timestamp) -> BenchmarkStatus {
+    let wanted = one.spec.requests();
+    let status = BenchmarkStatus { renewed_at: Some(Time(now)), ..begun(one, progress) };
+    let message = format!("{wanted} requests, {} at once", one.spec.concurrency);
+    judged(one, status, Stand::Reconciling, Reason::Running, &message, now)
+}
+
+/// It has its figures; `all` are those it may be compared with.
+pub(super) fn finished(
+    one: &Benchmark,
+    progress: &Progress<'_>,
+    figures: &Figures,
+    subject: &Subject,
+    all: &[&Benchmark],
+    now: Timestamp,
+) -> BenchmarkStatus {
+    let alone = one.spec.concurrency == 1;
+    let predicted =
+        subject.predicted.as_ref().filter(|_| alone).map(|predicted| &predicted.tokens_per_second);
+    let expected = predicted.and_then(|rate| rate.parse::<f64>().ok()).filter(|rate| *rate > 0.0);
+    let result = BenchmarkResult {
+        model: subject.model.clone(),
+        nodes: subject.nodes,
+        prompt_tokens: figures.prompt_tokens,
+        output_tokens: figures.output_tokens,
+        tokens_per_second: show(figures.rate),
+        total_tokens_per_second: show(figures.total),
+        prompt_tokens_per_second: show(figures.prompts),
+        ttft_milliseconds: figures.first.clone(),
+        inter_token_milliseconds: figures.between.clone(),
+        predicted_tokens_per_second: predicted.cloned(),
+        percent_of_predicted: expected.map(|expected| (100.0 * figures.rate / expected).round() as u32),
+        scaling: scaling(one, figures.rate, subject, all),
+    };
+    let message = format!(
+        "{} tokens/s a stream, {} together; the first token after {} ms, half of the time",
+        result.tokens_per_second, result.total_tokens_per_second, result.ttft_milliseconds.p50
+    );
+    let done = Time(now);
+    let status = BenchmarkStatus { finished_at: Some(done), result: Some(result), ..begun(one, progress) };
+    judged(one, status, Stand::Ready, Reason::Finished, &message, now)
+}
+
+/// A request was not answered.
+pub(super) fn failed(one: &Benchmark, progress: &Progress<'_>, why: &str, now: Timestamp) -> BenchmarkStatus {
+    let status = BenchmarkStatus { finished_at: Some(Time(now)), ..begun(one, progress) };
+    let message = format!("{why}; create another Benchmark to measure again");
+    judged(one, status, Stand::Stalled, Reason::Failed, &message, now)
+}
+
+fn before(one: &Benchmark) -> BenchmarkStatus {
+    one.status.clone().unwrap_or_default()
+}
+
+fn begun(one: &Benchmark, progress: &Progress<'_>) -> BenchmarkStatus {
+    BenchmarkStatus {
+        runner: Some(progress.runner.to_owned()),
+        started_at: Some(Time(progress.started)),
+        requests: Some(format!("{}/{}", progress.answered, one.spec.requests())),
+        conditions: before(one).conditions,
+        ..BenchmarkStatus::default()
+    }
+}
+
+fn judged(
+    one: &Benchmark,
+    mut status: BenchmarkStatus,
+    stand: Stand,
+    reason: Reason,
+    message: &str,
+    now: Timestamp,
+) -> BenchmarkStatus {
+    let generation = one.metadata.generation;
+    status.observed_generation = generation;
+    for (kind, value) in [
+        (Type::Ready, matches!(stand, Stand::Ready)),
+        (Type::Reconciling, matches!(stand, Stand::Reconciling)),
+        (Type::Stalled, matches!(stand, Stand::Stalled)),
+    ] {
+        conditions::set(&mut status.conditions, kind, value, reason, message, generation, now);
+    }
+    status
+}
+
+/// The last Benchmark of the same Model on one node that measured the same, and what this is a multiple of.
+fn scaling(one: &Benchmark, rate: f64, subject: &Subject, all: &[&Benchmark]) -> Option<Scaling> {
+    let single = |other: &&Benchmark| {
+        let status = other.status.as_ref()?;
+        let (result, finished) = (status.result.as_ref()?, status.finished_at.as_ref()?);
+        let alike = other.namespace() == one.namespace() && other.spec.is_like(&one.spec);
+        let single = result.nodes == 1 && result.model == subject.model;
+        let base = result.tokens_per_second.parse::<f64>().ok().filter(|base| *base > 0.0)?;
+        (alike && single).then(|| (finished.0, other.name_any(), base))
+    };
+    let known = all.iter().filter_map(single).max_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    let (_, benchmark, base) = known.filter(|_| subject.nodes > 1)?;
+    Some(Scaling { benchmark, times: format!("{:.2}", rate / base) })
+}
+
+/// A rate with a digit behind the point.
+fn show(rate: f64) -> String {
+    format!("{rate:.1}")
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{BenchmarkSpec, LocalReference, Percentiles};
+
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn benchmark(name: &str, concurrency: u32) -> Benchmark {
+        let spec = BenchmarkSpec {
+            deployment_ref: LocalReference::new(name),
+            prompt_tokens: 100,
+            output_tokens: 50,
+            concurrency,
+            repetitions: 3,
+        };
+        let mut one = Benchmark::new(name, spec);
+        one.metadata.namespace = Some("default".into());
+        one.metadata.generation = Some(1);
+        one
+    }
+
+    fn figures(rate: f64) -> Figures {
+        let percentiles = Percentiles { p50: "1.0".into(), p90: "2.0".into(), p99: "3.0".into() };
+        Figures {
+            prompt_tokens: 99,
+            output_tokens: 50,
+            rate,
+            total: 30.0,
+            prompts: 400.0,
+            first: percentiles.clone(),
+            between: percentiles,
+        }
+    }
+
+    fn subject(model: &str, nodes: u32) -> Subject {
+        let predicted = Predicted { tokens_per_second: "40.0".into(), ..Predicted::default() };
+        Subject { model: model.into(), nodes, predicted: Some(predicted) }
+    }
+
+    const PROGRESS: Progress<'static> = Progress { runner: "g", started: Timestamp::UNIX_EPOCH, answered: 2 };
+
+    fn words(status: &BenchmarkStatus) -> String {
+        let value = |kind| conditions::get(&status.conditions, kind).map_or("?", |one| one.status.as_str());
+        let ready = conditions::get(&status.conditions, Type::Ready).unwrap();
+        let kinds = [Type::Ready, Type::Reconciling, Type::Stalled].map(value).join(" ");
+        format!("{kinds} {} {}", ready.reason, status.requests.as_deref().unwrap_or("-"))
+    }
+
+    #[test]
+    fn every_stage_reads_right_at_a_glance() {
+        let mut one = benchmark("b", 2);
+        let wait = |reason, stalled| Waiting { reason, message: "m".into(), stalled };
+        let (deployment, target) =
+            (wait(Reason::WaitingForDeployment, false), wait(Reason::TargetNotFound, true));
+        for (status, expected) in [
+            (waiting(&one, &target, at(1)), "False False True TargetNotFound -"),
+            (waiting(&one, &deployment, at(1)), "False True False WaitingForDeployment -"),
+            (running(&one, &PROGRESS, at(2)), "False True False Running 2/6"),
+            (failed(&one, &PROGRESS, "node a was lost", at(3)), "False False True Failed 2/6"),
+            (
+                finished(&one, &PROGRESS, &figures(30.0), &subject("m", 1), &[], at(4)),
+                "True False False Finished 2/6",
+            ),
+        ] {
+            assert_eq!(words(&status), expected);
+            assert_eq!(
+                status.finished_at.is_some(),
+                expected.ends_with('6') && !expected.contains("Running")
+            );
+        }
+        one.status = Some(waiting(&one, &deployment, at(1)));
+        assert_eq!(one.status, Some(waiting(&one, &deployment, at(9))), "waiting on changes nothing");
+    }
+
+    #[test]
+    fn a_result_is_compared_with_the_prediction_and_with_one_node() {
+        let done = |name: &str, model: &str, nodes, rate, second| {
+            let mut one = benchmark(name, 1);
+            one.status =
+                Some(finished(&one, &PROGRESS, &figures(rate), &subject(model, nodes), &[], at(second)));
+            one
+        };
+        let others = [
+            done("old", "m", 1, 10.0, 5),
+            done("new", "m", 1, 20.0, 6),
+            done("two", "m", 2, 99.0, 7),
+            done("other", "n", 1, 99.0, 8),
+        ];
+        let all: Vec<&Benchmark> = others.iter().collect();
+        let (alone, four) = (benchmark("b", 1), benchmark("b", 4));
+        let result = |one: &Benchmark, nodes| {
+            let status = finished(one, &PROGRESS, &figures(30.0), &subject("m", nodes), &all, at(9));
+            status.result.unwrap()
+        };
+        let pair = result(&alone, 2);
+        assert_eq!(pair.scaling, Some(Scaling { benchmark: "new".into(), times: "1.50".into() }));
+        assert_eq!(pair.percent_of_predicted, Some(75));
+        assert_eq!(pair.predicted_tokens_per_second.as_deref(), Some("40.0"));
+        assert_eq!(result(&alone, 1).scaling, None, "one node is not compared with itself");
+        let four = result(&four, 2);
+        assert_eq!(
+            (four.scaling, four.predicted_tokens_per_second),
+            (None, None),
+            "others asked differently"
+        );
+    }
+}
