@@ -15,9 +15,10 @@ mod pools;
 
 use super::*;
 use crate::check::check;
+use crate::fit::Fit;
 use crate::pool::{Area, Demand};
 use crate::seeded::Seeded;
-use crate::snapshot::Node;
+use crate::snapshot::{Availability, Node};
 use crate::validate::validate;
 
 const GIB: u64 = 1 << 30;

@@ -1,0 +1,273 @@
+//! One deployment's turn: what becomes of each of its replicas, one after the other, on a view that changes with
+//! what was decided for those before it.
+
+use std::borrow::Cow;
+
+use russet_crds::{Action, names};
+
+use super::choose::{Choice, Choices, find};
+use super::current::{Named, may_stay, on_its_way, outside, split_groups};
+use super::preempt::{self, Ask, Outcome, Victims};
+use super::worth::Way;
+use super::{NewGroup, OldGroup, Placement, Removal, SHOWN, plan_hash};
+use crate::fit::Fit;
+use crate::note::Note;
+use crate::quantity::show;
+use crate::shard::Candidate;
+use crate::snapshot::{Availability, Key, Snapshot};
+use crate::solve::Advice;
+use crate::validate::ValidDeployment;
+
+/// A deployment being placed.
+pub struct Turn<'a> {
+    view: Cow<'a, Snapshot>,
+    want: &'a ValidDeployment,
+    fit: Fit<'a>,
+    advice: &'a Advice,
+    /// What was decided so far.
+    pub placement: Placement,
+    /// Why.
+    pub notes: Vec<Note>,
+    /// What was found for replicas that come.
+    pub found: Vec<(i32, Choice)>,
+}
+
+impl<'a> Turn<'a> {
+    /// Nothing is decided yet. Of a large cluster nothing is copied while nothing changes.
+    pub fn new(view: &'a Snapshot, want: &'a ValidDeployment, advice: &'a Advice) -> Self {
+        let fit = Fit::new(&want.shape, want.room);
+        let (placement, notes, found) = (Placement::default(), Vec::new(), Vec::new());
+        Self { view: Cow::Borrowed(view), want, fit, advice, placement, notes, found }
+    }
+
+    /// Replicas that nobody wants go.
+    pub fn excess(&mut self) {
+        let why = if self.want.rest.is_some() { Removal::Rests } else { Removal::ScaledDown };
+        let groups = self.view.groups_of(&self.want.namespace, &self.want.name);
+        let unwanted = groups
+            .filter(|(_, group)| !group.deleting && !(0..self.want.replicas).contains(&group.replica))
+            .map(|(key, _)| key.clone());
+        for key in unwanted.collect::<Vec<_>>() {
+            self.remove(&key, why);
+        }
+    }
+
+    /// Decides for one replica.
+    pub fn replica(&mut self, replica: i32) {
+        let (current, outdated) = split_groups(&self.view, self.want, &self.fit, replica);
+        if let Some(((kept, ready), surplus)) = current.split_first() {
+            return self.stays(kept, *ready, surplus, outdated);
+        }
+        if let Some(note) = self.unapproved(replica, &outdated) {
+            self.notes.push(note);
+            return self.waits(replica, outdated);
+        }
+        let goes_first = self.want.drains && answers(&outdated);
+        let fit = self.fit.clone();
+        let beside = match goes_first {
+            true => Err(Vec::new()),
+            false => find(&self.view, self.want, &fit, replica, true, |_| false),
+        };
+        match beside {
+            Ok(choices) => self.comes(replica, choices, outdated),
+            Err(refusal) => self.makes_room(replica, outdated, refusal, goes_first),
+        }
+    }
+
+    /// It runs; its predecessors go once it answers.
+    fn stays(&mut self, kept: &Key, ready: bool, surplus: &[Named], outdated: Vec<Named>) {
+        self.notes.extend(outside(&self.view, self.want, kept));
+        self.placement.keep.push(kept.clone());
+        for (key, _) in surplus {
+            self.remove(key, Removal::Replaced);
+        }
+        for (key, old_ready) in outdated {
+            if ready || !old_ready {
+                self.remove(&key, Removal::Replaced);
+            } else {
+                self.placement.keep.push(key);
+            }
+        }
+    }
+
+    /// There is room for it.
+    fn comes(&mut self, replica: i32, choices: Choices<'_>, outdated: Vec<Named>) {
+        let want = self.want;
+        let advised = self.advice.splits.get(&(want.key(), replica));
+        if advised == Some(&None) {
+            self.notes.push(Note::Outweighed { replica, by: self.advice.preferred() });
+            return self.waits(replica, outdated);
+        }
+        let Some(choice) = choices.choose(&self.view, advised.and_then(Option::as_ref)) else { return };
+        let new = new_group(want, &self.fit, replica, &choice.candidate);
+        let key = (want.namespace.clone(), new.name.clone());
+        if self.view.groups.contains_key(&key) {
+            // The same plan, being deleted: its name is free once its agents let go.
+            let holders = vec![format!("ShardGroup {}", new.name)];
+            self.notes.push(Note::WaitingForRelease { replica, holders });
+            self.placement.waiting.push(replica);
+            return;
+        }
+        self.notes.push(Note::Placed { replica, decision: choice.candidate.show() });
+        for (old, old_ready) in outdated {
+            if old_ready {
+                self.placement.keep.push(old);
+            } else {
+                self.remove(&old, Removal::Replaced);
+            }
+        }
+        self.view.to_mut().groups.insert(key, want.group(new.replica, new.plan.clone()));
+        self.placement.create.push(new);
+        self.found.push((replica, choice));
+    }
+
+    /// There is none, or its predecessor goes first.
+    fn makes_room(&mut self, replica: i32, outdated: Vec<Named>, refusal: Vec<Note>, goes_first: bool) {
+        let (fit, want) = (self.fit.clone(), self.want);
+        let view = &self.view;
+        let gone = |key: &Key| view.groups.get(key).is_some_and(|group| group.deleting);
+        if !goes_first && find(view, want, &fit, replica, false, gone).is_ok() {
+            let holders = holders(view);
+            self.notes.push(Note::WaitingForRelease { replica, holders });
+            return self.waits(replica, outdated);
+        }
+        let drained = |key: &Key| gone(key) || outdated.iter().any(|(old, _)| old == key);
+        // Memory that agents have not released may stay so: nothing is taken down for it.
+        let after = find(view, want, &fit, replica, true, drained).ok().filter(|_| !outdated.is_empty());
+        if let Some(after) = after {
+            return self.drains(replica, outdated, &after);
+        }
+        let outcome = preempt::preempt(view, want, &fit, replica, drained);
+        self.notes.extend(refusal);
+        let remedy = match outcome {
+            Some(Outcome::Take(victims)) => return self.preempts(replica, outdated, victims),
+            Some(Outcome::Ask(ask, note)) => {
+                self.placement.asks.push(ask);
+                Some(note)
+            }
+            Some(Outcome::Wait(note)) => Some(note),
+            None => None,
+        };
+        let needed = fit.whole();
+        let closed = closed(&self.view, want, needed.total());
+        self.notes.push(Note::NothingFits { replica, needed, closed });
+        // Last, because it is what will help.
+        self.notes.extend(remedy);
+        self.notes.extend(outdated.iter().map(|(key, _)| Note::KeptOutdated { group: key.1.clone() }));
+        self.waits(replica, outdated);
+    }
+
+    /// It fits once its predecessor is gone: one replica at a time, and its files first.
+    fn drains(&mut self, replica: i32, outdated: Vec<Named>, after: &Choices<'_>) {
+        if !self.placement.create.is_empty() || on_its_way(&self.view, self.want, &self.fit, replica) {
+            self.notes.push(Note::InTurn { replica });
+            return self.waits(replica, outdated);
+        }
+        let nodes = after.ways().next().map(Way::nodes).unwrap_or_default();
+        if answers(&outdated) && self.fetches(replica, nodes) {
+            return self.waits(replica, outdated);
+        }
+        self.placement.waiting.push(replica);
+        for (key, _) in &outdated {
+            self.notes.push(Note::DrainFirst { group: key.1.clone() });
+            self.remove(key, Removal::Drained);
+        }
+    }
+
+    /// It fits once others are gone, and its files are there.
+    fn preempts(&mut self, replica: i32, outdated: Vec<Named>, victims: Victims) {
+        let Victims { groups, deployments, frees, nodes } = victims;
+        if !self.fetches(replica, nodes) {
+            let seen = &mut self.view.to_mut().groups;
+            for key in &groups {
+                seen.entry(key.clone()).and_modify(|group| group.deleting = true);
+            }
+            self.notes.push(Note::Preempts { replica, deployments, frees });
+            self.placement.preempt.extend(groups);
+        }
+        self.waits(replica, outdated);
+    }
+
+    /// Whether some of these nodes lack the model's files, which then come first: nothing stops for a model that
+    /// is not there yet.
+    fn fetches(&mut self, replica: i32, mut nodes: Vec<String>) -> bool {
+        let Some(files) = &self.view.files else { return false };
+        let held = files.get(&(self.want.namespace.clone(), self.want.model.clone()));
+        nodes.retain(|node| !held.is_some_and(|held| held.contains(node)));
+        if nodes.is_empty() {
+            return false;
+        }
+        self.notes.push(Note::FetchFirst { replica, nodes: nodes.clone() });
+        self.placement.prefetch.extend(nodes);
+        true
+    }
+
+    /// It waits, and what runs in its place goes on.
+    fn waits(&mut self, replica: i32, outdated: Vec<Named>) {
+        self.placement.waiting.push(replica);
+        self.placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+    }
+
+    /// What keeps a replica that answers from being replaced: its tier wants that approved. One that cannot stay
+    /// where it is needs nobody's word.
+    fn unapproved(&mut self, replica: i32, outdated: &[Named]) -> Option<Note> {
+        let Self { view, want, .. } = self;
+        let tier = view.tiers.get(want.tier.as_ref()?)?;
+        let answers = |(key, ready): &Named| {
+            *ready && view.groups.get(key).is_some_and(|group| may_stay(view, want, group))
+        };
+        if !tier.approvals.contains(&Action::Rollout) || !outdated.iter().any(answers) {
+            return None;
+        }
+        let hash = preempt::hash(want, Action::Rollout, &[]);
+        if want.approved.contains(&hash) {
+            return None;
+        }
+        if want.denied.contains(&hash) {
+            return Some(Note::Denied { replica, hash });
+        }
+        let note = Note::AwaitsApproval { replica, hash: hash.clone(), deployments: Vec::new(), frees: 0 };
+        let message = note.to_string();
+        self.placement.asks.push(Ask { action: Action::Rollout, hash, affects: Vec::new(), message });
+        Some(note)
+    }
+
+    fn remove(&mut self, key: &Key, why: Removal) {
+        if let Some(group) = self.view.to_mut().groups.get_mut(key) {
+            // It keeps its memory until its agents say otherwise; only a later view shows that free.
+            group.deleting = true;
+        }
+        self.placement.delete.push(OldGroup { name: key.1.clone(), why });
+    }
+}
+
+/// Whether one of them answers.
+fn answers(groups: &[Named]) -> bool {
+    groups.iter().any(|(_, ready)| *ready)
+}
+
+/// Nodes it may have that would hold so much if nothing else ran there, and take no work.
+fn closed(view: &Snapshot, want: &ValidDeployment, needed: u64) -> Vec<String> {
+    let holds = view.nodes.iter().filter(|(name, node)| {
+        let shut = node.availability != Availability::Open && node.serving_limit >= needed;
+        shut && want.allows(std::iter::once(name.as_str()))
+    });
+    holds.take(SHOWN).map(|(name, _)| name.clone()).collect()
+}
+
+fn new_group(want: &ValidDeployment, fit: &Fit<'_>, replica: i32, candidate: &Candidate) -> NewGroup {
+    let mut plan = candidate.plan(fit);
+    plan.hash = plan_hash(&want.model, &plan);
+    NewGroup { name: names::shard_group(&want.name, replica, &plan.hash), replica, plan }
+}
+
+fn holders(view: &Snapshot) -> Vec<String> {
+    let leaving = view.groups.iter().filter(|(_, group)| group.deleting);
+    let groups = leaving.map(|(key, group)| format!("ShardGroup {} {}", key.1, show(group.reserved_bytes())));
+    let nodes = view
+        .nodes
+        .iter()
+        .filter(|(_, node)| node.unreleased > 0)
+        .map(|(name, node)| format!("node {name} {}", show(node.unreleased)));
+    groups.chain(nodes).collect()
+}
