@@ -2,13 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench may fail, and measures time")]
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use russet_crds::{Link, LinkKind, LocalReference, ModelDeploymentSpec};
+use jiff::Timestamp;
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{
+    InferenceNode, InferenceNodeSpec, InferenceNodeStatus, Link, LinkKind, LocalReference,
+    ModelDeploymentSpec, NodeMemory, Shard, ShardGroup, ShardGroupSpec, ShardSpec,
+};
 use russet_plan::place::place_as;
 use russet_plan::snapshot::Node;
 use russet_plan::solve::{Advice, solve};
-use russet_plan::{Snapshot, ValidDeployment, chips, validate};
+use russet_plan::{Cluster, Snapshot, ValidDeployment, chips, validate};
 use russet_wire::shape::ModelShape;
 
 const GIB: u64 = 1 << 30;
@@ -72,6 +78,56 @@ fn cluster(nodes: usize) -> (Snapshot, Vec<ValidDeployment>) {
     (view, wants)
 }
 
+/// The same as the operator has it in its caches: nodes, groups, and a Shard for every rank.
+fn objects(view: &Snapshot) -> Cluster {
+    let node = |(name, node): (&String, &Node)| {
+        let memory = NodeMemory {
+            total_bytes: node.serving_limit,
+            serving_limit_bytes: node.serving_limit,
+            ..NodeMemory::default()
+        };
+        let mut status = InferenceNodeStatus {
+            chip: Some("Apple M3 Ultra".to_owned()),
+            memory: Some(memory),
+            engine_build: node.engine_build.clone(),
+            backends: node.backends.clone(),
+            sharding_modes: vec!["Tensor".to_owned()],
+            links: node.links.clone(),
+            ..InferenceNodeStatus::default()
+        };
+        for kind in [Type::Reachable, Type::Ready] {
+            let now = Timestamp::UNIX_EPOCH;
+            conditions::set(&mut status.conditions, kind, true, Reason::Settled, "", None, now);
+        }
+        let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
+        node.status = Some(status);
+        Arc::new(node)
+    };
+    let mut cluster = Cluster { nodes: view.nodes.iter().map(node).collect(), ..Cluster::default() };
+    for ((namespace, name), group) in &view.groups {
+        let spec = ShardGroupSpec {
+            deployment_ref: LocalReference::new(&group.deployment),
+            model_ref: LocalReference::new(&group.model),
+            plan: group.plan.clone(),
+            ..ShardGroupSpec::default()
+        };
+        let mut object = ShardGroup::new(name, spec);
+        object.metadata.namespace = Some(namespace.clone());
+        object.metadata.uid = Some(name.clone());
+        cluster.groups.push(Arc::new(object));
+        for member in &group.plan.members {
+            let spec = ShardSpec {
+                group_uid: name.clone(),
+                node_name: member.node_name.clone(),
+                weight_bytes: member.weight_bytes,
+                ..ShardSpec::default()
+            };
+            cluster.shards.push(Arc::new(Shard::new(&format!("{name}-{}", member.rank), spec)));
+        }
+    }
+    cluster
+}
+
 /// The median of several times, in milliseconds.
 fn timed(times: usize, mut what: impl FnMut()) -> f64 {
     let mut took: Vec<f64> = (0..times)
@@ -113,14 +169,26 @@ fn main() {
                 }
             }),
         );
+        let objects = objects(&full);
+        tell(
+            "a view taken of the objects",
+            timed(TIMES, || assert_eq!(objects.snapshot(Timestamp::UNIX_EPOCH).groups.len(), wants.len())),
+        );
         let mut fewer = full.clone();
         let last = wants.last().unwrap();
         fewer.groups.retain(|_, group| group.deployment != last.name);
+        // Nothing is known of a view that was just taken.
+        let taken = |_| Snapshot {
+            nodes: fewer.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect(),
+            ..fewer.clone()
+        };
+        let mut views: Vec<Snapshot> = (0..TIMES).map(taken).collect();
         tell(
             "one more deployment placed",
             timed(TIMES, || {
-                let advice = solve(&fewer, &refs);
-                assert_eq!(place_as(&fewer, last, &advice).0.create.len(), 1);
+                let view = views.pop().unwrap();
+                let advice = solve(&view, &refs);
+                assert_eq!(place_as(&view, last, &advice).0.create.len(), 1);
             }),
         );
     }

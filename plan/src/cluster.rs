@@ -14,6 +14,7 @@ use russet_crds::{
 };
 
 use crate::chips;
+use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::{self, Area, Labels};
 use crate::snapshot::{Answers, Availability, Group, Key, Node, Snapshot};
@@ -95,7 +96,7 @@ impl Cluster {
         answers
     }
 
-    fn seen_nodes(&self, now: Timestamp) -> BTreeMap<String, Node> {
+    fn seen_nodes(&self, now: Timestamp) -> Nodes {
         let living: BTreeSet<String> = self.groups.iter().filter_map(|group| group.uid()).collect();
         // Bytes of claimed Shards whose group lives, and of all Shards whose group is gone, by node.
         let (mut claimed, mut orphaned) = (BTreeMap::<&str, u64>::new(), BTreeMap::<&str, u64>::new());
@@ -146,18 +147,21 @@ impl Cluster {
 }
 
 fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) -> Node {
-    let status = node.status.clone().unwrap_or_default();
-    let memory = status.memory.unwrap_or_default();
+    let availability = availability(node, now);
+    let Some(status) = &node.status else {
+        return Node { availability, unreleased: orphaned, ..Node::default() };
+    };
+    let memory = status.memory.clone().unwrap_or_default();
     let gib = u32::try_from(memory.total_bytes.div_ceil(1 << 30)).ok();
     let chip = status.chip.as_deref().and_then(|chip| chips::find(chip, None, gib));
     Node {
         serving_limit: memory.serving_limit_bytes,
         unreleased: memory.granted_bytes.saturating_sub(claimed).max(orphaned),
-        availability: availability(node, now),
-        engine_build: status.engine_build,
-        backends: status.backends,
+        availability,
+        engine_build: status.engine_build.clone(),
+        backends: status.backends.clone(),
         cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
-        links: status.links,
+        links: status.links.clone(),
         machine: chip.map(Into::into),
     }
 }
@@ -181,9 +185,9 @@ pub fn area(pool: &NodePool, labels: &BTreeMap<&str, &Labels>) -> Result<Area, N
 
 /// What a placement may do with a node.
 pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
-    let status = node.status.clone().unwrap_or_default();
-    if !conditions::is_true(&status.conditions, Type::Reachable) {
-        let silent = conditions::get(&status.conditions, Type::Reachable)
+    let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if !conditions::is_true(conditions, Type::Reachable) {
+        let silent = conditions::get(conditions, Type::Reachable)
             .map(|condition| now.duration_since(condition.last_transition_time.0));
         let lost = silent.is_some_and(|silent| silent.unsigned_abs() >= LOST_AFTER && silent.is_positive());
         return if lost { Availability::Lost } else { Availability::Unreachable };
@@ -192,22 +196,26 @@ pub fn availability(node: &InferenceNode, now: Timestamp) -> Availability {
         Scheduling::Cordoned | Scheduling::Unknown => Availability::Cordoned,
         Scheduling::Draining => Availability::Draining,
         Scheduling::Enabled if node.metadata.deletion_timestamp.is_some() => Availability::Draining,
-        Scheduling::Enabled if !conditions::is_true(&status.conditions, Type::Ready) => {
-            Availability::Unmeasured
-        }
+        Scheduling::Enabled if !conditions::is_true(conditions, Type::Ready) => Availability::Unmeasured,
         Scheduling::Enabled => Availability::Open,
     }
 }
 
-/// How long until an unreachable node counts as lost. Nothing happens then that a watch would tell.
-pub fn until_lost(node: &InferenceNode, now: Timestamp) -> Option<Duration> {
+/// When an unreachable node counts as lost.
+fn lost_at(node: &InferenceNode, now: Timestamp) -> Option<Timestamp> {
     if availability(node, now) != Availability::Unreachable {
         return None;
     }
     let status = node.status.as_ref()?;
     let since = conditions::get(&status.conditions, Type::Reachable)?.last_transition_time.0;
+    since.checked_add(LOST_AFTER).ok()
+}
+
+/// How long until an unreachable node counts as lost. Nothing happens then that a watch would tell.
+pub fn until_lost(node: &InferenceNode, now: Timestamp) -> Option<Duration> {
+    let silent = Duration::try_from(lost_at(node, now)?.duration_since(now)).unwrap_or_default();
     // A little more, so that whoever waits does not wake just before.
-    Some(LOST_AFTER.saturating_sub(now.duration_since(since).unsigned_abs()) + Duration::from_millis(100))
+    Some(silent + Duration::from_millis(100))
 }
 
 #[cfg(test)]

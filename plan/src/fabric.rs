@@ -5,15 +5,19 @@
 //! every pair of a team cabled ─▶ Jaccl       a ring of cables ─▶ JacclRing       neither ─▶ Ring (TCP)
 //! ```
 
+mod cabling;
 mod domain;
 mod team;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use russet_crds::{Backend, GroupPlan, Link, LinkKind, Peer, Transport};
 
-use crate::snapshot::Node;
+use crate::nodes::Nodes;
+use cabling::{links, offers_rdma};
 
+pub use cabling::{Cable, Cabling};
 pub use domain::{Web, show_bits};
 pub use team::{nearest, pairs, teams};
 
@@ -25,122 +29,94 @@ pub const RING_WIRES: usize = 4;
 /// RDMA devices by member and peer; an empty cell is no cable.
 pub type Matrix = Vec<Vec<Vec<String>>>;
 
-/// A cable as its two ends name it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cable {
-    /// Device of the node asked about first.
-    pub near: String,
-    /// Device of the other one.
-    pub far: String,
+/// Who uses a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder<'a> {
+    /// The ShardGroup of this name.
+    Group(&'a str),
+    /// Some engine without a group; which ports it still holds, nobody knows.
+    Unreleased,
 }
+
+impl fmt::Display for Holder<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Group(name) => write!(out, "ShardGroup {name}"),
+            Self::Unreleased => out.write_str("an engine its agent has not released"),
+        }
+    }
+}
+
+/// Ports somebody uses, as `(node, device)`, and who.
+pub type Taken<'a> = BTreeMap<(&'a str, &'a str), Holder<'a>>;
 
 /// The cables of a cluster that may be used.
 #[derive(Clone, Debug)]
 pub struct Fabric<'a> {
-    nodes: &'a BTreeMap<String, Node>,
-    /// Ports somebody uses, and who.
-    taken: BTreeMap<(String, String), String>,
-    /// Cables of every pair, the node whose name comes first near.
-    cables: BTreeMap<(&'a str, &'a str), Vec<Cable>>,
+    nodes: &'a Nodes,
+    taken: Taken<'a>,
+    /// Nodes that only taken ports join, by their places.
+    lost: BTreeSet<(usize, usize)>,
 }
 
 impl<'a> Fabric<'a> {
-    /// The cables between `nodes`, without those of `taken` ports: `(node, device) → who has it`.
-    pub fn new(nodes: &'a BTreeMap<String, Node>, taken: BTreeMap<(String, String), String>) -> Self {
-        let mut fabric = Self { nodes, taken, cables: BTreeMap::new() };
-        for (name, node) in nodes {
-            let peers: BTreeSet<&str> = node.links.iter().map(|link| link.peer.as_str()).collect();
-            for peer in peers.into_iter().filter(|peer| *peer > name.as_str()) {
-                let mut cables = fabric.between(name, peer);
-                cables.retain(|cable| {
-                    fabric.owner(name, &cable.near).or(fabric.owner(peer, &cable.far)).is_none()
-                });
-                if !cables.is_empty() {
-                    fabric.cables.insert((name, peer), cables);
+    /// The cables between `nodes`, without those of `taken` ports.
+    pub fn new(nodes: &'a Nodes, taken: Taken<'a>) -> Self {
+        let cabling = nodes.cabling();
+        let mut fabric = Self { nodes, taken, lost: BTreeSet::new() };
+        let holding: BTreeSet<&str> = fabric.taken.keys().map(|(node, _)| *node).collect();
+        for node in holding {
+            let Some(place) = cabling.place(node) else { continue };
+            for peer in cabling.near(place) {
+                if !fabric.joined(node, cabling.name(peer)) {
+                    fabric.lost.extend([(place, peer), (peer, place)]);
                 }
             }
         }
         fabric
     }
 
-    fn owner(&self, node: &str, device: &str) -> Option<&str> {
-        self.taken.get(&(node.to_owned(), device.to_owned())).map(String::as_str)
-    }
-
-    fn links(&self, node: &str, peer: &str) -> Vec<&'a Link> {
-        let links = self.nodes.get(node).map(|node| node.links.as_slice()).unwrap_or_default();
-        links.iter().filter(|link| link.peer == peer && link.kind == LinkKind::Thunderbolt).collect()
-    }
-
-    /// Ends at `node` of cables to `peer`: links with a device no other link of the node names.
-    fn ends(&self, node: &str, peer: &str) -> Vec<(&'a Link, &'a str)> {
-        let all = self.nodes.get(node).map(|node| node.links.as_slice()).unwrap_or_default();
-        let alone =
-            |device: &str| all.iter().filter(|link| link.rdma_device.as_deref() == Some(device)).count() == 1;
-        let named = self.links(node, peer).into_iter();
-        named
-            .filter_map(|link| Some((link, link.rdma_device.as_deref()?)))
-            .filter(|(_, device)| alone(device))
-            .collect()
-    }
-
-    /// Cables between two nodes, whoever uses them.
-    fn between(&self, near: &str, far: &str) -> Vec<Cable> {
-        if ![near, far].iter().all(|node| self.offers_rdma(node)) {
-            return Vec::new();
-        }
-        let (own, other) = (self.ends(near, far), self.ends(far, near));
-        let sole = own.len() == 1 && other.len() == 1;
-        let mut cables = Vec::new();
-        for (end, device) in &own {
-            let mut opposite = other.iter().filter(|(link, _)| match same_cable(end, link) {
-                Some(same) => same,
-                None => sole,
-            });
-            // Two ends that could both be the other one say nothing.
-            if let (Some((_, far)), None) = (opposite.next(), opposite.next()) {
-                cables.push(Cable { near: (*device).to_owned(), far: (*far).to_owned() });
-            }
-        }
-        let uses = |far: &str| cables.iter().filter(|cable| cable.far == far).count();
-        let mut unique: Vec<Cable> = cables.iter().filter(|cable| uses(&cable.far) == 1).cloned().collect();
-        unique.sort();
-        unique
-    }
-
-    fn offers_rdma(&self, node: &str) -> bool {
-        self.nodes.get(node).is_some_and(|node| {
-            node.backends.is_empty()
-                || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("jaccl"))
-        })
+    fn owner<'s>(&'s self, node: &'s str, device: &'s str) -> Option<&'s Holder<'s>> {
+        let taken: &Taken<'s> = &self.taken;
+        taken.get(&(node, device))
     }
 
     /// The free cables between two nodes, in the same order whoever is near.
+    fn free<'s>(&'s self, near: &'s str, far: &'s str) -> impl Iterator<Item = &'s Cable> {
+        let taken =
+            move |cable: &Cable| self.owner(near, &cable.near).or(self.owner(far, &cable.far)).is_some();
+        self.nodes.cabling().between(near, far).iter().filter(move |cable| !taken(cable))
+    }
+
+    /// The same, to keep.
     pub fn cables(&self, near: &str, far: &str) -> Vec<Cable> {
-        if near <= far {
-            return self.cables.get(&(near, far)).cloned().unwrap_or_default();
-        }
-        let turned = |cable: &Cable| Cable { near: cable.far.clone(), far: cable.near.clone() };
-        self.cables.get(&(far, near)).map(|cables| cables.iter().map(turned).collect()).unwrap_or_default()
+        self.free(near, far).cloned().collect()
     }
 
     /// Whether a free cable joins two nodes.
     pub fn joined(&self, a: &str, b: &str) -> bool {
-        self.cables.contains_key(&if a <= b { (a, b) } else { (b, a) })
+        self.free(a, b).next().is_some()
     }
 
-    /// Every two nodes that a free cable joins.
-    pub fn pairs(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.cables.keys().copied()
+    /// Whether a free cable joins the nodes at these places.
+    fn joins(&self, a: usize, b: usize) -> bool {
+        self.nodes.cabling().joins(a, b) && !self.lost.contains(&(a, b))
+    }
+
+    /// Places of the nodes that a free cable joins with the one at this place.
+    fn near(&self, place: usize) -> impl Iterator<Item = usize> {
+        let peers = self.nodes.cabling().near(place);
+        peers.filter(move |peer| !self.lost.contains(&(place, *peer)))
     }
 
     /// What two nodes lack to be joined.
     pub fn lack(&self, a: &str, b: &str) -> String {
         for (node, peer) in [(a, b), (b, a)] {
-            if !self.offers_rdma(node) {
+            let known = self.nodes.get(node);
+            if !known.is_some_and(offers_rdma) {
                 return format!("the engine of node {node} does not offer jaccl");
             }
-            let links = self.links(node, peer);
+            let links: Vec<&Link> = known.into_iter().flat_map(|known| links(known, peer)).collect();
             let Some(first) = links.first() else {
                 return format!("node {node} reports no Thunderbolt link to node {peer}");
             };
@@ -151,7 +127,9 @@ impl<'a> Fabric<'a> {
                 );
             }
         }
-        for cable in self.between(a, b) {
+        let mut cables = self.nodes.cabling().between(a, b).to_vec();
+        cables.sort();
+        for cable in cables {
             for (node, device) in [(a, &cable.near), (b, &cable.far)] {
                 if let Some(owner) = self.owner(node, device) {
                     return format!("port {device} of node {node} is in use by {owner}");
@@ -199,13 +177,6 @@ impl<'a> Fabric<'a> {
     pub fn refusal(&self, a: &str, b: &str) -> String {
         format!("{a} and {b} have no RDMA link: {}", self.lack(a, b))
     }
-}
-
-/// Whether two links are one cable by their addresses; `None` when the addresses do not say.
-fn same_cable(one: &Link, other: &Link) -> Option<bool> {
-    let pairs = [(&one.address, &other.peer_address), (&one.peer_address, &other.address)];
-    let known: Vec<bool> = pairs.iter().filter_map(|(a, b)| Some(a.as_ref()? == b.as_ref()?)).collect();
-    (!known.is_empty()).then(|| known.into_iter().all(|equal| equal))
 }
 
 /// The ports a running plan uses, as `(node, device)`.

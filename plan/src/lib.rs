@@ -14,6 +14,7 @@ pub mod described;
 pub mod fabric;
 pub mod fit;
 pub mod forecast;
+pub mod nodes;
 pub mod note;
 pub mod obstacle;
 pub mod place;

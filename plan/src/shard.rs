@@ -17,12 +17,16 @@ use crate::speed::Machine;
 pub struct Seat<'a> {
     /// Name of the node.
     pub node: &'a str,
+    /// Where that stands among the names of all nodes.
+    pub place: usize,
     /// Bytes free.
     pub free: u64,
     /// Bytes models may take there in all.
     pub limit: u64,
     /// Ranks of the same deployment it already has; replicas spread where they can.
     pub siblings: usize,
+    /// Whether its engine can hold parts of layers.
+    pub cuts_layers: bool,
     /// What its GPU can do, where that is known.
     pub machine: Option<Machine>,
 }

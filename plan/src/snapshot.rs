@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use russet_crds::{GroupPlan, Link, Measured, Residency, Sharding, names};
 use russet_wire::shape::ModelShape;
 
+use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::Area;
 use crate::shared::Shared;
@@ -20,7 +21,7 @@ pub type Key = (String, String);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Machines, by name.
-    pub nodes: Shared<BTreeMap<String, Node>>,
+    pub nodes: Shared<Nodes>,
     /// Every model whose headers were read.
     pub models: Shared<BTreeMap<Key, ModelShape>>,
     /// ShardingStrategies, by name.

@@ -147,11 +147,16 @@ fn together(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     let most = wishes.iter().map(|wish| wish.most).sum();
     let budget = wishes.len() + LOOKS * SHORT / view.nodes.len().max(SHORT);
     let mut search = Search { looks: 0, budget, best: f64::NEG_INFINITY, most, splits: BTreeMap::new() };
+    if wishes.is_empty() {
+        return Advice::default();
+    }
+    // Every dive leaves it as it was.
+    let mut view = view.clone();
     for order in orders(&wishes.iter().collect::<Vec<_>>()) {
         if search.hopeless(0.0) {
             break;
         }
-        search.dive(&order, &mut view.clone(), 0.0, &mut Vec::new());
+        search.dive(&order, &mut view, 0.0, &mut Vec::new());
     }
     Advice { splits: search.splits, promised: Vec::new(), worth: search.best.max(0.0) }
 }

@@ -7,10 +7,9 @@
     reason = "a test reads the recorded files and may fail"
 )]
 
-use std::collections::BTreeMap;
-
 use russet_crds::{Backend, Link, LinkKind};
-use russet_plan::fabric::{Fabric, Matrix, teams};
+use russet_plan::fabric::{Fabric, Matrix, Taken, teams};
+use russet_plan::nodes::Nodes;
 use russet_plan::snapshot::Node;
 use serde_json::Value;
 
@@ -25,8 +24,8 @@ fn link(peer: &str, device: &str, address: &str, peer_address: &str) -> Link {
     }
 }
 
-fn fabric(nodes: &BTreeMap<String, Node>) -> Fabric<'_> {
-    Fabric::new(nodes, BTreeMap::new())
+fn fabric(nodes: &Nodes) -> Fabric<'_> {
+    Fabric::new(nodes, Taken::new())
 }
 
 /// A device matrix as MLX reads it: a cell is null, a name or several.
@@ -42,9 +41,9 @@ fn matrix(json: &Value) -> Matrix {
 
 /// The cluster whose nodes would report exactly these cables: wire `k` of a cell is wire `k` of the
 /// cell across the diagonal.
-fn cabled(matrix: &Matrix) -> BTreeMap<String, Node> {
+fn cabled(matrix: &Matrix) -> Nodes {
     let name = |index: usize| format!("n{index}");
-    let mut nodes = BTreeMap::new();
+    let mut nodes = Nodes::default();
     for (a, row) in matrix.iter().enumerate() {
         let mut links = Vec::new();
         for (b, cell) in row.iter().enumerate() {
@@ -70,7 +69,7 @@ fn check_mesh(what: &str, json: &Value) {
     assert_eq!(fabric(&nodes).mesh(&names).as_ref(), Ok(&wanted), "{what}");
     let indices: Vec<usize> = (0..names.len()).collect();
     if names.len() > 1 {
-        let found = teams(&fabric(&nodes), Backend::Jaccl, &names, (1, names.len()), |_| true);
+        let found = teams(&fabric(&nodes), Backend::Jaccl, &indices, (1, names.len()), |_| true);
         assert_eq!(found, Some(vec![indices]), "{what}");
     }
 }
@@ -98,9 +97,9 @@ fn synthetic_cabling_gives_its_matrix_again() {
         }
     }
     assert!(fabric(&nodes).mesh(&names).is_err_and(|why| why.contains("n0 and n2 have no RDMA link")));
-    assert_eq!(teams(&fabric(&nodes), Backend::Jaccl, &names, (1, 3), |_| true), None);
+    assert_eq!(teams(&fabric(&nodes), Backend::Jaccl, &[0, 1, 2, 3], (1, 3), |_| true), None);
     assert_eq!(
-        teams(&fabric(&nodes), Backend::JacclRing, &["n2", "n0", "n3", "n1"], (1, 4), |_| true),
+        teams(&fabric(&nodes), Backend::JacclRing, &[2, 0, 3, 1], (1, 4), |_| true),
         Some(vec![vec![0, 2, 1, 3]])
     );
 }

@@ -165,6 +165,9 @@ pub fn proof(arguments: &[String]) -> Result<()> {
             measured.extend((area.run)(&prepared)?);
         }
     }
+    if area.name == "plan" {
+        measured.extend(plan::proof(&prepared)?);
+    }
     let folder = cargo::root().join("docs/evidence");
     std::fs::create_dir_all(&folder)?;
     let path = folder.join(format!("{}.md", area.name));

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_crds::{FabricDomain, FabricKind, Link, LinkKind};
 
 use super::Fabric;
+use crate::nodes::Nodes;
 use crate::pool::Demand;
-use crate::snapshot::Node;
 
 /// Steps of the search for domains. Nodes have few ports, so a search is short; this bounds one that a
 /// strange report of thousands of links would make long.
@@ -18,13 +18,13 @@ const SHOWN: usize = 3;
 /// The links between nodes, whoever uses them.
 #[derive(Clone, Debug)]
 pub struct Web<'a> {
-    nodes: &'a BTreeMap<String, Node>,
+    nodes: &'a Nodes,
     cables: Fabric<'a>,
 }
 
 impl<'a> Web<'a> {
     /// The links that `nodes` report.
-    pub fn new(nodes: &'a BTreeMap<String, Node>) -> Self {
+    pub fn new(nodes: &'a Nodes) -> Self {
         Self { nodes, cables: Fabric::new(nodes, BTreeMap::new()) }
     }
 
@@ -198,11 +198,11 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::Node;
 
     /// Nodes with a cable for every pair, at so many Gbit/s where it is not 0; RDMA where both have it.
-    fn cluster(names: &[&str], rdma: &[&str], pairs: &[(&str, &str, u64)]) -> BTreeMap<String, Node> {
-        let mut nodes: BTreeMap<String, Node> =
-            names.iter().map(|name| ((*name).to_owned(), Node::default())).collect();
+    fn cluster(names: &[&str], rdma: &[&str], pairs: &[(&str, &str, u64)]) -> Nodes {
+        let mut nodes: Nodes = names.iter().map(|name| ((*name).to_owned(), Node::default())).collect();
         for (a, b, gigabits) in pairs {
             for (node, peer) in [(a, b), (b, a)] {
                 let link = Link {

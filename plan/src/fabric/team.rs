@@ -1,7 +1,5 @@
 //! Teams: disjoint sets of nodes that cables join as one backend needs it, and those that come nearest to it.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use russet_crds::Backend;
 
 use super::{Fabric, MESH_RANKS};
@@ -13,12 +11,13 @@ const STEPS: u32 = 20_000;
 /// are an answer already.
 const NEAR_STEPS: u32 = 2_000;
 
-/// `count` teams of `size` nodes each out of `nodes`, joined as `backend` needs it; nodes that stand
-/// first are preferred, and every team must be `good`. The order within a team is the order of its ring.
+/// `count` teams of `size` nodes each out of `nodes`, told by their places in the cluster, joined as `backend`
+/// needs it; nodes that stand first are preferred, and every team must be `good`. Teams are told by where their
+/// members stand in `nodes`; the order within a team is the order of its ring.
 pub fn teams(
     fabric: &Fabric<'_>,
     backend: Backend,
-    nodes: &[&str],
+    nodes: &[usize],
     (count, size): (usize, usize),
     good: impl Fn(&[usize]) -> bool,
 ) -> Option<Vec<Vec<usize>>> {
@@ -37,7 +36,7 @@ pub fn teams(
 pub fn nearest(
     fabric: &Fabric<'_>,
     backend: Backend,
-    nodes: &[&str],
+    nodes: &[usize],
     (count, size): (usize, usize),
     good: impl Fn(&[usize]) -> bool,
 ) -> Option<Vec<Vec<usize>>> {
@@ -53,10 +52,11 @@ pub fn pairs(backend: Backend, size: usize) -> Vec<(usize, usize)> {
 }
 
 struct Search<'s> {
+    fabric: &'s Fabric<'s>,
     mesh: bool,
-    nodes: &'s [&'s str],
-    /// Who is joined with whom.
-    near: Vec<BTreeSet<usize>>,
+    nodes: &'s [usize],
+    /// Where the nodes of the cluster stand in `nodes`, as far as they do.
+    at: Vec<Option<usize>>,
     size: usize,
     good: &'s dyn Fn(&[usize]) -> bool,
     steps: u32,
@@ -69,16 +69,17 @@ struct Search<'s> {
 
 impl<'s> Search<'s> {
     fn new(
-        fabric: &Fabric<'_>,
+        fabric: &'s Fabric<'s>,
         backend: Backend,
-        nodes: &'s [&'s str],
+        nodes: &'s [usize],
         size: usize,
         good: &'s dyn Fn(&[usize]) -> bool,
     ) -> Self {
         // A ring of two is a mesh.
         let mesh = backend == Backend::Jaccl || size < 3;
-        let near = near(fabric, nodes);
-        Self { mesh, nodes, near, size, good, steps: 0, limit: None, teams: Vec::new(), best: None }
+        let mut at = vec![None; nodes.iter().max().map_or(0, |last| last + 1)];
+        nodes.iter().enumerate().for_each(|(index, place)| at[*place] = Some(index));
+        Self { fabric, mesh, nodes, at, size, good, steps: 0, limit: None, teams: Vec::new(), best: None }
     }
 
     fn run(mut self, count: usize, limit: usize, steps: u32) -> Option<Vec<Vec<usize>>> {
@@ -120,8 +121,12 @@ impl<'s> Search<'s> {
         let free = |node: &usize| !team.contains(node);
         let next: Vec<usize> = match self.limit {
             Some(limit) if limit == lacking => {
-                let near = self.near[last].iter().copied();
-                near.filter(|node| next.binary_search(node).is_ok()).filter(free).collect()
+                let near = self.fabric.near(self.nodes[last]);
+                let near = near.filter_map(|place| self.at.get(place).copied().flatten());
+                let mut near: Vec<usize> =
+                    near.filter(|node| next.binary_search(node).is_ok()).filter(free).collect();
+                near.sort_unstable();
+                near
             }
             _ => next.iter().copied().filter(free).collect(),
         };
@@ -151,20 +156,6 @@ impl<'s> Search<'s> {
     }
 
     fn lacks(&self, a: usize, b: usize) -> usize {
-        usize::from(!self.near[a].contains(&b))
+        usize::from(!self.fabric.joins(self.nodes[a], self.nodes[b]))
     }
-}
-
-/// Of every node those it is joined with, by their places in `nodes`.
-fn near(fabric: &Fabric<'_>, nodes: &[&str]) -> Vec<BTreeSet<usize>> {
-    let places: BTreeMap<&str, usize> =
-        nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
-    let mut near = vec![BTreeSet::new(); nodes.len()];
-    for (a, b) in fabric.pairs() {
-        if let (Some(&a), Some(&b)) = (places.get(a), places.get(b)) {
-            near[a].insert(b);
-            near[b].insert(a);
-        }
-    }
-    near
 }

@@ -1,6 +1,7 @@
 //! Cables by hand. Whole matrices, and those that people recorded, are in `tests/cabling.rs`.
 
 use super::*;
+use crate::snapshot::Node;
 
 fn link(peer: &str, device: Option<&str>, address: Option<&str>, peer_address: Option<&str>) -> Link {
     Link {
@@ -14,12 +15,12 @@ fn link(peer: &str, device: Option<&str>, address: Option<&str>, peer_address: O
     }
 }
 
-fn cluster(links: Vec<(&str, Vec<Link>)>) -> BTreeMap<String, Node> {
+fn cluster(links: Vec<(&str, Vec<Link>)>) -> Nodes {
     links.into_iter().map(|(name, links)| (name.to_owned(), Node { links, ..Node::default() })).collect()
 }
 
-fn fabric(nodes: &BTreeMap<String, Node>) -> Fabric<'_> {
-    Fabric::new(nodes, BTreeMap::new())
+fn fabric(nodes: &Nodes) -> Fabric<'_> {
+    Fabric::new(nodes, Taken::new())
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn a_port_carries_one_group() {
         ("a", vec![link("b", Some("x"), None, None)]),
         ("b", vec![link("a", Some("y"), None, None)]),
     ]);
-    let taken = BTreeMap::from([(("b".to_owned(), "y".to_owned()), "ShardGroup chat-0".to_owned())]);
+    let taken = Taken::from([(("b", "y"), Holder::Group("chat-0"))]);
     let fabric = Fabric::new(&nodes, taken);
     assert!(fabric.mesh(&["a", "b"]).is_err());
     assert_eq!(fabric.lack("a", "b"), "port y of node b is in use by ShardGroup chat-0");

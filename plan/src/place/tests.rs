@@ -431,11 +431,13 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "the environment may tell it to run longer")]
 fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
+    let seeds = std::env::var("RUSSET_PLAN_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
     let (mut created, mut refused, mut drained, mut moved, mut joined) = (0, 0, 0, 0, 0);
     // Groups made, by backend and by whether they have several stages of several ranks.
     let mut kinds: BTreeMap<(String, bool), usize> = BTreeMap::new();
-    for seed in 0..2000 {
+    for seed in 0..seeds {
         let mut seeded = Seeded(seed);
         let mut now = random_view(&mut seeded);
         // Several deployments take turns, their specs and the nodes change under them.
@@ -506,6 +508,11 @@ fn thousands_of_random_clusters_never_break_a_rule_and_always_settle() {
             "{kind}: {kinds:?}"
         );
     }
+    // For `cargo xtask proof plan`: whoever breaks a rule does not come here.
+    println!(
+        "{}",
+        serde_json::json!({"what": format!("plans that break a rule, {seeds} clusters"), "ours": 0})
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use russet_crds::{Backend, BackendChoice};
 
 use super::worth::{Scale, Way};
-use crate::fabric::{self, Fabric, Web};
+use crate::fabric::{self, Fabric, Holder, Taken, Web};
 use crate::fit::{Fit, Need};
 use crate::forecast::Forecast;
 use crate::note::Note;
@@ -82,7 +82,10 @@ pub fn ways(
     let mut seats = Vec::new();
     // Those that can meet others.
     let mut ringed = Vec::new();
-    for (name, node) in view.nodes.iter().filter(|(name, _)| want.allows(std::iter::once(name.as_str()))) {
+    for (place, (name, node)) in view.nodes.iter().enumerate() {
+        if !want.allows(std::iter::once(name.as_str())) {
+            continue;
+        }
         if node.availability != Availability::Open {
             notes.push(Note::Closed { node: name.clone(), availability: node.availability });
             continue;
@@ -91,9 +94,11 @@ pub fn ways(
         let committed = committed.get(name.as_str()).copied().unwrap_or(0).saturating_sub(unreleased);
         let seat = Seat {
             node: name,
+            place,
             free: node.serving_limit.saturating_sub(committed),
             limit: node.serving_limit,
             siblings: siblings.get(name.as_str()).copied().unwrap_or(0),
+            cuts_layers: node.cuts_layers,
             machine: node.machine,
         };
         if node.backends.is_empty()
@@ -180,28 +185,25 @@ fn meeting<'v>(
     count_unreleased: bool,
     without: impl Fn(&Key) -> bool,
 ) -> Meeting<'v> {
-    let (mut lasting, mut passing) = (BTreeMap::new(), BTreeMap::new());
+    let (mut lasting, mut taken) = (Taken::new(), Taken::new());
     for (key, group) in view.groups.iter().filter(|(key, _)| !without(key)) {
         let own = key.0 == want.namespace && group.deployment == want.name && group.replica == replica;
-        let taken = if group.deleting || own { &mut passing } else { &mut lasting };
-        for (node, device) in fabric::ports(&group.plan) {
-            taken.insert((node.to_owned(), device.to_owned()), format!("ShardGroup {}", key.1));
-        }
+        let ports = if group.deleting || own { &mut taken } else { &mut lasting };
+        ports.extend(fabric::ports(&group.plan).map(|port| (port, Holder::Group(&key.1))));
     }
     for (name, node) in view.nodes.iter().filter(|(_, node)| count_unreleased && node.unreleased > 0) {
-        for device in node.links.iter().filter_map(|link| link.rdma_device.clone()) {
-            // Which ports an engine without a group still holds, nobody knows.
-            passing.insert((name.clone(), device), "an engine its agent has not released".to_owned());
-        }
+        let devices = node.links.iter().filter_map(|link| link.rdma_device.as_deref());
+        taken.extend(devices.map(|device| ((name.as_str(), device), Holder::Unreleased)));
     }
-    passing.extend(lasting.clone());
+    let passing = !taken.is_empty();
+    taken.extend(lasting.clone());
     Meeting {
         choice: want.backend,
         asked_at: want.asked_at.clone(),
         rdma_only: false,
         explain: true,
-        free: Fabric::new(&view.nodes, passing),
-        soon: Fabric::new(&view.nodes, lasting),
+        free: Fabric::new(&view.nodes, taken),
+        soon: passing.then(|| Fabric::new(&view.nodes, lasting)),
     }
 }
 
@@ -314,7 +316,7 @@ impl<'a> Look<'a> {
         // Engines of an older release know nothing of tensor groups and would hold whole layers.
         let mut cutting = companies.clone();
         for company in &mut cutting {
-            company.seats.retain(|seat| view.nodes.get(seat.node).is_some_and(|node| node.cuts_layers));
+            company.seats.retain(|seat| seat.cuts_layers);
         }
         cutting.retain(|company| !company.seats.is_empty());
         let mut meeting = meeting(view, self.want, replica, count_unreleased, without);
@@ -334,11 +336,9 @@ impl<'a> Look<'a> {
                 }
             }
             Split::Tensor(_) | Split::Hybrid(_) => {
-                for (_, seat) in ringed {
-                    if let Some(node) = view.nodes.get(seat.node).filter(|node| !node.cuts_layers) {
-                        let build = node.engine_build.clone();
-                        notes.push(Note::NoTensor { node: seat.node.to_owned(), build });
-                    }
+                for (build, seat) in ringed.iter().filter(|(_, seat)| !seat.cuts_layers) {
+                    let build = build.map(str::to_owned);
+                    notes.push(Note::NoTensor { node: seat.node.to_owned(), build });
                 }
                 self.sized(&cutting, &meeting, found, notes);
             }

@@ -67,7 +67,8 @@ pub fn candidate(
                     Ok(candidate) => return Ok(candidate),
                     Err(note) => note,
                 };
-                if let Ok(candidate) = cabled(fit, seats, cut, backend, &meeting.soon) {
+                let soon = meeting.soon.as_ref().map(|soon| cabled(fit, seats, cut, backend, soon));
+                if let Some(Ok(candidate)) = soon {
                     // Over TCP it would run at once, and stay slow for as long as it lives.
                     return Err(busy(&candidate, &meeting.free));
                 }
@@ -112,7 +113,7 @@ fn cabled(
     fabric: &Fabric<'_>,
 ) -> Result<Candidate, Option<Note>> {
     let mut refusal = None;
-    for spread in [true, false] {
+    for &spread in stages::turns(seats) {
         let Some(teams) =
             over_cables(fabric, backend, seats, cut.counts(), spread, |team| good(fit, cut, team))
         else {
@@ -150,9 +151,9 @@ fn cabled(
 /// Why no teams are cabled: cables lack, or no team would hold it however cabled.
 fn lacking(fit: &Fit<'_>, seats: &[Seat<'_>], cut: &Cut<'_>, backend: Backend, fabric: &Fabric<'_>) -> Note {
     // The search is short: where many nodes without siblings hold nothing, it ends before it meets others.
-    let why = [true, false]
-        .into_iter()
-        .find_map(|spread| lack(fabric, backend, seats, cut.counts(), spread, |team| good(fit, cut, team)));
+    let why = stages::turns(seats)
+        .iter()
+        .find_map(|&spread| lack(fabric, backend, seats, cut.counts(), spread, |team| good(fit, cut, team)));
     match why {
         Some(why) => Note::Links { backend, why },
         None => tcp(fit, seats, cut).err().unwrap_or(cut.too_few(seats)),

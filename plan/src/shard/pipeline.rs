@@ -32,7 +32,7 @@ fn choose<'a>(
     if seats.len() < ranks as usize {
         return Err(refusal);
     }
-    for spread in [true, false] {
+    for &spread in stages::turns(seats) {
         let chosen = stages::largest(seats, ranks as usize, spread);
         let siblings = chosen.iter().map(|seat| seat.siblings).sum();
         let teams: Vec<Team<'a>> = chosen.into_iter().map(|seat| Team { seats: vec![seat] }).collect();
@@ -71,11 +71,14 @@ mod tests {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
         free.iter()
             .zip(NAMES)
-            .map(|(&free, node)| Seat {
+            .enumerate()
+            .map(|(place, (&free, node))| Seat {
                 node,
+                place,
                 free: free * GIB,
                 limit: free * GIB,
                 siblings: 0,
+                cuts_layers: true,
                 machine: None,
             })
             .collect()

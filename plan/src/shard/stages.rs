@@ -4,6 +4,7 @@
 //! inside this file activations flow the other way, so the first cut is the highest stage.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::{Rank, Seat};
@@ -96,7 +97,14 @@ pub fn balanced(fit: &Fit<'_>, teams: &[Team<'_>]) -> Option<Vec<Rank>> {
     let equal = machines.all(|machine| Some(machine) == first);
     let floor = cut(fit, &boundless.iter().collect::<Vec<_>>()).filter(|_| equal).map(|(cost, _)| cost);
     let mut best: Option<(u128, Vec<&Team<'_>>, Vec<u32>)> = None;
+    let kinds = kinds(teams);
+    let mut seen = BTreeSet::new();
     for order in orders(teams) {
+        // Equal teams in each other's place take as long.
+        if !seen.insert(order.iter().map(|place| kinds[*place]).collect::<Vec<_>>()) {
+            continue;
+        }
+        let order: Vec<&Team<'_>> = order.iter().map(|place| &teams[*place]).collect();
         let Some((cost, layers)) = cut(fit, &order) else { continue };
         if best.as_ref().is_none_or(|(least, _, _)| cost < *least) {
             best = Some((cost, order, layers));
@@ -179,6 +187,14 @@ pub fn largest<'a>(seats: &[Seat<'a>], count: usize, spread: bool) -> Vec<Seat<'
     chosen
 }
 
+/// Whether to spread, in the order of trying: where nodes have equally many replicas of the same deployment,
+/// there is nothing to spread over.
+pub fn turns(seats: &[Seat<'_>]) -> &'static [bool] {
+    let mut siblings = seats.iter().map(|seat| seat.siblings);
+    let first = siblings.next();
+    if siblings.all(|others| Some(others) == first) { &[true] } else { &[true, false] }
+}
+
 /// Seats, the best first.
 pub fn preferred<'a>(seats: &[Seat<'a>], spread: bool) -> Vec<Seat<'a>> {
     let mut chosen = seats.to_vec();
@@ -198,16 +214,26 @@ fn parts(fit: &Fit<'_>, layers: &[u32]) -> Vec<(Range<u32>, bool, bool)> {
     parts
 }
 
+/// Of every team the first one that is like it: with as much free on the same machines.
+fn kinds(teams: &[Team<'_>]) -> Vec<usize> {
+    let like = |a: &Team<'_>, b: &Team<'_>| {
+        let mut pairs = a.seats.iter().zip(&b.seats);
+        a.size() == b.size() && pairs.all(|(a, b)| (a.free, a.machine) == (b.free, b.machine))
+    };
+    let first = |(at, team): (usize, &Team<'_>)| teams.iter().position(|one| like(one, team)).unwrap_or(at);
+    teams.iter().enumerate().map(first).collect()
+}
+
 /// Orders worth trying, rank 0's team first, the order given before all others.
-fn orders<'s, 'a>(teams: &'s [Team<'a>]) -> Vec<Vec<&'s Team<'a>>> {
-    let given: Vec<&Team<'a>> = teams.iter().collect();
+fn orders(teams: &[Team<'_>]) -> Vec<Vec<usize>> {
+    let given: Vec<usize> = (0..teams.len()).collect();
     let count = given.len();
     let mut orders = vec![given.clone()];
     if count <= ALL_ORDERS {
         permute(&given, &mut Vec::new(), &mut orders);
     } else {
         let mut sorted = given;
-        sorted.sort_by_key(|team| (Reverse(team.least()), team.name()));
+        sorted.sort_by_key(|at| (Reverse(teams[*at].least()), teams[*at].name()));
         let ends: Vec<(usize, usize)> = if count <= ALL_ENDS {
             (0..count)
                 .flat_map(|first| (0..count).map(move |last| (first, last)))
@@ -220,7 +246,7 @@ fn orders<'s, 'a>(teams: &'s [Team<'a>]) -> Vec<Vec<&'s Team<'a>>> {
         for (first, last) in ends {
             let middle = sorted.iter().enumerate().filter(|(index, _)| *index != first && *index != last);
             let mut order = vec![sorted[first]];
-            order.extend(middle.map(|(_, team)| *team));
+            order.extend(middle.map(|(_, at)| *at));
             order.push(sorted[last]);
             orders.push(order);
         }
@@ -228,7 +254,7 @@ fn orders<'s, 'a>(teams: &'s [Team<'a>]) -> Vec<Vec<&'s Team<'a>>> {
     orders
 }
 
-fn permute<'s, 'a>(rest: &[&'s Team<'a>], head: &mut Vec<&'s Team<'a>>, out: &mut Vec<Vec<&'s Team<'a>>>) {
+fn permute(rest: &[usize], head: &mut Vec<usize>, out: &mut Vec<Vec<usize>>) {
     if rest.is_empty() {
         out.push(head.clone());
         return;

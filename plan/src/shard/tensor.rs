@@ -27,8 +27,9 @@ pub struct Meeting<'v> {
     pub explain: bool,
     /// The cables nobody uses.
     pub free: Fabric<'v>,
-    /// The same and those that come free without anybody's doing, or by this replica's own move.
-    pub soon: Fabric<'v>,
+    /// The same and those that come free without anybody's doing, or by this replica's own move; nothing where
+    /// none do.
+    pub soon: Option<Fabric<'v>>,
 }
 
 impl Meeting<'_> {
@@ -79,9 +80,9 @@ pub fn over_cables<'a>(
     good: impl Fn(&Team<'a>) -> bool,
 ) -> Option<Vec<Team<'a>>> {
     let seats = preferred(seats, spread);
-    let names: Vec<&str> = seats.iter().map(|seat| seat.node).collect();
+    let places: Vec<usize> = seats.iter().map(|seat| seat.place).collect();
     let good = |members: &[usize]| good(&team(backend, &seats, members));
-    let teams = fabric::teams(fabric, backend, &names, counts, good)?;
+    let teams = fabric::teams(fabric, backend, &places, counts, good)?;
     let mut teams: Vec<Team<'a>> = teams.iter().map(|members| team(backend, &seats, members)).collect();
     teams.sort_by_key(Team::name);
     Some(teams)
@@ -102,9 +103,9 @@ pub fn lack<'a>(
         return Some(format!("Jaccl joins at most {MESH_RANKS} ranks, not {size}"));
     }
     let seats = preferred(seats, spread);
-    let names: Vec<&str> = seats.iter().map(|seat| seat.node).collect();
+    let places: Vec<usize> = seats.iter().map(|seat| seat.place).collect();
     let good = |members: &[usize]| good(&team(backend, &seats, members));
-    let nearest = fabric::nearest(fabric, backend, &names, counts, good)?;
+    let nearest = fabric::nearest(fabric, backend, &places, counts, good)?;
     let mut teams: Vec<Team<'a>> = nearest.iter().map(|members| team(backend, &seats, members)).collect();
     teams.sort_by_key(Team::name);
     let pairs = fabric::pairs(backend, size);

@@ -9,8 +9,8 @@ use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half as many deployments as nodes, of four sizes of \
     models; the planner alone, on one core. Planned again: every deployment of a full cluster is looked at, and nothing \
-    changes. One more: everything runs but one, which is placed together with what else waits. Empty: all deployments \
-    are placed at once.";
+    changes. One more: everything runs but one, which is placed together with what else waits, on a view that was just \
+    taken. Empty: all deployments are placed at once. A view is what the operator takes of the objects in its caches.";
 
 /// Milliseconds in which everything that runs is planned again on 1,000 nodes.
 const REPLAN: f64 = 100.0;
@@ -18,6 +18,10 @@ const REPLAN: f64 = 100.0;
 const CHANGE: f64 = 10.0;
 /// The size the goals are about.
 const NODES: u64 = 1000;
+/// Random clusters whose plans are compared with exhaustive search.
+const COMPARED: &str = "1000";
+/// Random clusters whose plans are checked.
+const CHECKED: &str = "10000";
 
 /// Builds the planner with optimisation and runs the bench.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
@@ -31,11 +35,53 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     text.lines().filter(|line| line.starts_with('{')).map(row).collect()
 }
 
-fn row(line: &str) -> Result<Row> {
+/// How good plans are on random clusters, and whether any breaks a rule.
+pub fn proof(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (seeds, target, test) in [
+        (COMPARED, ["--test", "optimality"].as_slice(), "plans_are_within_two_percent_of_the_best_there_is"),
+        (CHECKED, &["--lib"], "thousands_of_random_clusters_never_break_a_rule_and_always_settle"),
+    ] {
+        let arguments = [&["test", "-p", "russet-plan"], target, &["--", "--nocapture", test]].concat();
+        let output = cargo::command(prepared, &arguments)
+            .env("RUSSET_PLAN_SEEDS", seeds)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("cannot run the test {test}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{test} failed over {seeds} clusters:\n{text}");
+        let told: Vec<Row> =
+            text.lines().filter(|line| line.starts_with('{')).map(judged).collect::<Result<_>>()?;
+        ensure!(!told.is_empty(), "{test} told no figure:\n{text}");
+        rows.extend(told);
+    }
+    Ok(rows)
+}
+
+fn told(line: &str) -> Result<(serde_json::Value, String, f64)> {
     let told: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
     let ours = told["ours"].as_f64().with_context(|| format!("no figure in {line}"))?;
+    Ok((told, what, ours))
+}
+
+fn judged(line: &str) -> Result<Row> {
+    let (_, what, ours) = told(line)?;
+    let (unit, goal) = if what.starts_with("plans that break") {
+        ("plans", Goal::AtMost(0.0))
+    } else if what.starts_with("plans of first fit") {
+        // Where first fit is as good, the clusters are too easy.
+        ("%", Goal::AtLeast(20.0))
+    } else {
+        ("%", Goal::AtMost(2.0))
+    };
+    Ok(Row { area: "plan", what, ours, peer: None, unit, ratio: None, goal })
+}
+
+fn row(line: &str) -> Result<Row> {
+    let (told, what, ours) = told(line)?;
     let goal = match told["nodes"].as_u64() {
         Some(NODES) if what.starts_with("everything") => Goal::AtMost(REPLAN),
         Some(NODES) if what.starts_with("one more") => Goal::AtMost(CHANGE),
@@ -57,5 +103,20 @@ mod tests {
             assert_eq!((row.goal.to_string().as_str(), row.ours), (goal, 3.0), "{line}");
         }
         assert!(super::row("{}").is_err());
+    }
+
+    #[test]
+    fn a_proof_is_judged_by_what_it_says() {
+        for (what, ours, met) in [
+            ("the worst plan, below the best by exhaustive search, 1000 clusters", 1.4, true),
+            ("the worst plan, below the best by exhaustive search, 1000 clusters", 2.1, false),
+            ("plans of first fit that are more than 2 % below it, 1000 clusters", 30.0, true),
+            ("plans of first fit that are more than 2 % below it, 1000 clusters", 19.0, false),
+            ("plans that break a rule, 10000 clusters", 0.0, true),
+        ] {
+            let line = serde_json::json!({"what": what, "ours": ours}).to_string();
+            let row = super::judged(&line).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(row.met(), met, "{what}: {ours}");
+        }
     }
 }

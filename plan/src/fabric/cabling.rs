@@ -1,0 +1,125 @@
+//! The cables of a cluster, whoever uses them. A cable is believed only when both of its ends report it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use russet_crds::{Link, LinkKind};
+
+use crate::snapshot::Node;
+
+/// A cable as its two ends name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cable {
+    /// Device of the node asked about first.
+    pub near: String,
+    /// Device of the other one.
+    pub far: String,
+}
+
+/// Which nodes are joined by which cables. A node's place is where its name stands among all.
+#[derive(Clone, Debug, Default)]
+pub struct Cabling {
+    names: Vec<String>,
+    /// Of every node those it is joined with, and by which cables, itself near.
+    joined: Vec<BTreeMap<usize, Vec<Cable>>>,
+}
+
+impl Cabling {
+    /// The cables between `nodes`.
+    pub fn of(nodes: &BTreeMap<String, Node>) -> Self {
+        let names: Vec<String> = nodes.keys().cloned().collect();
+        let mut cabling = Self { joined: vec![BTreeMap::new(); names.len()], names };
+        for (near, (name, node)) in nodes.iter().enumerate() {
+            let peers: BTreeSet<&str> = node.links.iter().map(|link| link.peer.as_str()).collect();
+            for peer in peers.into_iter().filter(|peer| *peer > name.as_str()) {
+                let (Some(far), Some(other)) = (cabling.place(peer), nodes.get(peer)) else { continue };
+                let cables = matched(name, node, peer, other);
+                if !cables.is_empty() {
+                    cabling.joined[far].insert(near, cables.iter().map(turned).collect());
+                    cabling.joined[near].insert(far, cables);
+                }
+            }
+        }
+        cabling
+    }
+
+    /// Where a node stands.
+    pub fn place(&self, node: &str) -> Option<usize> {
+        self.names.binary_search_by(|name| name.as_str().cmp(node)).ok()
+    }
+
+    /// The node that stands there.
+    pub fn name(&self, place: usize) -> &str {
+        self.names.get(place).map_or("", String::as_str)
+    }
+
+    /// Places of the nodes that a node is joined with, in their order.
+    pub fn near(&self, place: usize) -> impl Iterator<Item = usize> {
+        self.joined.get(place).into_iter().flatten().map(|(far, _)| *far)
+    }
+
+    /// Whether any cable joins two nodes.
+    pub fn joins(&self, a: usize, b: usize) -> bool {
+        self.joined.get(a).is_some_and(|near| near.contains_key(&b))
+    }
+
+    /// The cables between two nodes, in the same order whoever is near.
+    pub fn between(&self, near: &str, far: &str) -> &[Cable] {
+        let pair = self.place(near).zip(self.place(far));
+        let cables = pair.and_then(|(near, far)| self.joined[near].get(&far));
+        cables.map(Vec::as_slice).unwrap_or_default()
+    }
+}
+
+fn turned(cable: &Cable) -> Cable {
+    Cable { near: cable.far.clone(), far: cable.near.clone() }
+}
+
+/// Whether the engine of a node can use RDMA; one that does not say may.
+pub(super) fn offers_rdma(node: &Node) -> bool {
+    node.backends.is_empty() || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("jaccl"))
+}
+
+/// The Thunderbolt links that a node reports to a peer.
+pub(super) fn links<'a>(node: &'a Node, peer: &str) -> impl Iterator<Item = &'a Link> {
+    node.links.iter().filter(move |link| link.peer == peer && link.kind == LinkKind::Thunderbolt)
+}
+
+/// Ends at `node` of cables to `peer`: links with a device no other link of the node names.
+fn ends<'a>(node: &'a Node, peer: &str) -> Vec<(&'a Link, &'a str)> {
+    let alone = |device: &str| {
+        node.links.iter().filter(|link| link.rdma_device.as_deref() == Some(device)).count() == 1
+    };
+    let named = links(node, peer).filter_map(|link| Some((link, link.rdma_device.as_deref()?)));
+    named.filter(|(_, device)| alone(device)).collect()
+}
+
+/// The cables between two nodes, as far as their reports agree.
+fn matched(near: &str, own: &Node, far: &str, other: &Node) -> Vec<Cable> {
+    if !offers_rdma(own) || !offers_rdma(other) {
+        return Vec::new();
+    }
+    let (own, other) = (ends(own, far), ends(other, near));
+    let sole = own.len() == 1 && other.len() == 1;
+    let mut cables = Vec::new();
+    for (end, device) in &own {
+        let mut opposite = other.iter().filter(|(link, _)| match same_cable(end, link) {
+            Some(same) => same,
+            None => sole,
+        });
+        // Two ends that could both be the other one say nothing.
+        if let (Some((_, far)), None) = (opposite.next(), opposite.next()) {
+            cables.push(Cable { near: (*device).to_owned(), far: (*far).to_owned() });
+        }
+    }
+    let uses = |far: &str| cables.iter().filter(|cable| cable.far == far).count();
+    let mut unique: Vec<Cable> = cables.iter().filter(|cable| uses(&cable.far) == 1).cloned().collect();
+    unique.sort();
+    unique
+}
+
+/// Whether two links are one cable by their addresses; `None` when the addresses do not say.
+fn same_cable(one: &Link, other: &Link) -> Option<bool> {
+    let pairs = [(&one.address, &other.peer_address), (&one.peer_address, &other.address)];
+    let known: Vec<bool> = pairs.iter().filter_map(|(a, b)| Some(a.as_ref()? == b.as_ref()?)).collect();
+    (!known.is_empty()).then(|| known.into_iter().all(|equal| equal))
+}

@@ -1,0 +1,77 @@
+//! The machines of a view, by name, with what is found out about them once: which cables join them. It is found
+//! when somebody first asks, and again only after a machine has changed.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+
+use crate::fabric::Cabling;
+use crate::snapshot::Node;
+
+/// Machines; reads and changes as the map it is.
+#[derive(Clone, Debug, Default)]
+pub struct Nodes {
+    by_name: BTreeMap<String, Node>,
+    cabling: OnceLock<Cabling>,
+}
+
+impl Nodes {
+    /// The cables between them, whoever uses them.
+    pub fn cabling(&self) -> &Cabling {
+        self.cabling.get_or_init(|| Cabling::of(&self.by_name))
+    }
+}
+
+impl Deref for Nodes {
+    type Target = BTreeMap<String, Node>;
+
+    fn deref(&self) -> &BTreeMap<String, Node> {
+        &self.by_name
+    }
+}
+
+impl DerefMut for Nodes {
+    fn deref_mut(&mut self) -> &mut BTreeMap<String, Node> {
+        self.cabling.take();
+        &mut self.by_name
+    }
+}
+
+impl FromIterator<(String, Node)> for Nodes {
+    fn from_iter<I: IntoIterator<Item = (String, Node)>>(nodes: I) -> Self {
+        Self { by_name: nodes.into_iter().collect(), cabling: OnceLock::new() }
+    }
+}
+
+impl PartialEq for Nodes {
+    fn eq(&self, other: &Self) -> bool {
+        self.by_name == other.by_name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{Link, LinkKind};
+
+    use super::*;
+
+    #[test]
+    fn cables_are_looked_for_again_after_a_change() {
+        let node = |peer: &str| {
+            let link = Link {
+                peer: peer.to_owned(),
+                kind: LinkKind::Thunderbolt,
+                rdma_device: Some("rdma_en3".to_owned()),
+                ..Link::default()
+            };
+            Node { links: vec![link], ..Node::default() }
+        };
+        let mut nodes: Nodes = [("a", node("b")), ("b", node("a"))]
+            .into_iter()
+            .map(|(name, node)| (name.to_owned(), node))
+            .collect();
+        assert_eq!(nodes.cabling().between("b", "a").len(), 1);
+        nodes.get_mut("a").unwrap().links.clear();
+        assert!(nodes.cabling().between("b", "a").is_empty());
+    }
+}
