@@ -30,7 +30,7 @@ const UNSEEN_QUERIES: [&str; 2] =
     ];
 
 /// Metrics of the docs that this cluster has no reason to show.
-const UNSEEN_METRICS: [&str; 9] = [
+const UNSEEN_METRICS: [&str; 10] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
@@ -42,6 +42,8 @@ const UNSEEN_METRICS: [&str; 9] = [
     "russet_engine_request_failures_total",
     "russet_gateway_request_cancelled_total",
     "russet_gateway_key_request_total",
+    // A request is held only where it comes before its model answers.
+    "russet_gateway_request_queue_time_seconds",
 ];
 
 async fn promtool(_: &mut Cluster) -> Result<()> {
