@@ -153,6 +153,9 @@ pub struct ShardGroupStatus {
     /// Times the group was formed anew.
     #[serde(default)]
     pub restarts: u32,
+    /// Why it was last formed anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_loss: Option<String>,
     /// Where rank 0 answers; absent unless Ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,

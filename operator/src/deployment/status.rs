@@ -67,7 +67,9 @@ pub fn status(
         let failing = current.iter().find(|group| {
             !answers(group) && group.status.as_ref().is_some_and(|status| status.restarts >= ATTEMPTS)
         });
-        let says = failing.map(|group| format!("ShardGroup {}: {}", group.name_any(), readiness(group).1));
+        let why = |group: &ShardGroup| group.status.as_ref()?.last_loss.clone();
+        let says = failing
+            .map(|group| format!("ShardGroup {}: {}", group.name_any(), why(group).unwrap_or_default()));
         status.rollout = learned(status.rollout, want, verdict.ready, says.as_deref());
     }
     let has_asked = get(&status.conditions, Type::AwaitingApproval).is_some();

@@ -32,6 +32,9 @@ pub fn status(
     let generation = group.metadata.generation;
     status.observed_generation = generation;
     status.restarts = u32::try_from(epoch - 1).unwrap_or(u32::MAX);
+    if let Some(loss) = loss {
+        status.last_loss = Some(loss.message.clone());
+    }
     let stage = match (loss, pause) {
         (Some(loss), Some(pause)) => failed(
             Reason::TooManyRestarts,

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
-use russet_crds::{Autoscaling, ModelDeployment, Sharding};
+use russet_crds::{Autoscaling, ModelDeployment, Sharding, ShardingMode};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, GIB, deployment, model, until};
@@ -46,7 +46,9 @@ async fn replicas_follow_demand_and_sleep_without_it() {
         async move { until(what, || async { deployments.get("chat").await.ok().filter(is) }).await }
     };
     cluster.create(model("m", "llama", 4, GIB)).await;
-    let mut chat = deployment("chat", "m", Sharding::default());
+    // What both nodes have left would hold a third one between them.
+    let single = Sharding { mode: ShardingMode::Single, ..Sharding::default() };
+    let mut chat = deployment("chat", "m", single);
     chat.spec.autoscaling = Some(Autoscaling {
         min_replicas: 0,
         max_replicas: 3,
