@@ -434,11 +434,7 @@ impl<'a> Look<'a> {
                 Err(note) => refusals.push(note),
             }
         }
-        // Nobody's sums go over TCP while RDMA carries those of other nodes.
-        let rdma = |candidate: &Candidate| matches!(candidate.backend, Backend::Jaccl | Backend::JacclRing);
-        let best = candidates.values().any(rdma);
-        let kept = candidates.into_values().filter(|candidate| rdma(candidate) == best);
-        found.extend(kept.map(|candidate| self.way(candidate)));
+        found.extend(candidates.into_values().map(|candidate| self.way(candidate)));
         refusals
     }
 }

@@ -5,10 +5,13 @@
 //! worth = ½ + ½ × min(1, speed / (0.8 × the best speed there is))      placed at all, and how fast
 //!       − 1/12 for every node beyond the fewest that can hold it        a second node must give 1.5 times the speed
 //!       − 1/4 for every replica of the same deployment on its nodes
+//!       − 1/4 for sums that go over TCP                                  RDMA, unless that is 2.5 times as slow
 //!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit
 //! ```
 
 use std::cmp::Ordering;
+
+use russet_crds::Backend;
 
 use crate::shard::Candidate;
 
@@ -20,6 +23,8 @@ const NODE: f64 = 1.0 / 12.0;
 const GAPS: f64 = 1e-3;
 /// What a replica of the same deployment on the same node costs: one machine's end should not end both.
 const SIBLING: f64 = 0.25;
+/// What it costs that the sums of a tensor group go over TCP, where other traffic delays every one of them.
+const OVER_TCP: f64 = 0.25;
 /// What a pipeline is worth at most of a model that one node would hold: better than none, and no price for
 /// others being a little faster.
 const STRUNG: f64 = 0.3;
@@ -74,7 +79,12 @@ impl Scale {
     pub fn worth(&self, way: &Way) -> f64 {
         let nodes = way.candidate.ranks.len().saturating_sub(self.fewest) as f64;
         let siblings = way.candidate.siblings as f64;
-        let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings).max(LEAST);
+        let tcp = if way.candidate.tensor_size > 1 && way.candidate.backend == Backend::Ring {
+            OVER_TCP
+        } else {
+            0.0
+        };
+        let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp).max(LEAST);
         let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
         if strung { worth.min(STRUNG) } else { worth }
     }
@@ -100,8 +110,6 @@ impl Scale {
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::Backend;
-
     use super::*;
     use crate::fit::Need;
     use crate::shard::Rank;
