@@ -103,9 +103,15 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     all
 }
 
-/// The best that a replica can have of what is there and what is being vacated.
+/// The best that a replica can have of what is there and what is being vacated, by others and by what runs in its
+/// place, which goes once there is room enough together.
 fn vacated(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32) -> Option<Candidate> {
-    let leaving = |key: &Key| view.groups.get(key).is_some_and(|group| group.deleting);
+    let leaving = |key: &Key| {
+        view.groups.get(key).is_some_and(|group| {
+            let own = key.0 == want.namespace && group.deployment == want.name && group.replica == replica;
+            group.deleting || own
+        })
+    };
     let found = ways(view, want, fit, replica, false, leaving).ok()?.found;
     let scale = Scale::of(found.iter())?;
     Some(found.into_iter().min_by(|a, b| scale.compare(a, b))?.candidate)

@@ -32,6 +32,13 @@ const SPLITS: [&str; 6] = [
     "mode=tensor ranks=2",
 ];
 
+const TIERS: [&str; 4] = [
+    "tier top cluster priority=100 preemption=lower",
+    "tier middle cluster priority=50 preemption=lower min-residency=60",
+    "tier day cluster priority=10 hours=08:00-20:00",
+    "tier kept cluster priority=5 residency=always",
+];
+
 /// The script of a seed.
 pub fn story(seed: u64) -> String {
     let mut dice = Dice(seed);
@@ -55,28 +62,33 @@ pub fn story(seed: u64) -> String {
     lines.push("pool one rack=one".to_owned());
     lines.push("model small toy layer=1Gi".to_owned());
     lines.push("model large toy layers=20 layer=1Gi".to_owned());
+    // Half of the stories know nothing of tiers.
+    let tiers: &[&str] = if dice.below(2) == 0 { &[""] } else { &["", "top", "middle", "day", "kept"] };
+    lines.extend(TIERS.iter().filter(|_| tiers.len() > 1).map(|tier| (*tier).to_owned()));
     for name in DEPLOYMENTS {
         let (model, split) = (dice.of(&["small", "small", "large"]), dice.of(&SPLITS));
         let pools = dice.of(&["", "", "", " pools=one"]);
-        lines.push(format!("deploy {name} model={model} replicas={} {split}{pools}", 1 + dice.below(2)));
+        let tier = dice.of(tiers);
+        let replicas = 1 + dice.below(2);
+        lines.push(format!("deploy {name} model={model} replicas={replicas} {split}{pools} tier={tier}"));
     }
     lines.push("settle".to_owned());
     for _ in 0..4 + dice.below(5) {
         for _ in 0..1 + dice.below(2) {
-            lines.push(event(&mut dice, nodes));
+            lines.push(event(&mut dice, nodes, tiers));
         }
         if dice.below(3) == 0 {
             lines.push(format!("turn {}", dice.of(&DEPLOYMENTS)));
-            lines.push(event(&mut dice, nodes));
+            lines.push(event(&mut dice, nodes, tiers));
         }
         lines.push("settle".to_owned());
     }
     lines.join("\n")
 }
 
-fn event(dice: &mut Dice, nodes: &[&str]) -> String {
+fn event(dice: &mut Dice, nodes: &[&str], tiers: &[&str]) -> String {
     let (node, peer, name) = (dice.of(nodes), dice.of(nodes), dice.of(&DEPLOYMENTS));
-    match dice.below(16) {
+    match dice.below(17) {
         0 | 1 => format!("edit {name} context={}", dice.of(&["4096", "8192", "16384"])),
         2 => format!("edit {name} {}", dice.of(&SPLITS)),
         3 => format!("edit {name} pools={}", dice.of(&["", "one"])),
@@ -87,10 +99,11 @@ fn event(dice: &mut Dice, nodes: &[&str]) -> String {
         8 => format!("uncordon {node}"),
         9 => format!("lose {node}"),
         10 => format!("back {node}"),
-        11 => format!("clock {}", dice.of(&["30s", "60s", "5m"])),
+        11 => format!("clock {}", dice.of(&["30s", "60s", "5m", "7h"])),
         12 => format!("refuse {node}"),
         13 => format!("release {node}"),
         14 => format!("skew {node} {}", dice.of(&["1", "2"])),
+        15 => format!("edit {name} tier={}", dice.of(tiers)),
         _ if node != peer => format!("rdma {node} {}\nlabel {peer} rack=one", dice.of(&["on", "off"])),
         _ => format!("not-ready {name} new\nready {name}"),
     }

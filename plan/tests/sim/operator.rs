@@ -26,6 +26,7 @@ pub enum Write {
 pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Write>, String> {
     let Some(owner) = world.deployments.get(name).cloned() else { return Ok(Vec::new()) };
     world.assign();
+    world.retier(name);
     let (view, now) = (world.view(), world.now);
     let valid = |owner: &ModelDeployment| read_at(&view, owner, now);
     let (placement, said, pools) = match valid(&owner) {

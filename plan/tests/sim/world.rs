@@ -219,6 +219,16 @@ impl World {
         }
     }
 
+    /// Has the groups of a deployment name its tier, as the operator does.
+    pub fn retier(&mut self, name: &str) {
+        let tier = self.deployments.get(name).and_then(|deployment| deployment.spec.tier_ref.clone());
+        for group in &mut self.cluster.groups {
+            if group.spec.deployment_ref.name == name && group.spec.tier_ref != tier {
+                Arc::make_mut(group).spec.tier_ref = tier.clone();
+            }
+        }
+    }
+
     /// A person answers what a deployment last asked.
     pub fn answer(&mut self, name: &str, decision: Decision) -> Result<(), Wrong> {
         let asks = self.said.get(name).map(|said| said.asks.clone()).unwrap_or_default();
