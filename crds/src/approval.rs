@@ -77,6 +77,13 @@ pub struct ApprovalSpec {
     pub decided_by: Option<String>,
 }
 
+impl ApprovalSpec {
+    /// Whether the answer counts no more at `now`, or is no longer waited for.
+    pub fn is_expired(&self, now: jiff::Timestamp) -> bool {
+        self.expires_at.as_ref().is_some_and(|expires| expires.0 <= now)
+    }
+}
+
 /// What may wait for an Approval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Action {

@@ -264,6 +264,11 @@ pub fn get(conditions: &[Condition], kind: Type) -> Option<&Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
+/// The reason of a condition; nothing where it is a word of a newer release.
+pub fn reason(condition: &Condition) -> Option<Reason> {
+    serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok()
+}
+
 /// Whether the condition is there and `True`.
 pub fn is_true(conditions: &[Condition], kind: Type) -> bool {
     get(conditions, kind).is_some_and(|condition| condition.status == "True")

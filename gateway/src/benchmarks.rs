@@ -31,6 +31,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::backends::Backends;
+use crate::patience::{Setback, within};
 use crate::routes::{Endpoint, Table};
 use crate::watch::{Kept, changes};
 use decide::{Next, next};
@@ -43,8 +44,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const RENEW: Duration = Duration::from_secs(5);
 /// A gateway that gave no sign of life for so long runs nothing any more.
 const SILENT: Duration = Duration::from_secs(30);
-/// For one answer of the API server.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A Benchmark that this gateway runs. Dropping it ends its requests.
 struct Run {
@@ -250,23 +249,16 @@ impl Runner {
         let params = PatchParams::apply(names::GATEWAY_MANAGER).force();
         let name = one.name_any();
         let patch = Patch::Apply(patch);
-        let written = api.patch_status(&name, &params, &patch);
-        match tokio::time::timeout(PATIENCE, written).await {
-            Ok(Ok(_)) => true,
-            // It is gone, or has moved on; what it says now is on its way here.
-            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => false,
-            Ok(Err(error)) => {
-                tracing::warn!(benchmark = name, "its status cannot be written: {}", crate::causes(&error));
-                false
+        let written = async {
+            match api.patch_status(&name, &params, &patch).await {
+                // It is gone, or has moved on; what it says now is on its way here.
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
+                other => other.map(|_| true),
             }
-            Err(_) => {
-                tracing::warn!(
-                    benchmark = name,
-                    "its status cannot be written: no answer within {} s",
-                    PATIENCE.as_secs()
-                );
-                false
-            }
-        }
+        };
+        within(written).await.unwrap_or_else(|Setback { why, silent: _ }| {
+            tracing::warn!(benchmark = name, "its status cannot be written: {why}");
+            false
+        })
     }
 }

@@ -19,6 +19,7 @@ mod guard;
 pub mod keys;
 pub mod listen;
 pub mod metrics;
+mod patience;
 pub mod refusal;
 pub mod routes;
 pub mod server;

@@ -48,11 +48,6 @@ pub async fn reconcile(approval: Arc<Approval>, context: Arc<Context>) -> Result
     Ok(after([until(&approval, now)]))
 }
 
-/// Whether an answer no longer counts, or is no longer waited for.
-pub fn is_expired(approval: &Approval, now: Timestamp) -> bool {
-    approval.spec.expires_at.as_ref().is_some_and(|expires| expires.0 <= now)
-}
-
 /// How long until it is; nothing else wakes anybody then.
 fn until(approval: &Approval, now: Timestamp) -> Option<Duration> {
     let expires = approval.spec.expires_at.as_ref()?.0;
@@ -66,7 +61,7 @@ fn status(approval: &Approval, now: Timestamp) -> ApprovalStatus {
     let ApprovalStatus { decided_at, mut conditions, .. } = approval.status.clone().unwrap_or_default();
     let who = decided_by.as_deref().unwrap_or("nobody");
     let (ready, reason, message) = match decision {
-        _ if is_expired(approval, now) => {
+        _ if approval.spec.is_expired(now) => {
             (true, Reason::Expired, "it counts no more; what still needs it asks again".to_owned())
         }
         Some(Decision::Approved) => (true, Reason::Approved, format!("{who} said yes")),

@@ -7,7 +7,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use russet_crds::names::OPERATOR_MANAGER;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn params(manager: &str) -> PatchParams {
     // Force: the fields the operator owns are its own, whoever edited them meanwhile.
@@ -39,6 +39,16 @@ where
     api.patch(name, &params(OPERATOR_MANAGER), &Patch::Apply(patch)).await.map(|_| ())
 }
 
+/// One field of an object, and nothing else of it.
+fn part<K: Resource<DynamicType = ()>>(name: &str, field: &str, value: &impl Serialize) -> Patch<Value> {
+    Patch::Apply(json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name},
+        field: value,
+    }))
+}
+
 /// Applies the part of a spec that `manager` owns beside who wrote the rest.
 pub async fn apply_spec<K>(
     api: &Api<K>,
@@ -49,13 +59,7 @@ pub async fn apply_spec<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let patch = json!({
-        "apiVersion": K::api_version(&()),
-        "kind": K::kind(&()),
-        "metadata": {"name": name},
-        "spec": spec,
-    });
-    match api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(patch)).await {
+    match api.patch(name, &params(manager), &part::<K>(name, "spec", spec)).await {
         Ok(_) => Ok(()),
         // Deleted meanwhile: a part of a spec alone makes no object, and the server says so.
         Err(error) if is_code(&error, 404) || is_code(&error, 422) => Ok(()),
@@ -81,13 +85,7 @@ pub async fn apply_status_as<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let patch = json!({
-        "apiVersion": K::api_version(&()),
-        "kind": K::kind(&()),
-        "metadata": {"name": name},
-        "status": status,
-    });
-    match api.patch_status(name, &params(manager), &Patch::Apply(patch)).await {
+    match api.patch_status(name, &params(manager), &part::<K>(name, "status", status)).await {
         Ok(_) => Ok(()),
         // Deleted meanwhile: nobody is left to read the status.
         Err(error) if is_code(&error, 404) => Ok(()),

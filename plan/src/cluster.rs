@@ -81,10 +81,10 @@ impl Cluster {
     fn answers(&self, now: Timestamp) -> BTreeMap<Key, Answers> {
         let mut answers: BTreeMap<Key, Answers> = BTreeMap::new();
         for approval in &self.approvals {
-            let ApprovalSpec { deployment_ref, plan_hash, expires_at, decision, .. } = &approval.spec;
-            if expires_at.as_ref().is_some_and(|expires| expires.0 <= now) {
+            if approval.spec.is_expired(now) {
                 continue;
             }
+            let ApprovalSpec { deployment_ref, plan_hash, decision, .. } = &approval.spec;
             let key = (approval.namespace().unwrap_or_default(), deployment_ref.name.clone());
             let answers = answers.entry(key).or_default();
             match decision {

@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod copies;
 pub mod demand;
 pub mod described;
+mod digest;
 pub mod fabric;
 pub mod fit;
 pub mod forecast;

@@ -23,6 +23,7 @@ mod worth;
 use russet_crds::{GroupPlan, PlacementReport};
 use sha2::{Digest as _, Sha256};
 
+use crate::digest::digest;
 use crate::forecast::Forecast;
 use crate::note::Note;
 use crate::snapshot::{Key, Snapshot};
@@ -31,7 +32,7 @@ use crate::validate::ValidDeployment;
 use report::report;
 use turn::Turn;
 
-pub use current::{is_current, pending};
+pub use current::{is_current, pending, waiting};
 pub use preempt::Ask;
 pub use report::{STAYS, refused, shown};
 pub use ways::{Ways, ways};
@@ -152,9 +153,7 @@ pub fn scale_down(view: &Snapshot, namespace: &str, deployment: &str, replicas: 
 /// Digest of everything that makes a plan what it is; another digest is another group.
 pub fn plan_hash(model: &str, plan: &GroupPlan) -> String {
     let bare = GroupPlan { hash: String::new(), ..plan.clone() };
-    // Struct fields serialise in the order of their declaration, so equal plans are equal bytes.
-    let canonical = serde_json::to_vec(&(model, bare)).unwrap_or_default();
-    hex::encode(Sha256::digest(canonical))
+    digest(&(model, bare))
 }
 
 /// The hash a deployment shows for all its replicas.

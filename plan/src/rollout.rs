@@ -6,10 +6,9 @@
 //!     └─ forms anew three times and never answers, while something else is proven ─▶ failed: that is planned again
 //! ```
 
-use russet_crds::{AutoRevert, FailedRollout, LocalReference, ModelDeploymentSpec, Proven, RolloutStatus};
-use sha2::{Digest as _, Sha256};
-
+use crate::digest::digest;
 use crate::validate::ValidDeployment;
+use russet_crds::{AutoRevert, FailedRollout, LocalReference, ModelDeploymentSpec, Proven, RolloutStatus};
 
 /// So often a group that never answered is formed anew before its plan has failed.
 pub const ATTEMPTS: u32 = 3;
@@ -18,8 +17,7 @@ const LONGEST: usize = 2048;
 
 /// Digest of what decides about a plan: the model and the split that is asked for.
 pub fn intent(want: &ValidDeployment) -> String {
-    let canonical = serde_json::to_vec(&(&want.model, &want.sharding)).unwrap_or_default();
-    hex::encode(Sha256::digest(canonical))
+    digest(&(&want.model, &want.sharding))
 }
 
 /// What to plan in place of `spec`, whose digest is `intent`, and why; nothing where it has not failed.

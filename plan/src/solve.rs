@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::fit::Fit;
-use crate::place::{Scale, Way, pending, ways};
+use crate::place::{Scale, Way, pending, waiting, ways};
 use crate::shard::Candidate;
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::validate::ValidDeployment;
@@ -115,13 +115,6 @@ fn vacated(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32)
     let found = ways(view, want, fit, replica, false, leaving).ok()?.found;
     let scale = Scale::of(found.iter())?;
     Some(found.into_iter().min_by(|a, b| scale.compare(a, b))?.candidate)
-}
-
-/// Replicas that have no group.
-fn waiting(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i32> {
-    let own = view.groups_of(&want.namespace, &want.name).map(|(_, group)| group);
-    let own: Vec<&Group> = own.filter(|group| !group.deleting).collect();
-    pending(view, want, fit, &own)
 }
 
 /// Decides for all of them at once.

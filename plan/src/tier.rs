@@ -18,7 +18,7 @@ use russet_crds::{
 
 use crate::fit::Fit;
 use crate::note::Note;
-use crate::place::pending;
+use crate::place;
 use crate::quantity::show;
 use crate::schedule::{self, Hours};
 use crate::snapshot::{Availability, Group, Key, Snapshot};
@@ -302,11 +302,7 @@ impl State<'_> {
         let wants = self.valid(members);
         let waiting: usize = wants
             .iter()
-            .map(|want| {
-                let own = self.view.groups_of(&want.namespace, &want.name).map(|(_, group)| group);
-                let living: Vec<&Group> = own.filter(|group| !group.deleting).collect();
-                pending(&self.view, want, &Fit::new(&want.shape, want.room), &living).len()
-            })
+            .map(|want| place::waiting(&self.view, want, &Fit::new(&want.shape, want.room)).len())
             .sum();
         let advice = solve(&self.view, &wants.iter().collect::<Vec<_>>());
         let placed = advice.splits.values().filter(|split| split.is_some()).count();

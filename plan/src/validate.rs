@@ -22,6 +22,7 @@ use crate::note::Note;
 use crate::pool::{self, Area, Demand};
 use crate::rollout;
 use crate::snapshot::{Answers, Group, Key, Snapshot};
+use crate::tier::Tier;
 
 pub use russet_wire::architecture::ARCHITECTURES;
 
@@ -144,19 +145,15 @@ pub fn read_at(
     now: Timestamp,
 ) -> Result<ValidDeployment, Vec<Note>> {
     let valid = read(view, deployment)?;
-    let Some((name, tier)) = valid.tier.as_ref().and_then(|name| Some((name.clone(), view.tiers.get(name)?)))
-    else {
-        return Ok(valid);
+    let demand = deployment.status.as_ref().map(|status| status.demand.as_slice()).unwrap_or_default();
+    let idle = |tier: &Tier| {
+        let idle_for = demand::wanted(demand, now).idle_for;
+        tier.residency == Residency::OnDemand && idle_for.is_none_or(|idle_for| idle_for >= tier.idle)
     };
-    let demand = deployment.status.iter().flat_map(|status| &status.demand).cloned().collect::<Vec<_>>();
-    let idle_for = demand::wanted(&demand, now).idle_for;
-    if tier.residency != Residency::OnDemand
-        || valid.rest.is_some()
-        || idle_for.is_some_and(|idle| idle < tier.idle)
-    {
-        return Ok(valid);
+    match valid.tier.clone().filter(|name| valid.rest.is_none() && view.tiers.get(name).is_some_and(idle)) {
+        Some(tier) => Ok(ValidDeployment { rest: Some(Rest::Idle { tier }), replicas: 0, ..valid }),
+        None => Ok(valid),
     }
-    Ok(ValidDeployment { rest: Some(Rest::Idle { tier: name }), replicas: 0, ..valid })
 }
 
 /// How long until nobody will have asked for long enough, if nobody asks again; nothing else tells then.

@@ -15,12 +15,11 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::{Count, Demand, Key};
+use crate::patience::{Setback, within};
 use crate::routes::Table;
 
 /// Between two looks at what there is to write.
 const LOOK: Duration = Duration::from_secs(2);
-/// For one write; the API server may be away.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Entries of gateways that said nothing for so long are removed: their pods do not come back under their names.
 const FORGOTTEN: SignedDuration = SignedDuration::from_hours(24);
 /// Longest name of a gateway, as the schema has it.
@@ -57,23 +56,16 @@ impl Reporter {
             }
             demand.forget(&table.borrow().clone());
             for (key, entry) in demand.due(&self.gateway, &written, Timestamp::now()) {
-                let outcome = tokio::time::timeout(PATIENCE, self.write(&key, &entry)).await;
-                let silent = outcome.is_err();
-                let failed = match outcome {
-                    Ok(Ok(())) => None,
-                    Ok(Err(error)) => Some(crate::causes(&error)),
-                    Err(_) => Some(format!("no answer within {} s", PATIENCE.as_secs())),
-                };
-                match failed {
-                    None => {
+                match within(self.write(&key, &entry)).await {
+                    Ok(()) => {
                         written.insert(key, entry);
                         failing = false;
                     }
-                    Some(error) => {
+                    Err(Setback { why, silent }) => {
                         if !std::mem::replace(&mut failing, true) {
                             tracing::warn!(
                                 deployment = format!("{}/{}", key.0, key.1),
-                                "how many ask for the ModelDeployment cannot be written: {error}"
+                                "how many ask for the ModelDeployment cannot be written: {why}"
                             );
                         }
                         if silent {

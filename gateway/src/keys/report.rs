@@ -14,13 +14,12 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::{Key, Keyring};
+use crate::patience::{Setback, within};
 
 /// Between two looks at what there is to write: a new key is confirmed soon after.
 const LOOK: Duration = Duration::from_secs(2);
 /// Between two writes of one key's last use.
 const USE_EVERY: SignedDuration = SignedDuration::from_secs(60);
-/// For one write; the API server may be away.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Writes statuses until the future is dropped.
 pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
@@ -33,21 +32,14 @@ pub async fn report(client: Client, keyring: watch::Receiver<Arc<Keyring>>) {
         let keyring = keyring.borrow().clone();
         for key in &keyring.keys {
             let Some(status) = decide(key, Timestamp::now()) else { continue };
-            let written = tokio::time::timeout(PATIENCE, write(&client, key, &status)).await;
-            // One that is refused must not keep the others from being written; a silent server would.
-            let silent = written.is_err();
-            let failed = match written {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(crate::causes(&error)),
-                Err(_) => Some(format!("no answer within {} s", PATIENCE.as_secs())),
-            };
-            match failed {
-                None => failing = false,
-                Some(error) => {
+            match within(write(&client, key, &status)).await {
+                Ok(()) => failing = false,
+                // One that is refused must not keep the others from being written; a silent server would.
+                Err(Setback { why, silent }) => {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!(
                             key = key.full_name(),
-                            "the status of the AccessKey cannot be written: {error}"
+                            "the status of the AccessKey cannot be written: {why}"
                         );
                     }
                     if silent {

@@ -8,7 +8,6 @@ use russet_crds::{Approval, ApprovalSpec, LocalReference, ModelDeployment, names
 use russet_plan::place::Ask;
 
 use super::Error;
-use crate::approval::is_expired;
 use crate::context::Context;
 use crate::ssa;
 
@@ -35,7 +34,7 @@ pub async fn apply(
     for approval in &known {
         let asked = asks.iter().any(|ask| ask.hash == approval.spec.plan_hash);
         // An answer is kept while it counts, also where it has been acted upon: people look things up.
-        if is_expired(approval, now) || (!asked && approval.spec.decision.is_none()) {
+        if approval.spec.is_expired(now) || (!asked && approval.spec.decision.is_none()) {
             ssa::delete(&api, approval.as_ref()).await.map_err(failed(&approval.name_any()))?;
         }
     }

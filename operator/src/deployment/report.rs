@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
-use russet_crds::conditions::{Reason, Type, get};
+use russet_crds::conditions::{self, Reason, Type, get};
 use russet_crds::{ModelDeployment, PlacementReport};
 
 use super::apply::Applied;
@@ -55,8 +55,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
         if before.is_some_and(|before| before.status == after.status && before.reason == after.reason) {
             continue;
         }
-        let reason: Option<Reason> =
-            serde_json::from_value(serde_json::Value::String(after.reason.clone())).ok();
+        let reason = conditions::reason(after);
         let told = matches!(
             reason,
             Some(

@@ -216,9 +216,10 @@ fn waiting(notes: &[Note]) -> (Reason, bool) {
 fn readiness(group: &ShardGroup) -> (Option<Reason>, &str) {
     let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let ready = get(conditions, Type::Ready);
-    let reason =
-        ready.and_then(|it| serde_json::from_value(serde_json::Value::String(it.reason.clone())).ok());
-    (reason, ready.map_or("its Shards are created", |ready| ready.message.as_str()))
+    (
+        ready.and_then(conditions::reason),
+        ready.map_or("its Shards are created", |ready| ready.message.as_str()),
+    )
 }
 
 /// Why nothing runs though it is asked for.

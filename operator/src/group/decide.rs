@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use russet_crds::conditions::{Reason, Type, get, is_true};
+use russet_crds::conditions::{self, Reason, Type, get, is_true};
 use russet_crds::{
     Backend, GroupPlan, LocalReference, Peer, Shard, ShardGroupStatus, ShardSpec, ShardStatus, Transport,
 };
@@ -155,9 +155,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
         let node = state.shard.map(|shard| shard.spec.node_name.as_str()).unwrap_or_default();
         if let Some(failure) = &status.failure {
             let reason = get(&status.conditions, Type::Serving)
-                .and_then(|condition| {
-                    serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok()
-                })
+                .and_then(conditions::reason)
                 .filter(|reason| {
                     matches!(
                         reason,

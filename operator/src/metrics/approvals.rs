@@ -8,7 +8,6 @@ use prometheus::core::Desc;
 use russet_crds::{Approval, Decision};
 
 use super::sheet::{Family, Sheet, number};
-use crate::approval::is_expired;
 
 const STATES: [&str; 4] = ["waiting", "approved", "denied", "expired"];
 
@@ -28,7 +27,7 @@ pub fn write(sheet: &mut Sheet, approvals: &[Arc<Approval>], now: Timestamp) {
     let mut counts: BTreeMap<&str, u64> = STATES.iter().map(|state| (*state, 0)).collect();
     for approval in approvals {
         let state = match approval.spec.decision {
-            _ if is_expired(approval, now) => "expired",
+            _ if approval.spec.is_expired(now) => "expired",
             Some(Decision::Approved) => "approved",
             Some(Decision::Denied) => "denied",
             // A word of a newer release answers nothing here.

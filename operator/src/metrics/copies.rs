@@ -41,9 +41,7 @@ pub fn write(sheet: &mut Sheet, copies: &[Arc<ModelCopy>]) {
         let own = [model.namespace.as_str(), model.name.as_str(), node];
         let status = copy.status.clone().unwrap_or_default();
         let ready = get(&status.conditions, Type::Ready);
-        let reason = ready.map_or("Unknown", |ready| ready.reason.as_str());
-        let holds = ready.is_some_and(|ready| ready.status == "True");
-        sheet.set(&READY, [own[0], own[1], node, reason], f64::from(u8::from(holds)));
+        sheet.set_condition(&READY, ready, |reason| [own[0], own[1], node, reason]);
         sheet.set(&DONE, own, number(status.bytes_done));
         sheet.set(&RATE, own, number(status.bytes_per_second));
         if status.bytes_total > 0 {

@@ -78,9 +78,7 @@ pub fn write(sheet: &mut Sheet, deployments: &[Arc<ModelDeployment>]) {
         sheet.set(&ANSWERING, own, f64::from(status.ready_replicas));
         for (family, kind) in [(&READY, Type::Ready), (&PLACED, Type::Placed)] {
             let condition = get(&status.conditions, kind);
-            let reason = condition.map_or("Unknown", |condition| condition.reason.as_str());
-            let holds = condition.is_some_and(|condition| condition.status == "True");
-            sheet.set(family, [&namespace, &name, tier, reason], f64::from(u8::from(holds)));
+            sheet.set_condition(family, condition, |reason| [&namespace, &name, tier, reason]);
         }
         let Some(predicted) = status.placement.and_then(|placement| placement.predicted) else { continue };
         for (family, rate) in

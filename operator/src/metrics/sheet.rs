@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prometheus::core::{Collector as _, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, Opts};
@@ -57,6 +58,18 @@ impl Sheet {
             let labels = labels(state);
             self.set(family, labels.each_ref().map(String::as_str), f64::from(u8::from(*state == now)));
         }
+    }
+
+    /// 1 while a condition holds, else 0, with its reason; `labels` is told that.
+    pub fn set_condition<'a, const N: usize>(
+        &mut self,
+        family: &Family<N>,
+        condition: Option<&'a Condition>,
+        labels: impl FnOnce(&'a str) -> [&'a str; N],
+    ) {
+        let reason = condition.map_or("Unknown", |condition| condition.reason.as_str());
+        let holds = condition.is_some_and(|condition| condition.status == "True");
+        self.set(family, labels(reason), f64::from(u8::from(holds)));
     }
 
     /// What a registry hands out.

@@ -121,8 +121,7 @@ pub fn write(sheet: &mut Sheet, pools: &[Arc<NodePool>], tiers: &[Arc<Tier>]) {
             sheet.set(&TIER_NODES, [&name, &group.name], number(group.nodes.len() as u64));
         }
         if let Some(ready) = get(&status.conditions, Type::Ready) {
-            let holds = f64::from(u8::from(ready.status == "True"));
-            sheet.set(&TIER_READY, [&name, &ready.reason], holds);
+            sheet.set_condition(&TIER_READY, Some(ready), |reason| [&name, reason]);
         }
     }
 }

@@ -182,8 +182,7 @@ fn refusal(copy: &ModelCopy) -> Option<&Condition> {
 }
 
 fn reason_of(condition: &Condition) -> Reason {
-    serde_json::from_value(serde_json::Value::String(condition.reason.clone()))
-        .unwrap_or(Reason::SourceUnreachable)
+    conditions::reason(condition).unwrap_or(Reason::SourceUnreachable)
 }
 
 fn leave(

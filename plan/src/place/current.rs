@@ -18,6 +18,13 @@ pub fn pending(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, own: &[&G
     (0..want.replicas).filter(|replica| !has(*replica)).collect()
 }
 
+/// The same, its groups being looked for.
+pub fn waiting(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i32> {
+    let own = view.groups_of(&want.namespace, &want.name).map(|(_, group)| group);
+    let own: Vec<&Group> = own.filter(|group| !group.deleting).collect();
+    pending(view, want, fit, &own)
+}
+
 /// Whether a running plan is what the deployment asks for, on nodes it may stay on.
 pub fn is_current(view: &Snapshot, want: &ValidDeployment, group: &Group) -> bool {
     serves(want, &Fit::new(&want.shape, want.room), group) && may_stay(view, want, group)

@@ -5,10 +5,10 @@
 use std::collections::BTreeSet;
 
 use russet_crds::{Action, Residency};
-use sha2::{Digest as _, Sha256};
 
 use super::choose::find;
 use super::worth::Way;
+use crate::digest::digest;
 use crate::fabric;
 use crate::fit::Fit;
 use crate::note::Note;
@@ -115,9 +115,7 @@ pub fn preempt(
 pub fn hash(want: &ValidDeployment, action: Action, affects: &[String]) -> String {
     let ValidDeployment { namespace, name, model, sharding, replicas, .. } = want;
     let intent = (namespace, name, model, sharding, replicas, action, affects);
-    // Struct fields serialise in the order of their declaration, so equal intents are equal bytes.
-    let canonical = serde_json::to_vec(&intent).unwrap_or_default();
-    let mut hash = hex::encode(Sha256::digest(canonical));
+    let mut hash = digest(&intent);
     hash.truncate(DIGITS);
     hash
 }
