@@ -3,15 +3,46 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt as _};
 use russet_crds::{Model, ModelDeployment, Shard, ShardGroup, Tier};
-use russet_plan::Cluster;
+use russet_plan::{Cluster, Snapshot};
 use serde::de::DeserializeOwned;
 
 use crate::context::Context;
+
+/// A view that many looks share.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    edition: u64,
+    at: Timestamp,
+    until: Option<Timestamp>,
+    view: Arc<Snapshot>,
+}
+
+impl Seen {
+    fn holds(&self, edition: u64, now: Timestamp) -> bool {
+        self.edition == edition && self.at <= now && self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// The view from the caches, with every Model. One change wakes many, and all of them look at the same one.
+pub fn view(context: &Context, now: Timestamp) -> Arc<Snapshot> {
+    // What changes while the caches are read belongs to the next edition, so that nothing of it is missed.
+    let edition = context.stores.edition();
+    let mut shared = context.seen.lock();
+    if let Some(seen) = shared.as_ref().filter(|seen| seen.holds(edition, now)) {
+        return seen.view.clone();
+    }
+    let cluster = cached(context, context.stores.models.state());
+    let view = Arc::new(cluster.snapshot(now));
+    let until = cluster.holds_until(&view, now);
+    *shared = Some(Seen { edition, at: now, until, view: view.clone() });
+    view
+}
 
 /// From the caches, with these models.
 pub fn cached(context: &Context, models: Vec<Arc<Model>>) -> Cluster {
@@ -51,4 +82,25 @@ where
     let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
     let listed = api.list(&ListParams::default()).await?;
     Ok(listed.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_is_shared_until_something_changes_or_time_changes_it() {
+        let at = |second: i64| Timestamp::from_second(second).unwrap();
+        for (story, edition, now, until, holds) in [
+            ("the same moment", 1, 10, None, true),
+            ("later", 1, 1000, None, true),
+            ("before something is over", 1, 19, Some(20), true),
+            ("when it is over", 1, 20, Some(20), false),
+            ("after a change", 2, 10, None, false),
+            ("a clock that was set back", 1, 9, None, false),
+        ] {
+            let seen = Seen { edition: 1, at: at(10), until: until.map(at), view: Arc::default() };
+            assert_eq!(seen.holds(edition, at(now)), holds, "{story}");
+        }
+    }
 }

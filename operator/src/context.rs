@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -20,6 +21,7 @@ use russet_crds::{
 };
 
 use crate::accounts::Credential;
+use crate::cluster::Seen;
 use crate::group::Told;
 use crate::metrics::Metrics;
 
@@ -36,6 +38,8 @@ pub struct Context {
     /// Held from the last look at all groups until a new one is written: placements take turns, so
     /// that two of them never promise the same memory.
     pub placing: tokio::sync::Mutex<()>,
+    /// What the planner was last shown of the caches.
+    pub seen: Mutex<Option<Seen>>,
     /// When each node's Lease was last seen to change.
     pub leases: Mutex<BTreeMap<String, SeenLease>>,
     /// Recent epochs of each group, by UID.
@@ -72,6 +76,15 @@ pub struct Stores {
     pub leases: Store<Lease>,
     /// Certificate requests.
     pub requests: Store<CertificateSigningRequest>,
+    /// Counts changes of what a placement may depend on.
+    pub changes: Arc<AtomicU64>,
+}
+
+impl Stores {
+    /// A number that is another one after every change of what a placement may depend on.
+    pub fn edition(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
 }
 
 /// A Lease as this process saw it change. The clocks of machines differ, so what counts is when the
@@ -109,6 +122,7 @@ impl Context {
             metrics,
             credential,
             placing: tokio::sync::Mutex::default(),
+            seen: Mutex::default(),
             leases: Mutex::default(),
             epochs: Mutex::default(),
         })

@@ -35,8 +35,7 @@ pub enum Error {
 /// Looks after one pool.
 pub async fn reconcile(pool: Arc<NodePool>, context: Arc<Context>) -> Result<Action, Error> {
     let now = Timestamp::now();
-    let cluster = cluster::cached(&context, Vec::new());
-    let status = decide::status(&pool, &cluster.nodes, &cluster.snapshot(now), now);
+    let status = decide::status(&pool, &context.stores.nodes.state(), &cluster::view(&context, now), now);
     if pool.status.as_ref() != Some(&status) {
         let name = pool.name_any();
         let api: Api<NodePool> = Api::all(context.client.clone());

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -99,6 +99,7 @@ pub async fn run(
         routes,
         leases,
         requests,
+        changes: Arc::new(AtomicU64::new(0)),
     };
 
     let (node_sender, node_queue) = mpsc::unbounded_channel();
@@ -235,6 +236,10 @@ async fn reflect<K>(
         };
         let Some(event) = readable(event) else { continue };
         writer.apply_watcher_event(&event);
+        // After the cache, and before anybody is woken to look at it.
+        if placed_by(&K::kind(&())) {
+            wake.stores.changes.fetch_add(1, Ordering::AcqRel);
+        }
         match &event {
             Event::Apply(object) => changed(&wake, object, Change::Applied),
             Event::Delete(object) => changed(&wake, object, Change::Deleted),
@@ -246,6 +251,11 @@ async fn reflect<K>(
             Event::Init | Event::InitApply(_) => {}
         }
     }
+}
+
+/// Whether a placement may depend on objects of this kind. Those on which none does change most often.
+fn placed_by(kind: &str) -> bool {
+    !["CertificateSigningRequest", "Lease", "ModelCopy", "ModelRoute"].contains(&kind)
 }
 
 fn readable<K>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>>
@@ -362,12 +372,17 @@ impl Wake {
             self.all_models();
         }
         let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
-        self.deployments_of_model(Some(&reference.namespace), &reference.name);
-        wake(&self.stores.groups, &self.groups, |group| {
-            group.namespace().as_deref() == Some(&reference.namespace)
+        // What a copy has fetched matters where its model runs; headers come by the Model.
+        for group in self.stores.groups.state() {
+            if group.namespace().as_deref() == Some(&reference.namespace)
                 && group.spec.model_ref.name == reference.name
                 && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name)
-        });
+            {
+                let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
+                let _ = self.deployments.send(deployment.within(&reference.namespace));
+                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
+            }
+        }
     }
 
     fn deployment(&self, deployment: &ModelDeployment, change: Change) {

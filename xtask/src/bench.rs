@@ -7,6 +7,7 @@ mod engine;
 mod faults;
 mod gateway;
 mod memory;
+mod operator;
 mod plan;
 mod tunnel;
 
@@ -25,6 +26,7 @@ const AREAS: &[Area] = &[
     Area { name: "gateway", about: gateway::ABOUT, run: gateway::run },
     Area { name: "control-plane", about: control_plane::ABOUT, run: control_plane::run },
     Area { name: "memory", about: memory::ABOUT, run: memory::run },
+    Area { name: "operator", about: operator::ABOUT, run: operator::run },
     Area { name: "plan", about: plan::ABOUT, run: plan::run },
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];

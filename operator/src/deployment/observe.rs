@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::{Model, ModelDeployment, ShardGroup};
 use russet_plan::Snapshot;
-use russet_plan::cluster::{Cluster, until_lost};
+use russet_plan::cluster::until_lost;
 
 use super::apply::Applied;
 use super::{Error, Resources};
@@ -24,7 +24,7 @@ pub struct Observed {
     /// The Model it names, when there is one.
     pub model: Option<Arc<Model>>,
     /// The cluster.
-    pub view: Snapshot,
+    pub view: Arc<Snapshot>,
     /// The other deployments, each with its Model; only where something is about to be placed.
     pub rivals: Vec<Rival>,
     /// The deployment's own groups, those being deleted included.
@@ -34,8 +34,8 @@ pub struct Observed {
 /// From the caches.
 pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<Observed> {
     let model = cluster::model(context, deployment);
-    let cluster = cluster::cached(context, model.iter().cloned().collect());
-    observed(deployment, model, Vec::new(), cluster, now)
+    let view = cluster::view(context, now);
+    observed(deployment, model, Vec::new(), view, context.stores.groups.state(), now)
 }
 
 /// From the server.
@@ -50,7 +50,7 @@ pub async fn live(
     let cluster = cluster::live(context, models.collect())
         .await
         .map_err(|source| Error::Observe { name: deployment.name_any(), source })?;
-    Ok(observed(deployment, model, rivals, cluster, now))
+    Ok(observed(deployment, model, rivals, Arc::new(cluster.snapshot(now)), cluster.groups, now))
 }
 
 type Rival = (Arc<ModelDeployment>, Option<Arc<Model>>);
@@ -68,12 +68,11 @@ fn observed(
     deployment: &Arc<ModelDeployment>,
     model: Option<Arc<Model>>,
     rivals: Vec<Rival>,
-    cluster: Cluster,
+    view: Arc<Snapshot>,
+    mut groups: Vec<Arc<ShardGroup>>,
     now: Timestamp,
 ) -> Resources<Observed> {
     let namespace = deployment.namespace().unwrap_or_default();
-    let view = cluster.snapshot(now);
-    let mut groups = cluster.groups;
     groups.retain(|group| {
         group.namespace().as_deref() == Some(&namespace)
             && group.spec.deployment_ref.name == deployment.name_any()

@@ -339,7 +339,7 @@ mod tests {
             groups: groups.clone(),
             ..Cluster::default()
         };
-        let view = cluster.snapshot(NOW);
+        let view = Arc::new(cluster.snapshot(NOW));
         decide(Resources {
             deployment: deployment(replicas),
             stage: Observed { now: NOW, model, view, rivals: Vec::new(), groups },

@@ -1,0 +1,77 @@
+//! The bench of the operator: `russet serve`, filled through its API with machines, deployments and copies as
+//! their agents would report them, in three sizes. Prints one line of JSON a figure; `cargo xtask bench operator`
+//! runs it and judges.
+//!
+//! `scale RUSSET [NODES…]`
+
+mod fill;
+mod plane;
+mod played;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use russet_crds::ModelDeployment;
+use serde_json::json;
+
+use plane::Plane;
+
+/// Sizes of clusters, in nodes.
+const SIZES: [usize; 3] = [10, 100, 1000];
+
+/// Anything that goes wrong ends the bench.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut arguments = std::env::args_os().skip(1);
+    let russet = PathBuf::from(arguments.next().ok_or("say: scale RUSSET [NODES…]")?);
+    let asked = arguments.map(|text| text.to_string_lossy().parse::<usize>());
+    let mut sizes = asked.collect::<Result<Vec<usize>, _>>()?;
+    if sizes.is_empty() {
+        sizes = SIZES.to_vec();
+    }
+    let mut few = None;
+    for nodes in sizes {
+        eprintln!("▸ {nodes} nodes");
+        let figures = measure(&russet, nodes).await?;
+        let tell = |what: &str, ours: f64, peer: Option<f64>, unit: &str| {
+            let what = format!("{what}, {nodes} nodes");
+            println!("{}", json!({"what": what, "nodes": nodes, "ours": ours, "peer": peer, "unit": unit}));
+        };
+        tell("from an empty cluster until all is ready", figures.ready, None, "s");
+        tell("resident memory of API server and operator", figures.resident, None, "MB");
+        tell("writes of the operator for one edited deployment", figures.writes, few, "writes");
+        few.get_or_insert(figures.writes);
+    }
+    Ok(())
+}
+
+struct Figures {
+    ready: f64,
+    resident: f64,
+    writes: f64,
+}
+
+/// Fills one control plane, lets it come to rest, and edits one deployment.
+async fn measure(russet: &std::path::Path, nodes: usize) -> Result<Figures, Error> {
+    let plane = Plane::start(russet).await?;
+    let played = played::Agents::start(plane.client.clone());
+    let begun = Instant::now();
+    fill::machines(&plane.client, &played, nodes).await?;
+    fill::deployments(&plane.client, &played, (nodes / 2).max(1)).await?;
+    fill::ready(&plane.client, (nodes / 2).max(1)).await?;
+    let ready = begun.elapsed().as_secs_f64();
+    fill::copies(&plane.client, &played, nodes).await?;
+    let before = plane.rest(&played).await?;
+    let resident = plane.resident()?;
+    let api: Api<ModelDeployment> = Api::default_namespaced(plane.client.clone());
+    let edit = json!({"spec": {"sharding": {"kv": {"maxSequences": 3}}}});
+    api.patch("d00000", &PatchParams::default(), &Patch::Merge(edit)).await?;
+    played.wrote();
+    let after = plane.rest(&played).await?;
+    Ok(Figures { ready, resident, writes: (after - before) as f64 })
+}

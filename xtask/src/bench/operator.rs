@@ -1,0 +1,70 @@
+//! What the operator takes and writes as clusters grow.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Goal, Row};
+use crate::{cargo, mlx};
+
+pub const ABOUT: &str = "`russet serve` (API server and operator in one process, release build), filled through its API with \
+    10, 100 and 1,000 machines, half as many deployments of four sizes of models, and ten copies of models a machine; \
+    their agents are played. Memory is resident, once all is at rest. Writes are those the operator asked the API \
+    server for after the edit of one deployment, until nobody writes any more; the peer is the smallest cluster.";
+
+/// The most it may take, MB.
+const MEMORY: f64 = 200.0;
+/// How many times the writes of the smallest cluster a change may take; a status in between that is seen in one
+/// run and passed over in another is a write more.
+const WRITES: f64 = 1.25;
+
+/// Builds both with optimisation and runs the bench.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    cargo::run(&mut cargo::command(prepared, &["build", "--release", "-p", "russet-cli"]))?;
+    let example = ["build", "--release", "-p", "russet-operator", "--example", "scale"];
+    cargo::run(&mut cargo::command(prepared, &example))?;
+    let built = cargo::root().join("target/release");
+    let output = Command::new(built.join("examples/scale"))
+        .arg(built.join("russet"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run the bench of the operator")?;
+    ensure!(output.status.success(), "the bench of the operator ended with {}", output.status);
+    String::from_utf8_lossy(&output.stdout).lines().map(row).collect()
+}
+
+fn row(line: &str) -> Result<Row> {
+    let told: serde_json::Value =
+        serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
+    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
+    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {line}"))?;
+    let peer = told["peer"].as_f64();
+    let ratio = peer.map(|peer| ours / peer);
+    let (unit, goal) = match told["unit"].as_str() {
+        Some("MB") => ("MB", Goal::AtMost(MEMORY)),
+        Some("writes") if peer.is_some() => ("writes", Goal::AtMost(WRITES)),
+        Some("writes") => ("writes", Goal::None),
+        _ => ("s", Goal::None),
+    };
+    Ok(Row { area: "operator", what, ours, peer, unit, ratio, goal })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_change_is_compared_with_the_smallest_cluster() {
+        for (unit, ours, peer, met) in [
+            ("MB", 150.0, None, true),
+            ("MB", 250.0, None, false),
+            ("writes", 20.0, None, true),
+            ("writes", 20.0, Some(20.0), true),
+            ("writes", 200.0, Some(20.0), false),
+            ("s", 500.0, None, true),
+        ] {
+            let line = serde_json::json!({"what": "w", "ours": ours, "peer": peer, "unit": unit}).to_string();
+            let row = super::row(&line).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(row.met(), met, "{line}");
+        }
+    }
+}
