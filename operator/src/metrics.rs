@@ -185,6 +185,7 @@ pub mod tests {
             routes: holding(Vec::new()),
             leases: holding(Vec::new()),
             requests: holding(Vec::new()),
+            changes: std::sync::Arc::default(),
         }
     }
 

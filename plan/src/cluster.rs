@@ -77,6 +77,17 @@ impl Cluster {
         Some(files)
     }
 
+    /// Until when `view`, taken at `now`, stays what it is while only time passes; nothing when that is for ever,
+    /// or longer than anybody looks ahead.
+    pub fn holds_until(&self, view: &Snapshot, now: Timestamp) -> Option<Timestamp> {
+        let losses = self.nodes.iter().filter_map(|node| lost_at(node, now));
+        let expiries =
+            self.approvals.iter().filter_map(|approval| Some(approval.spec.expires_at.as_ref()?.0));
+        let hours = view.tiers.values().filter_map(|tier| tier.hours.until);
+        let residencies = view.groups.values().filter_map(|group| group.resident_until);
+        losses.chain(expiries.filter(|expires| *expires > now)).chain(hours).chain(residencies).min()
+    }
+
     /// Answers that count at `now`.
     fn answers(&self, now: Timestamp) -> BTreeMap<Key, Answers> {
         let mut answers: BTreeMap<Key, Answers> = BTreeMap::new();
@@ -305,7 +316,11 @@ mod tests {
             conditions::set(conditions, Type::Reachable, reachable, Reason::LeaseRenewed, "", None, at(0));
             conditions::set(conditions, Type::Ready, reachable, Reason::Settled, "", None, at(0));
             assert_eq!(availability(&node, at(since)), want, "{reachable} {since} {scheduling:?}");
-            assert_eq!(until_lost(&node, at(since)).is_some(), want == Availability::Unreachable);
+            let unreachable = want == Availability::Unreachable;
+            assert_eq!(until_lost(&node, at(since)).is_some(), unreachable);
+            let cluster = Cluster { nodes: vec![Arc::new(node)], ..Cluster::default() };
+            let holds = cluster.holds_until(&cluster.snapshot(at(since)), at(since));
+            assert_eq!(holds, unreachable.then(|| at(60)));
         }
         assert_eq!(availability(&named("new"), at(0)), Availability::Unreachable);
     }

@@ -2,11 +2,10 @@
 //! to allow, a drain, and everything back as it was.
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask;
 use russet_tests::cluster::{Cluster, condition, repository};
 
 use crate::mistakes::{apply, until_limit};
-use crate::path::{gone, nodes_of, serves};
+use crate::path::{answers, gone, nodes_of, serves};
 
 const NODES: [&str; 4] = ["node-a", "node-b", "node-c", "node-d"];
 
@@ -74,12 +73,6 @@ async fn says(cluster: &mut Cluster, name: &str, reason: &str) -> Result<String>
         .await?;
     let deployment = cluster.get(&format!("modeldeployments {name}")).await?;
     Ok(condition(&deployment, "Ready").map(|ready| ready["message"].to_string()).unwrap_or_default())
-}
-
-async fn answers(cluster: &Cluster, name: &str) -> Result<()> {
-    let answer = ask::answer(&cluster.base_url(), name, "What is 17 + 25?").await?;
-    ensure!(answer.contains("42"), "{name} answered \"{answer}\"");
-    Ok(())
 }
 
 /// On four nodes of which each has room for one model.

@@ -6,10 +6,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use russet_tests::ask;
 use russet_tests::cluster::{Cluster, repository};
 use russet_tests::flux::Flux;
 use russet_tests::processes::{oracle, tail};
+
+use crate::path::answers;
 
 /// Where the overlays lie in the repository.
 const OVERLAYS: &str = "tests/e2e/overlays";
@@ -41,12 +42,6 @@ async fn until_written(cluster: &mut Cluster, wanted: &[&str]) -> Result<()> {
             Ok(names == wanted)
         })
         .await
-}
-
-async fn answers(cluster: &Cluster, model: &str) -> Result<()> {
-    let answer = ask::answer(&cluster.base_url(), model, "What is 17 + 25?").await?;
-    ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
-    Ok(())
 }
 
 /// What was there before goes, so that only the samples are.

@@ -5,7 +5,7 @@ use russet_tests::ask;
 use russet_tests::cluster::{Cluster, condition, repository};
 use serde_json::json;
 
-use crate::path::delete_object;
+use crate::path::{answers, delete_object};
 
 /// A model folder whose weights file has a header longer than the file.
 pub fn broken_model() -> Result<tempfile::TempDir> {
@@ -20,7 +20,7 @@ pub fn broken_model() -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-fn write(text: &str) -> Result<tempfile::NamedTempFile> {
+pub fn write(text: &str) -> Result<tempfile::NamedTempFile> {
     use std::io::Write as _;
     let mut file = tempfile::Builder::new().suffix(".yaml").tempfile()?;
     file.write_all(text.as_bytes())?;
@@ -164,8 +164,7 @@ pub async fn cut_download(cluster: &mut Cluster) -> Result<()> {
         })
         .await?;
     ensure!(cluster.hub.cuts_left() == 0, "no transfer was cut: the test proved nothing");
-    let answer = ask::answer(&cluster.base_url(), "cut", "What is 17 + 25?").await?;
-    ensure!(answer.contains("42"), "17 + 25 is not \"{answer}\"");
+    answers(cluster, "cut").await?;
     delete_object(cluster, "modeldeployments/cut").await?;
     delete_object(cluster, "models/cut").await
 }

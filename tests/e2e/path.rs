@@ -258,8 +258,7 @@ pub async fn drain(cluster: &mut Cluster) -> Result<()> {
         told.contains(" moved: mover runs as ") && told.contains(&format!("on {after}")),
         "drain does not say where mover went: {told}"
     );
-    let answer = ask::answer(&cluster.base_url(), "mover", "What is 17 + 25?").await?;
-    ensure!(answer.contains("42"), "after the drain the answer was \"{answer}\"");
+    answers(cluster, "mover").await?;
     cluster.russet(&["uncordon", &before]).await?;
     gone(cluster, "mover").await
 }
@@ -276,7 +275,8 @@ pub async fn serves(cluster: &mut Cluster, name: &str) -> Result<()> {
     cluster.until(&format!("{name} is Ready"), async |cluster| Ok(is_ready(cluster, name).await)).await
 }
 
-async fn shards_of(cluster: &Cluster, name: &str) -> Result<Vec<Value>> {
+/// The Shards of a deployment.
+pub async fn shards_of(cluster: &Cluster, name: &str) -> Result<Vec<Value>> {
     let mut shards = cluster.get("shards").await?["items"].as_array().cloned().unwrap_or_default();
     shards.retain(|shard| shard["spec"]["servedModelName"] == name);
     Ok(shards)
@@ -292,4 +292,11 @@ pub async fn nodes_of(cluster: &Cluster, name: &str) -> Result<String> {
 pub async fn gone(cluster: &mut Cluster, name: &str) -> Result<()> {
     delete_object(cluster, &format!("modeldeployments/{name}")).await?;
     cluster.until("its shards are gone", async |cluster| Ok(shards_of(cluster, name).await?.is_empty())).await
+}
+
+/// Asks a deployment something that has one right answer.
+pub async fn answers(cluster: &Cluster, name: &str) -> Result<()> {
+    let answer = ask::answer(&cluster.base_url(), name, "What is 17 + 25?").await?;
+    ensure!(answer.contains("42"), "{name} says that 17 + 25 is \"{answer}\"");
+    Ok(())
 }

@@ -18,6 +18,9 @@ pub const RING: usize = 20_000;
 /// Bytes of events kept: a burst of large objects must not fill the memory that models need.
 const RING_BYTES: usize = 16 << 20;
 
+/// Bytes of events that a watcher takes at once: while it uses them they are decoded, too.
+const BATCH: usize = 64 << 10;
+
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -270,14 +273,22 @@ impl Cache {
         Ok(Watch { cache: self.clone(), prefix: prefix.to_string(), cursor: from, resets, newest })
     }
 
+    /// The next changes, about [`BATCH`] bytes of them, and the revision up to which that is all.
     fn since(&self, prefix: &str, from: u64, resets: u64) -> Result<(Vec<Arc<Event>>, u64), StoreError> {
         let state = self.read();
         if from < state.compacted || resets != state.resets {
             return Err(StoreError::Compacted { asked: from, oldest: state.compacted });
         }
         let first = state.ring.partition_point(|event| event.record.revision <= from);
-        let mine = state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix));
-        let events = mine.map(Past::wake).collect();
+        let (mut events, mut bytes, mut last) = (Vec::new(), 0, from);
+        for event in state.ring.range(first..).filter(|event| event.record.key.starts_with(prefix)) {
+            // What was written together is told together.
+            if bytes >= BATCH && event.record.revision > last {
+                return Ok((events, last));
+            }
+            events.push(event.wake());
+            (bytes, last) = (bytes + event.record.value.len(), event.record.revision);
+        }
         Ok((events, state.revision))
     }
 }
@@ -339,6 +350,23 @@ mod tests {
         let events = watch.next().await.unwrap();
         assert_eq!(events.iter().map(|event| event.record.revision).collect::<Vec<_>>(), [13]);
         assert_eq!(watch.revision(), 13);
+    }
+
+    #[tokio::test]
+    async fn who_is_far_behind_is_told_bit_by_bit_and_everything() {
+        let cache = Arc::new(Cache::new([], 0, 100));
+        for revision in 1..=9 {
+            let value = Bytes::from(vec![b' '; BATCH / 4]);
+            let record = Arc::new(Record::new("/a/1".into(), 1, revision, value));
+            cache.publish(vec![Event { kind: EventKind::Updated, record, previous: None }], revision);
+        }
+        put(&cache, "/b/1", 10);
+        let mut watch = cache.watch("/a/", 0).unwrap();
+        for (told, revision) in [(vec![1, 2, 3, 4], 4), (vec![5, 6, 7, 8], 8), (vec![9], 10)] {
+            let events = watch.next().await.unwrap();
+            assert_eq!(events.iter().map(|event| event.record.revision).collect::<Vec<_>>(), told);
+            assert_eq!(watch.revision(), revision);
+        }
     }
 
     #[test]

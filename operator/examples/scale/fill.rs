@@ -35,8 +35,12 @@ pub async fn machines(client: &Client, played: &Agents, nodes: usize) -> Result<
 pub async fn deployments(client: &Client, played: &Agents, count: usize) -> Result<(), Error> {
     let models: Api<Model> = Api::default_namespaced(client.clone());
     for index in 0..MODELS + COPIES {
-        create(&models, played, Model::new(&format!("m{index}"), ModelSpec { source: source(index) }))
-            .await?;
+        create(
+            &models,
+            played,
+            Model::new(&format!("m{index}"), ModelSpec { source: source(index), preload: None }),
+        )
+        .await?;
     }
     let api: Api<ModelDeployment> = Api::default_namespaced(client.clone());
     for index in 0..count {
@@ -83,6 +87,7 @@ pub async fn copies(client: &Client, played: &Agents, nodes: usize) -> Result<()
                 commit: None,
                 node_name: node.clone(),
                 want: Want::Files,
+                retention: None,
             };
             let copy = ModelCopy::new(&names::model_copy("default", &name, &node), spec);
             match api.create(&PostParams::default(), &copy).await {

@@ -128,7 +128,7 @@ fn verdict(
 fn coming(node: &str, copies: &[Arc<ModelCopy>]) -> (Reason, String) {
     let copy = copies.iter().find(|copy| copy.spec.node_name == node);
     let ready = copy.and_then(|copy| get(&copy.status.as_ref()?.conditions, Type::Ready));
-    let reason = ready.and_then(|ready| serde_json::from_value(ready.reason.clone().into()).ok());
+    let reason = ready.and_then(conditions::reason);
     match (ready, reason) {
         (Some(ready), Some(reason)) => (reason, format!("node {node}: {}", ready.message)),
         _ => (Reason::WaitingForAgent, format!("node {node} is asked for the files")),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use russet_crds::conditions::{Reason, Type, is_true};
+use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{InferenceNode, Model, ModelCopy, ModelDeployment, PreloadPolicy, Tier, Want};
 use russet_plan::Cluster;
 use russet_plan::cluster::{areas, availability};
@@ -40,12 +40,12 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Whether nothing is to be chosen: nobody asks for anything ahead of need, and what was asked for is
-    /// there.
+    /// Whether nothing is to be chosen: nobody asks for anything ahead of need, and no agent lacks room for what
+    /// it was asked to fetch.
     pub fn is_idle(&self) -> bool {
         let models = &self.cluster.models;
-        let settled = |copy: &Arc<ModelCopy>| copy.spec.want != Want::Files || is_ready(copy);
-        models.iter().all(|model| model.spec.preload.is_none()) && self.copies.iter().all(settled)
+        models.iter().all(|model| model.spec.preload.is_none())
+            && !self.copies.iter().any(|copy| lacks_room(copy))
     }
 
     /// What is in store.
@@ -130,6 +130,13 @@ fn unplanned(note: &Note) -> Unplanned {
 /// Whether every byte is there and verified.
 pub fn is_ready(copy: &ModelCopy) -> bool {
     copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
+}
+
+/// Whether its agent cannot fetch it for want of room.
+pub fn lacks_room(copy: &ModelCopy) -> bool {
+    let conditions = copy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let ready = conditions::get(conditions, Type::Ready);
+    ready.and_then(conditions::reason) == Some(Reason::DiskPressure)
 }
 
 fn naming<'a>(
@@ -218,7 +225,6 @@ fn disk(node: &InferenceNode, files: &[&Arc<ModelCopy>], now: Timestamp) -> Disk
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::conditions;
     use russet_crds::{
         InferenceNodeSpec, InferenceNodeStatus, LocalReference, ModelCopyStatus, ModelDeploymentSpec,
         ModelSpec, ModelStatus, NodeDisk, TierSpec,
@@ -291,6 +297,41 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_chosen_while_nobody_asks_ahead_and_every_agent_has_room() {
+        let fetches = |reason: Option<Reason>| {
+            let mut copy = copy_object(copy_spec(&model(true, None), "a", Want::Files));
+            copy.status = reason.map(|reason| {
+                let mut status = ModelCopyStatus::default();
+                let (kind, now) = (Type::Ready, Timestamp::UNIX_EPOCH);
+                conditions::set(
+                    &mut status.conditions,
+                    kind,
+                    reason == Reason::Verified,
+                    reason,
+                    "",
+                    None,
+                    now,
+                );
+                status
+            });
+            vec![Arc::new(copy)]
+        };
+        let ahead = |policy| Some(russet_crds::Preload { policy, ..russet_crds::Preload::default() });
+        for (story, copies, preload, idle) in [
+            ("nothing is there", Vec::new(), None, true),
+            ("its agent has not begun", fetches(None), None, true),
+            ("it comes", fetches(Some(Reason::Downloading)), None, true),
+            ("it is there", fetches(Some(Reason::Verified)), None, true),
+            ("its agent has no room", fetches(Some(Reason::DiskPressure)), None, false),
+            ("files are wanted ahead", Vec::new(), ahead(PreloadPolicy::Always), false),
+        ] {
+            let models = vec![Arc::new(model(true, preload))];
+            let cluster = Cluster { models, ..Cluster::default() };
+            assert_eq!(Seen { cluster, copies, deployments: Vec::new() }.is_idle(), idle, "{story}");
+        }
+    }
+
+    #[test]
     fn the_disk_of_an_older_agent_is_reckoned_from_what_it_says() {
         let mut copy = copy_object(copy_spec(&model(true, None), "a", Want::Files));
         copy.status = Some(ModelCopyStatus { bytes_done: 30 * GIB, ..ModelCopyStatus::default() });
@@ -313,7 +354,6 @@ mod tests {
                 copies: vec![copy.clone()],
                 deployments: Vec::new(),
             };
-            assert!(!seen.is_idle(), "a copy that is not there yet may need room");
             assert_eq!(seen.stock(Timestamp::UNIX_EPOCH).nodes["a"].limit, want, "{said}");
         }
     }

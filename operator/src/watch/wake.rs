@@ -1,0 +1,303 @@
+//! Who looks again when something changes. Waking too much is harmless, waking too little is a stall, so the rules
+//! here are generous.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Resource, ResourceExt as _};
+use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{
+    Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelRoute, NodePool,
+    Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
+};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::context::Stores;
+use crate::node;
+
+/// What a controller is told to look at.
+pub struct Wake {
+    pub stores: Stores,
+    pub nodes: UnboundedSender<ObjectRef<InferenceNode>>,
+    pub pools: UnboundedSender<ObjectRef<NodePool>>,
+    pub strategies: UnboundedSender<ObjectRef<ShardingStrategy>>,
+    pub tiers: UnboundedSender<ObjectRef<Tier>>,
+    pub approvals: UnboundedSender<ObjectRef<Approval>>,
+    pub models: UnboundedSender<ObjectRef<Model>>,
+    pub deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
+    pub scales: UnboundedSender<ObjectRef<ModelDeployment>>,
+    pub groups: UnboundedSender<ObjectRef<ShardGroup>>,
+    pub routes: UnboundedSender<ObjectRef<ModelRoute>>,
+    pub requests: UnboundedSender<ObjectRef<CertificateSigningRequest>>,
+    /// Whether the caches were full once; whoever was woken before would be woken again then.
+    pub began: AtomicBool,
+}
+
+/// Something happened to an object.
+pub enum Change<K> {
+    /// It is there, and was this before, if it was there before.
+    Applied(Option<Arc<K>>),
+    /// It is gone.
+    Deleted,
+}
+
+impl<K> Change<K> {
+    /// Whether others care. They do where it is new or gone; else `differs` tells by what it was.
+    fn matters(&self, differs: impl Fn(&K) -> bool) -> bool {
+        match self {
+            Self::Applied(Some(before)) => differs(before),
+            Self::Applied(None) | Self::Deleted => true,
+        }
+    }
+
+    fn is_deletion(&self) -> bool {
+        matches!(self, Self::Deleted)
+    }
+}
+
+/// Has the controller of these objects look at those for which `whom` is true.
+fn wake<K>(store: &Store<K>, queue: &UnboundedSender<ObjectRef<K>>, whom: impl Fn(&K) -> bool)
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    for object in store.state().iter().filter(|object| whom(object.as_ref())) {
+        let _ = queue.send(ObjectRef::from_obj(object.as_ref()));
+    }
+}
+
+/// A send fails only when the controllers have ended, and then nobody needs waking.
+impl Wake {
+    /// Everything is looked at once: what happened before nobody knows.
+    pub fn everything(&self) {
+        let Self { stores, .. } = self;
+        wake(&stores.nodes, &self.nodes, |_| true);
+        wake(&stores.approvals, &self.approvals, |_| true);
+        wake(&stores.deployments, &self.scales, |_| true);
+        wake(&stores.groups, &self.groups, |_| true);
+        wake(&stores.routes, &self.routes, |_| true);
+        wake(&stores.requests, &self.requests, |_| true);
+        self.all_pools();
+        self.all_strategies();
+        self.all_tiers();
+        self.all_models();
+        self.all_deployments();
+    }
+
+    pub fn node(&self, node: &InferenceNode, change: Change<InferenceNode>) {
+        let _ = self.nodes.send(ObjectRef::from_obj(node));
+        // Agents report more often than it matters.
+        if !change.matters(|before| node::fingerprint(before) != node::fingerprint(node)) {
+            return;
+        }
+        let name = node.name_any();
+        self.all_deployments();
+        self.all_pools();
+        self.all_tiers();
+        self.all_models();
+        wake(&self.stores.groups, &self.groups, |group| {
+            group.spec.plan.members.iter().any(|member| member.node_name == name)
+        });
+    }
+
+    pub fn lease(&self, lease: &Lease, _: Change<Lease>) {
+        if let Some(node) = lease.name_any().strip_prefix(&names::node_lease("")) {
+            let _ = self.nodes.send(ObjectRef::new(node));
+        }
+    }
+
+    pub fn pool(&self, pool: &NodePool, _: Change<NodePool>) {
+        let _ = self.pools.send(ObjectRef::from_obj(pool));
+        let name = pool.name_any();
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.spec.pool_refs.iter().any(|reference| reference.name == name)
+                || deployment.spec.tier_ref.is_some()
+        });
+        self.all_tiers();
+        self.all_models();
+    }
+
+    pub fn strategy(&self, strategy: &ShardingStrategy, _: Change<ShardingStrategy>) {
+        let _ = self.strategies.send(ObjectRef::from_obj(strategy));
+        let name = strategy.name_any();
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.spec.strategy_ref.as_ref().is_some_and(|reference| reference.name == name)
+                || deployment.spec.tier_ref.is_some()
+        });
+        self.all_tiers();
+    }
+
+    /// Whose nodes are whose matters to everybody.
+    pub fn tier(&self, _: &Tier, _: Change<Tier>) {
+        self.all_tiers();
+        self.all_models();
+        self.all_deployments();
+    }
+
+    /// The answer is what its deployment waits for.
+    pub fn approval(&self, approval: &Approval, _: Change<Approval>) {
+        let _ = self.approvals.send(ObjectRef::from_obj(approval));
+        let deployment = ObjectRef::new(&approval.spec.deployment_ref.name);
+        let _ = self.deployments.send(deployment.within(&approval.namespace().unwrap_or_default()));
+    }
+
+    pub fn model(&self, model: &Model, _: Change<Model>) {
+        let _ = self.models.send(ObjectRef::from_obj(model));
+        self.all_strategies();
+        self.all_tiers();
+        self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
+        self.models_without_room();
+    }
+
+    pub fn copy(&self, copy: &ModelCopy, change: Change<ModelCopy>) {
+        let reference = &copy.spec.model_ref;
+        if change.is_deletion() {
+            // Its room may be what another model's files wait for.
+            self.all_models();
+        }
+        let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
+        // A transfer tells of itself every few seconds; what others wait for is that it comes to an end.
+        let ready = |copy: &ModelCopy| {
+            copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
+        };
+        if change.matters(|before| ready(before) != ready(copy)) {
+            self.deployments_of_model(Some(&reference.namespace), &reference.name);
+        }
+        // How far it has come is told where its model is to run.
+        for group in self.stores.groups.state() {
+            if group.namespace().as_deref() == Some(&reference.namespace)
+                && group.spec.model_ref.name == reference.name
+                && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name)
+            {
+                let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
+                let _ = self.deployments.send(deployment.within(&reference.namespace));
+                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
+            }
+        }
+    }
+
+    pub fn deployment(&self, deployment: &ModelDeployment, change: Change<ModelDeployment>) {
+        let _ = self.deployments.send(ObjectRef::from_obj(deployment));
+        let _ = self.scales.send(ObjectRef::from_obj(deployment));
+        // Gateways report demand more often than it matters to others.
+        let told = |deployment: &ModelDeployment| {
+            let status = deployment.status.clone().unwrap_or_default();
+            (deployment.metadata.generation, ModelDeploymentStatus { demand: Vec::new(), ..status })
+        };
+        if !change.matters(|before| told(before) != told(deployment)) {
+            return;
+        }
+        self.outweighed();
+        // How long files are kept, and where they are worth most, is also its deployments' business.
+        let model = ObjectRef::new(&deployment.spec.model_ref.name);
+        let _ = self.models.send(model.within(&deployment.namespace().unwrap_or_default()));
+        // Also those it named before, which nobody remembers.
+        self.all_strategies();
+        self.all_tiers();
+        wake(&self.stores.routes, &self.routes, |route| {
+            route.namespace() == deployment.namespace()
+                && route.spec.targets.iter().any(|target| target.deployment_ref.name == deployment.name_any())
+        });
+    }
+
+    pub fn group(&self, group: &ShardGroup, change: Change<ShardGroup>) {
+        let _ = self.groups.send(ObjectRef::from_obj(group));
+        // Pools show what is promised, and a group promises the same for as long as it lives.
+        if change.is_deletion() || group.status.is_none() {
+            self.all_pools();
+            self.all_tiers();
+            self.outweighed();
+            // What a replica reads stays, and what nobody reads any more may make room.
+            self.all_models();
+        }
+        if change.is_deletion() {
+            // Its memory may be what another deployment waits for.
+            self.all_deployments();
+        } else {
+            let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
+            let _ = self.deployments.send(deployment.within(&group.namespace().unwrap_or_default()));
+        }
+    }
+
+    pub fn shard(&self, shard: &Shard, change: Change<Shard>) {
+        let group = ObjectRef::new(&shard.spec.group_ref.name);
+        let _ = self.groups.send(group.within(&shard.namespace().unwrap_or_default()));
+        // A draining node shows what is still bound to it.
+        let node = ObjectRef::new(&shard.spec.node_name);
+        if self.stores.nodes.get(&node).is_some_and(|node| node.spec.scheduling == Scheduling::Draining) {
+            let _ = self.nodes.send(node);
+        }
+        if change.is_deletion() {
+            self.all_deployments();
+            self.all_pools();
+            self.all_tiers();
+            self.all_models();
+        }
+    }
+
+    pub fn route(&self, route: &ModelRoute, _: Change<ModelRoute>) {
+        let _ = self.routes.send(ObjectRef::from_obj(route));
+    }
+
+    pub fn request(&self, request: &CertificateSigningRequest, _: Change<CertificateSigningRequest>) {
+        let _ = self.requests.send(ObjectRef::from_obj(request));
+    }
+
+    fn all_pools(&self) {
+        wake(&self.stores.pools, &self.pools, |_| true);
+    }
+
+    fn all_tiers(&self) {
+        wake(&self.stores.tiers, &self.tiers, |_| true);
+    }
+
+    fn all_models(&self) {
+        wake(&self.stores.models, &self.models, |_| true);
+    }
+
+    /// What one model asks for no longer, another may have.
+    fn models_without_room(&self) {
+        let said = |all: &[Condition], kind, reason: Reason| {
+            conditions::get(all, kind).is_some_and(|it| it.reason == format!("{reason:?}"))
+        };
+        wake(&self.stores.models, &self.models, |model| {
+            model
+                .status
+                .as_ref()
+                .is_some_and(|it| said(&it.conditions, Type::Preloaded, Reason::DiskPressure))
+        });
+        for copy in self.stores.copies.state() {
+            let Some(status) = &copy.status else { continue };
+            if said(&status.conditions, Type::Ready, Reason::DiskPressure) {
+                let reference = &copy.spec.model_ref;
+                let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
+            }
+        }
+    }
+
+    fn all_strategies(&self) {
+        wake(&self.stores.strategies, &self.strategies, |_| true);
+    }
+
+    fn all_deployments(&self) {
+        wake(&self.stores.deployments, &self.deployments, |_| true);
+    }
+
+    /// Those that wait for others to have their places.
+    fn outweighed(&self) {
+        let reason = format!("{:?}", Reason::Outweighed);
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            let status = deployment.status.as_ref();
+            status.is_some_and(|status| status.conditions.iter().any(|condition| condition.reason == reason))
+        });
+    }
+
+    fn deployments_of_model(&self, namespace: Option<&str>, model: &str) {
+        wake(&self.stores.deployments, &self.deployments, |deployment| {
+            deployment.namespace().as_deref() == namespace && deployment.spec.model_ref.name == model
+        });
+    }
+}

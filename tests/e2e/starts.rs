@@ -1,0 +1,65 @@
+//! How soon an engine starts once somebody asks for a model whose files are there.
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::cluster::{Cluster, repository};
+
+use crate::mistakes::write;
+use crate::path::{gone, serves, shards_of};
+
+/// Starts that are timed; their median is printed.
+const ROUNDS: usize = 5;
+
+/// Applies a deployment of a ready model, several times, and prints what lies between the beginning of the command
+/// and the start of the engine's process.
+pub async fn starts(cluster: &mut Cluster) -> Result<()> {
+    let model = repository().join("manifests/samples/quickstart/model.yaml");
+    cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
+    let file = write(
+        "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: soon}\n\
+         spec: {modelRef: {name: smoke}, sharding: {mode: Single, kv: {contextTokens: 1024}}}\n",
+    )?;
+    let path = file.path().display().to_string();
+    let mut times = Vec::new();
+    // The first start has the files fetched, and is not counted.
+    for round in 0..=ROUNDS {
+        let begun = uptime()?;
+        match cluster.kubectl() {
+            Ok(kubectl) => drop(kubectl.run(&["apply", "-f", &path]).await?),
+            Err(_) => drop(cluster.russet(&["apply", "-f", &path]).await?),
+        }
+        let applied = uptime()? - begun;
+        serves(cluster, "soon").await?;
+        let shards = shards_of(cluster, "soon").await?;
+        let pid = shards.first().and_then(|shard| shard["status"]["enginePid"].as_i64());
+        let started = started(pid.context("the Shard names no engine")?)? - begun;
+        // A process of the round before would have been there already.
+        ensure!(started > 0.0, "the engine started {started} s before it was asked for");
+        if round > 0 {
+            times.push((started, applied));
+        }
+        gone(cluster, "soon").await?;
+    }
+    times.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (started, applied) = times[ROUNDS / 2];
+    let (command, most) = (applied * 1000.0, times[ROUNDS - 1].0 * 1000.0);
+    println!(
+        "  engine started {:.0} ms after apply began (median of {ROUNDS}, most {most:.0}); the command took {command:.0}",
+        started * 1000.0
+    );
+    Ok(())
+}
+
+/// Seconds since the machine started.
+fn uptime() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/uptime")?;
+    Ok(text.split_whitespace().next().context("/proc/uptime is empty")?.parse()?)
+}
+
+/// When a process started, in the same seconds.
+fn started(pid: i64) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name, in parentheses, may hold anything; field 22 is the twentieth behind it.
+    let (_, rest) = stat.rsplit_once(')').context("no process status")?;
+    let ticks: f64 = rest.split_whitespace().nth(19).context("no start time")?.parse()?;
+    Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+}
