@@ -171,7 +171,7 @@ fn the_endpoint_is_rank_zeros_and_only_while_all_serve() {
 #[test]
 fn any_loss_begins_a_new_epoch_without_peers() {
     let met = peers(100);
-    let failed = |rank: u32, seen: i64| {
+    let failed_at = |rank: u32, seen: i64, reason: Reason| {
         let mut observed = both(4, &met, 4, [SERVING, SERVING]);
         edit(&mut observed, rank, |shard| {
             let status = shard.status.as_mut().unwrap();
@@ -181,7 +181,7 @@ fn any_loss_begins_a_new_epoch_without_peers() {
                 &mut status.conditions,
                 Type::Serving,
                 false,
-                Reason::EngineExited,
+                reason,
                 "",
                 None,
                 at(0),
@@ -189,6 +189,7 @@ fn any_loss_begins_a_new_epoch_without_peers() {
         });
         observed
     };
+    let failed = |rank, seen| failed_at(rank, seen, Reason::EngineExited);
     let moved = || {
         let mut observed = both(4, &met, 4, [SERVING, SERVING]);
         edit(&mut observed, 1, |shard| {
@@ -214,6 +215,8 @@ fn any_loss_begins_a_new_epoch_without_peers() {
     for (story, observed, epoch, written, reason) in [
         ("a rank fails", failed(1, 4), 5, vec![0, 1], "EngineExited"),
         ("rank 0 fails", failed(0, 4), 5, vec![0, 1], "EngineExited"),
+        ("nobody answers the smoke prompt", failed_at(1, 4, Reason::SmokeFailed), 5, vec![0, 1], "SmokeFailed"),
+        ("a rank fails at what has no reason of its own", failed_at(1, 4, Reason::Joining), 5, vec![0, 1], "EngineFailed"),
         ("a failure of an older epoch", failed(1, 3), 4, vec![], "WaitingForAgent"),
         ("a rank moves", moved(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is gone", deleted(), 5, vec![0, 1], "PeerLost"),
