@@ -127,7 +127,9 @@ impl Life {
             (_, Some(reason)) => Some(format!("this engine is stopping: {reason}")),
             (Phase::Serving, None) => None,
             (Phase::Loading, None) => Some("this engine is still loading its weights".into()),
-            (Phase::Loaded, None) => Some("this engine is still waiting for its peers or its smoke prompt".into()),
+            (Phase::Loaded, None) => {
+                Some("this engine is still waiting for its peers or its smoke prompt".into())
+            }
         }
     }
 
@@ -180,7 +182,10 @@ mod tests {
         let life = Life::default();
         assert_eq!(life.refusal().as_deref(), Some("this engine is still loading its weights"));
         life.advance(Phase::Loaded, "");
-        assert_eq!(life.refusal().as_deref(), Some("this engine is still waiting for its peers or its smoke prompt"));
+        assert_eq!(
+            life.refusal().as_deref(),
+            Some("this engine is still waiting for its peers or its smoke prompt")
+        );
         life.advance(Phase::Serving, "");
         assert_eq!(life.refusal(), None);
         life.drain("SIGTERM");

@@ -208,7 +208,8 @@ pub async fn no_numbers(cluster: &mut Cluster) -> Result<()> {
             })
             .await;
         let rollout = cluster.get("modeldeployments steady").await?["status"]["rollout"].clone();
-        outcome.map_err(|error| error.context(format!("{mode}: Ready says {last}, of the rollout {rollout}")))?;
+        outcome
+            .map_err(|error| error.context(format!("{mode}: Ready says {last}, of the rollout {rollout}")))?;
         println!("  {mode}: {last}");
         edit(cluster, "smoke", "mode: Single").await?;
         serves(cluster, "steady").await?;

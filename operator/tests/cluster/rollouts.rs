@@ -61,7 +61,11 @@ async fn an_edit_that_never_answers_is_taken_back() {
         let now: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
         let now = now.list(&Default::default()).await.unwrap().items.remove(0);
         assert_eq!(now.spec.model_ref.name, "m", "{story}");
-        assert_eq!(now.metadata.uid == first, beside, "{story}: whether what answered before went on all the time");
+        assert_eq!(
+            now.metadata.uid == first,
+            beside,
+            "{story}: whether what answered before went on all the time"
+        );
 
         edit(&cluster, "m", 512).await;
         let good = until("chat answers by another edit", || async {
