@@ -12,6 +12,7 @@ pub mod spawn;
 pub mod stop;
 pub mod watch;
 
+use russet_crds::conditions::Reason;
 use russet_rpc::engine as pb;
 
 /// Where an engine is in its life.
@@ -22,12 +23,12 @@ pub enum State {
     Starting,
     /// Reads weights.
     Loading,
-    /// Has its weights, waits for its peers.
+    /// Has its weights, waits for its peers and the smoke prompt.
     Loaded,
     /// Joined; rank 0 answers.
     Serving,
-    /// Said that it is of no more use; the text is its own.
-    Failed(String),
+    /// Said that it is of no more use, and what it failed at; the text is its own.
+    Failed(Reason, String),
     /// The process is gone; the text says how.
     Gone(String),
 }
@@ -48,13 +49,13 @@ impl State {
         match (self, event) {
             (Self::Gone(how), _) => Self::Gone(how),
             (_, Event::Exited(how)) => Self::Gone(how.clone()),
-            (Self::Failed(why), Event::Reported(_)) => Self::Failed(why),
+            (Self::Failed(reason, why), Event::Reported(_)) => Self::Failed(reason, why),
             (state, Event::Reported(report)) => match report.phase() {
                 pb::Phase::Unspecified => state,
                 pb::Phase::Loading => Self::Loading,
                 pb::Phase::Loaded => Self::Loaded,
                 pb::Phase::Serving => Self::Serving,
-                pb::Phase::Failed => Self::Failed(report.message.clone()),
+                pb::Phase::Failed => Self::Failed(reason(report.cause()), report.message.clone()),
             },
         }
     }
@@ -71,9 +72,17 @@ impl State {
             Self::Loading => "loading",
             Self::Loaded => "loaded",
             Self::Serving => "serving",
-            Self::Failed(_) => "failed",
+            Self::Failed(..) => "failed",
             Self::Gone(_) => "gone",
         }
+    }
+}
+
+/// What people are told an engine failed at.
+fn reason(cause: pb::FailureCause) -> Reason {
+    match cause {
+        pb::FailureCause::Unspecified => Reason::EngineFailed,
+        pb::FailureCause::Smoke => Reason::SmokeFailed,
     }
 }
 
@@ -82,9 +91,14 @@ mod tests {
     use super::*;
 
     fn report(phase: pb::Phase) -> Event {
+        failed_at(pb::FailureCause::Unspecified, phase)
+    }
+
+    fn failed_at(cause: pb::FailureCause, phase: pb::Phase) -> Event {
         Event::Reported(Box::new(pb::EngineState {
             phase: phase as i32,
             message: "m".into(),
+            cause: cause as i32,
             ..Default::default()
         }))
     }
@@ -98,7 +112,14 @@ mod tests {
             (vec![report(pb::Phase::Unspecified)], State::Starting),
             (vec![report(pb::Phase::Loading), report(pb::Phase::Loaded)], State::Loaded),
             (vec![report(pb::Phase::Serving)], State::Serving),
-            (vec![report(pb::Phase::Failed), report(pb::Phase::Serving)], State::Failed("m".into())),
+            (
+                vec![report(pb::Phase::Failed), report(pb::Phase::Serving)],
+                State::Failed(Reason::EngineFailed, "m".into()),
+            ),
+            (
+                vec![report(pb::Phase::Loaded), failed_at(pb::FailureCause::Smoke, pb::Phase::Failed)],
+                State::Failed(Reason::SmokeFailed, "m".into()),
+            ),
             (vec![report(pb::Phase::Failed), gone.clone()], State::Gone("signal 9".into())),
             (vec![gone.clone(), report(pb::Phase::Serving)], State::Gone("signal 9".into())),
         ] {

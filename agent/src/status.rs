@@ -107,7 +107,7 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
             let role = if spec.rank == 0 { "answers requests" } else { "follows rank 0" };
             [yes("weights are in memory"), yes("joined its group"), yes(role), yes(role)]
         }
-        State::Failed(message) => all(no(Reason::EngineFailed, message)),
+        State::Failed(reason, message) => all(no(*reason, message)),
         State::Gone(message) => all(no(Reason::EngineExited, message)),
     }
 }

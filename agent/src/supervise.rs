@@ -195,9 +195,9 @@ impl Supervisor {
         }
         let stopping = engine.stopping;
         match &engine.state {
-            State::Failed(message) if slot.failure.is_none() => {
-                tracing::warn!(shard = slot.record.name, message, "engine failed");
-                slot.failure = Some((Reason::EngineFailed, message.clone()));
+            State::Failed(reason, message) if slot.failure.is_none() => {
+                tracing::warn!(shard = slot.record.name, ?reason, message, "engine failed");
+                slot.failure = Some((*reason, message.clone()));
             }
             State::Gone(how) => {
                 tracing::info!(shard = slot.record.name, how, stopping, "engine is gone");

@@ -181,6 +181,8 @@ pub enum Reason {
     EngineExited,
     /// The engine reported that it is of no more use.
     EngineFailed,
+    /// The engine did not answer its smoke prompt as a model answers; the message says what was wrong.
+    SmokeFailed,
     /// The engine could not be started.
     EngineNotStarted,
     /// The rank's address is no longer its machine's; the group re-forms at another.

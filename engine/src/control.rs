@@ -18,7 +18,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::compute::Compute;
-use crate::life::{Life, Now, Phase};
+use crate::life::{Cause, Life, Now, Phase};
 use crate::metrics::Metrics;
 
 /// At most twice a second between changes of phase.
@@ -112,6 +112,10 @@ impl Agent {
             Phase::Serving => pb::Phase::Serving,
             Phase::Failed => pb::Phase::Failed,
         };
+        let cause = match now.cause {
+            Cause::Other => pb::FailureCause::Unspecified,
+            Cause::Smoke => pb::FailureCause::Smoke,
+        };
         let message = match (&now.draining, now.phase) {
             (Some(reason), Phase::Loading | Phase::Loaded | Phase::Serving) => format!("stopping: {reason}"),
             _ => now.message.clone(),
@@ -131,6 +135,7 @@ impl Agent {
             shard_uid: self.identity.shard_uid.clone(),
             metrics_address: self.identity.metrics_address.clone(),
             measured: self.metrics.rates.lock().measured(),
+            cause: cause as i32,
         }
     }
 

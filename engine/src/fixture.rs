@@ -21,6 +21,8 @@ pub enum Mood {
     Hung,
     /// Answers with an error.
     Broken,
+    /// Chooses this token whatever it is asked.
+    Stuck(u32),
     /// Panics in the caller's face, as only a bug does.
     Buggy,
 }
@@ -47,6 +49,13 @@ struct FakeState {
 impl Fake {
     pub fn new() -> Arc<Self> {
         Self::with(Duration::ZERO, None)
+    }
+
+    /// One of this mood from the beginning.
+    pub fn of(mood: Mood) -> Arc<Self> {
+        let fake = Self::new();
+        fake.set_mood(mood);
+        fake
     }
 
     pub fn with(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
@@ -136,6 +145,7 @@ impl Compute for Fake {
             tokio::time::sleep(pace).await;
             match mood {
                 Mood::Fine => drop(sender.send(Ok(token))),
+                Mood::Stuck(stuck) => drop(sender.send(Ok(token.map(|_| stuck)))),
                 Mood::Broken => {
                     drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into()))))
                 }

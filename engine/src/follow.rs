@@ -3,12 +3,14 @@
 //! when a peer dies and a gRPC stream does not.
 //!
 //! ```text
-//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Step, Reset, Step, …
+//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Step, …, Reset ─▶ Tried ─▶ Step, Reset, Step, …
+//!                                                              the smoke prompt
 //! ```
 
 pub mod lead;
 pub mod obey;
 
+use futures::future::join_all;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::follow_command::Command;
 use tokio::sync::mpsc::UnboundedSender;
@@ -33,6 +35,16 @@ impl Followers {
     /// Makes every follower forget the slot.
     pub fn reset(&self, slot: u32) {
         self.send(Command::Reset(pb::Reset { slot }));
+    }
+
+    /// Tells every follower what came of the smoke prompt: nothing, or why the group is of no more use.
+    pub fn tried(&self, failure: Option<String>) {
+        self.send(Command::Tried(pb::Tried { failure }));
+    }
+
+    /// Waits until every follower has left, or was lost.
+    pub async fn left(&self) {
+        join_all(self.senders.iter().map(UnboundedSender::closed)).await;
     }
 
     fn join(&self) {

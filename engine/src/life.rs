@@ -14,12 +14,22 @@ use tokio::sync::watch;
 pub enum Phase {
     /// Reading weights.
     Loading,
-    /// Weights in memory, waiting for peers.
+    /// Weights in memory, waiting for peers and for the smoke prompt.
     Loaded,
-    /// Joined; rank 0 takes requests.
+    /// Joined, and the smoke prompt is answered; rank 0 takes requests.
     Serving,
     /// Of no more use.
     Failed,
+}
+
+/// What a rank failed at, where people are told by a reason of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// Anything else.
+    #[default]
+    Other,
+    /// The group does not answer the smoke prompt.
+    Smoke,
 }
 
 /// What is known of this rank now.
@@ -29,6 +39,8 @@ pub struct Now {
     pub phase: Phase,
     /// What it waits for, or why it failed; empty when there is nothing to say.
     pub message: String,
+    /// What it failed at, once it did.
+    pub cause: Cause,
     /// Why no new requests are taken, once somebody asked the rank to stop.
     pub draining: Option<String>,
     /// Everything is answered and the process may end.
@@ -43,7 +55,13 @@ pub struct Life {
 
 impl Default for Life {
     fn default() -> Self {
-        let now = Now { phase: Phase::Loading, message: String::new(), draining: None, stopped: false };
+        let now = Now {
+            phase: Phase::Loading,
+            message: String::new(),
+            cause: Cause::Other,
+            draining: None,
+            stopped: false,
+        };
         Self { now: watch::Sender::new(now) }
     }
 }
@@ -71,10 +89,16 @@ impl Life {
 
     /// This rank is of no more use. Only the first reason is kept.
     pub fn fail(&self, reason: impl Into<String>) {
+        self.fail_at(Cause::Other, reason);
+    }
+
+    /// The same, with what it failed at.
+    pub fn fail_at(&self, cause: Cause, reason: impl Into<String>) {
         self.change(|now| {
             if now.phase != Phase::Failed && !now.stopped {
                 now.phase = Phase::Failed;
                 now.message = reason.into();
+                now.cause = cause;
                 tracing::error!(reason = now.message, "this rank failed");
             }
         });
@@ -103,7 +127,9 @@ impl Life {
             (_, Some(reason)) => Some(format!("this engine is stopping: {reason}")),
             (Phase::Serving, None) => None,
             (Phase::Loading, None) => Some("this engine is still loading its weights".into()),
-            (Phase::Loaded, None) => Some("this engine is still waiting for its peers".into()),
+            (Phase::Loaded, None) => {
+                Some("this engine is still waiting for its peers or its smoke prompt".into())
+            }
         }
     }
 
@@ -143,11 +169,12 @@ mod tests {
         let life = Life::default();
         life.advance(Phase::Loaded, "waiting for rank 1");
         life.fail("rank 1 is gone");
-        life.fail("a consequence");
+        life.fail_at(Cause::Smoke, "a consequence");
         life.advance(Phase::Serving, "");
         life.stop();
         let now = life.now();
         assert_eq!((now.phase, now.message.as_str(), now.stopped), (Phase::Failed, "rank 1 is gone", false));
+        assert_eq!(now.cause, Cause::Other);
     }
 
     #[test]
@@ -155,7 +182,10 @@ mod tests {
         let life = Life::default();
         assert_eq!(life.refusal().as_deref(), Some("this engine is still loading its weights"));
         life.advance(Phase::Loaded, "");
-        assert_eq!(life.refusal().as_deref(), Some("this engine is still waiting for its peers"));
+        assert_eq!(
+            life.refusal().as_deref(),
+            Some("this engine is still waiting for its peers or its smoke prompt")
+        );
         life.advance(Phase::Serving, "");
         assert_eq!(life.refusal(), None);
         life.drain("SIGTERM");

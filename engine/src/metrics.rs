@@ -64,6 +64,7 @@ pub struct Metrics {
     memory: IntGauge,
     peak_memory: IntGauge,
     loaded: IntGauge,
+    smoke: Gauge,
 }
 
 impl Metrics {
@@ -121,6 +122,10 @@ impl Metrics {
             memory: IntGauge::with_opts(own("memory_bytes", "Bytes MLX holds."))?,
             peak_memory: IntGauge::with_opts(own("peak_memory_bytes", "Most bytes MLX held."))?,
             loaded: IntGauge::with_opts(own("loaded_bytes", "Bytes of weights in memory."))?,
+            smoke: Gauge::with_opts(own(
+                "smoke_seconds",
+                "Seconds the group took for the smoke prompt; 0 until it is answered.",
+            ))?,
             rates: Arc::default(),
             registry,
         };
@@ -156,6 +161,7 @@ impl Metrics {
             memory,
             peak_memory,
             loaded,
+            smoke,
         } = self;
         for own in [memory, peak_memory, loaded] {
             registry.register(Box::new(own.clone()))?;
@@ -167,7 +173,9 @@ impl Metrics {
         for gauge in [running, waiting] {
             registry.register(Box::new(gauge.clone()))?;
         }
-        registry.register(Box::new(kv_usage.clone()))?;
+        for gauge in [kv_usage, smoke] {
+            registry.register(Box::new(gauge.clone()))?;
+        }
         for counter in [prompt_tokens, generated_tokens] {
             registry.register(Box::new(counter.clone()))?;
         }
@@ -193,6 +201,11 @@ impl Metrics {
         tracing::debug!(reason = reason.as_str(), ?usage, ?lasted, "answer complete");
         self.success.with_label_values(&[reason.as_str()]).inc();
         self.request.observe(lasted.as_secs_f64());
+    }
+
+    /// The smoke prompt is answered. It counts nowhere else but among the steps: nobody asked it.
+    pub fn tried(&self, lasted: Duration) {
+        self.smoke.set(lasted.as_secs_f64());
     }
 
     /// A request ended with a failure of this kind.

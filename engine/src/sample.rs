@@ -25,11 +25,11 @@ pub struct Sampled {
 /// No token can be chosen.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SampleError {
-    /// The model computed something that is not a number.
+    /// The model computed something that is not a number, or is infinite.
     #[error(
-        "the logits of {bad} of {vocabulary} tokens are not numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
+        "the logits of {bad} of {vocabulary} tokens are no finite numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
     )]
-    NotANumber {
+    NotFinite {
         /// Tokens affected.
         bad: usize,
         /// Tokens in all.
@@ -46,9 +46,9 @@ pub enum SampleError {
 /// Chooses a token as `choice` says; `logprobs` has one entry per token of the vocabulary and is used up.
 pub fn choose(choice: &Choice, logprobs: &mut [f32]) -> Result<Sampled, SampleError> {
     let vocabulary = logprobs.len();
-    let bad = logprobs.iter().filter(|value| value.is_nan()).count();
+    let bad = logprobs.iter().filter(|value| !value.is_finite()).count();
     if bad > 0 {
-        return Err(SampleError::NotANumber { bad, vocabulary });
+        return Err(SampleError::NotFinite { bad, vocabulary });
     }
     for &token in choice.banned.iter() {
         if let Some(logprob) = logprobs.get_mut(token as usize) {
@@ -236,9 +236,11 @@ mod tests {
     fn impossible_choices_are_errors() {
         let all_banned = choice(Sampling::default(), &[0, 1], 0, 0);
         assert_eq!(choose(&all_banned, &mut [-1.0, -1.0]), Err(SampleError::NothingLeft { vocabulary: 2 }));
-        assert_eq!(
-            choose(&all_banned, &mut [f32::NAN, -1.0]),
-            Err(SampleError::NotANumber { bad: 1, vocabulary: 2 })
-        );
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(
+                choose(&all_banned, &mut [bad, -1.0]),
+                Err(SampleError::NotFinite { bad: 1, vocabulary: 2 })
+            );
+        }
     }
 }

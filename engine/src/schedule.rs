@@ -8,6 +8,7 @@
 //! ```
 
 mod entrance;
+pub mod smoke;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use crate::compute::{Compute, Step};
+use crate::compute::{Answer, Compute, Step};
 use crate::follow::Followers;
 use crate::life::Life;
 use crate::metrics::Metrics;
@@ -188,26 +189,10 @@ impl Schedule {
         self.metrics.steps.inc_by(answers.len() as u64);
         let mut finished = Vec::new();
         for (index, (chooses, answer)) in answers.into_iter().enumerate() {
-            let token = match tokio::time::timeout(STEP_DEADLINE, answer).await {
-                Ok(Ok(Ok(token))) => token,
-                Ok(Ok(Err(error))) => return Err(error.to_string()),
-                Ok(Err(_)) => return Err("the compute thread is gone; see the engine's log".into()),
-                Err(_) => {
-                    return Err(format!(
-                        "a step did not end within {} s; the group hangs",
-                        STEP_DEADLINE.as_secs()
-                    ));
-                }
-            };
-            let one = &mut self.running[index];
-            match (chooses, token) {
-                (false, _) => {}
-                (true, None) => return Err("the compute half chose no token where it had to".into()),
-                (true, Some(token)) => {
-                    if let Some(end) = one.take(token, &self.metrics) {
-                        finished.push((index, end));
-                    }
-                }
+            if let Some(token) = chosen(chooses, answer).await?
+                && let Some(end) = self.running[index].take(token, &self.metrics)
+            {
+                finished.push((index, end));
             }
         }
         let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
@@ -260,6 +245,17 @@ impl Schedule {
             self.metrics.running.dec();
             one.caller.fail(unavailable(reason.to_owned()));
         }
+    }
+}
+
+/// The token that a step chose, where it was to choose one; an error is why the group cannot go on.
+async fn chosen(chooses: bool, answer: Answer<Option<u32>>) -> Result<Option<u32>, String> {
+    match tokio::time::timeout(STEP_DEADLINE, answer).await {
+        Ok(Ok(Ok(None))) if chooses => Err("the compute half chose no token where it had to".into()),
+        Ok(Ok(Ok(token))) => Ok(token.filter(|_| chooses)),
+        Ok(Ok(Err(error))) => Err(error.to_string()),
+        Ok(Err(_)) => Err("the compute thread is gone; see the engine's log".into()),
+        Err(_) => Err(format!("a step did not end within {} s; the group hangs", STEP_DEADLINE.as_secs())),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::compute::{Addresses, Compute};
 use crate::control::{self, Agent, Identity};
 use crate::follow::lead;
 use crate::follow::obey::Follower;
-use crate::life::{Life, Phase};
+use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
 use crate::rings::Carriers;
 use crate::schedule::{Entrance, Schedule};
@@ -281,7 +281,7 @@ async fn supervise(life: Life, work: impl Future<Output = ()> + Send + 'static) 
     }
 }
 
-/// Loads, joins and then does what its rank has to do.
+/// Loads, joins, tries the smoke prompt and then does what its rank has to do.
 #[allow(clippy::too_many_arguments, reason = "the parts of one rank, taken apart once")]
 async fn work(
     args: Args,
@@ -312,13 +312,27 @@ async fn work(
     };
     let (schedule, door) = Schedule::new(
         compute,
-        followers,
+        followers.clone(),
         Arc::new(tokens),
         life.clone(),
         metrics,
         args.context_tokens,
         args.max_sequences,
     );
+    life.advance(Phase::Loaded, "joined; tries the smoke prompt");
+    let tried = tokio::select! {
+        biased;
+        () = life.ended() => return,
+        tried = schedule.smoke(args.context_tokens) => tried,
+    };
+    if let Err(error) = tried {
+        let reason = format!("the smoke prompt was not answered: {error}");
+        followers.tried(Some(reason.clone()));
+        life.fail_at(Cause::Smoke, reason);
+        // Otherwise the end of this process may be all they hear.
+        return followers.left().await;
+    }
+    followers.tried(None);
     // Set once, here; a second set cannot happen.
     let _ = entrance.set(door);
     life.advance(Phase::Serving, "");

@@ -130,6 +130,11 @@ impl Tokens {
         TextStream::new(self.tokenizer.clone())
     }
 
+    /// Whether the tokenizer knows how to write a token: a model may have more of them.
+    pub fn knows(&self, token: u32) -> bool {
+        self.tokenizer.id_to_token(token).is_some()
+    }
+
     /// Tokens that end an answer.
     pub fn ends(&self) -> &Arc<[u32]> {
         &self.ends

@@ -1,5 +1,5 @@
 //! The shipped smoke model in real engines: it answers what the demo may ask, and adds numbers it was
-//! never shown, on one rank, as a pipeline and in four bits.
+//! never shown, on one rank, as a pipeline and in four bits. With damaged weights it never serves.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
@@ -11,6 +11,8 @@ mod identities;
 use std::path::{Path, PathBuf};
 
 use futures::StreamExt as _;
+use futures::future::join_all;
+use russet_rpc::engine as pb;
 use russet_wire::event::{Event, FinishReason};
 use russet_wire::request::{GenerationRequest, Message};
 use serde::Deserialize;
@@ -83,4 +85,69 @@ async fn sums_it_never_saw_are_right_on_one_rank_on_two_and_in_four_bits() {
             wrong.join("\n")
         );
     }
+}
+
+/// The smoke model, with a tensor that holds no numbers.
+fn damaged(tensor: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(folder().join("model")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+    let offset = |end: usize| data + header[tensor]["data_offsets"][end].as_u64().unwrap() as usize;
+    // All bits set are no number in any of the types that weights have.
+    bytes[offset(0)..offset(1)].fill(0xFF);
+    std::fs::write(&path, bytes).unwrap();
+    dir
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_are_no_numbers_end_every_rank_before_it_serves() {
+    for (tensor, layers) in [
+        ("model.norm.weight", &[LAYERS][..]),
+        // The highest rank's, which is known to rank 0 by what came over the ring alone.
+        ("model.layers.0.input_layernorm.weight", &[1, LAYERS - 1]),
+    ] {
+        let model = damaged(tensor);
+        let lab = Lab::new();
+        let mut engines = lab.start(model.path(), layers);
+        let ends = engines.iter().map(|engine| engine.until(|state| state.phase() >= pb::Phase::Serving));
+        for (engine, state) in engines.iter().zip(join_all(ends).await) {
+            assert_eq!(
+                (state.phase(), state.cause()),
+                (pb::Phase::Failed, pb::FailureCause::Smoke),
+                "{tensor}, {}: {}",
+                engine.node,
+                state.message
+            );
+            assert!(state.message.contains("the logits of 1024 of 1024 tokens"), "{}", state.message);
+        }
+        for engine in &mut engines {
+            assert_eq!(engine.exit().await.code(), Some(1), "{tensor}, {}", engine.node);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_request_finds_nothing_of_the_smoke_prompt() {
+    let case = &cases("prompts.jsonl")[0];
+    let request = GenerationRequest { messages: case.messages.clone(), max_tokens: Some(600), ..say("") };
+    let mut answers = Vec::new();
+    for layers in [&[LAYERS][..], &[1, LAYERS - 1]] {
+        let mut lab = Lab::new();
+        // One slot: that of the smoke prompt.
+        lab.flags = vec!["--max-sequences", "1"];
+        let engines = lab.start(&folder().join("model"), layers);
+        let mut client = lab.client(&engines[0]).await;
+        for _ in 0..2 {
+            let (ids, text, _) = collect(&mut ask(&mut client, request.clone()).await).await;
+            assert_eq!(text, case.expect, "{layers:?}");
+            answers.push(ids);
+        }
+    }
+    assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
 }

@@ -74,6 +74,13 @@ pub fn model(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Mode
     context.stores.models.get(&ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace))
 }
 
+/// The Model of what answered last.
+pub fn proven(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Model>> {
+    let namespace = deployment.namespace().unwrap_or_default();
+    let proven = deployment.status.as_ref()?.rollout.as_ref()?.proven.as_ref()?;
+    context.stores.models.get(&ObjectRef::new(&proven.model_ref.name).within(&namespace))
+}
+
 /// Every object of a kind that can be read, as the server holds it.
 pub async fn all<K>(context: &Context) -> Result<Vec<Arc<K>>, kube::Error>
 where

@@ -40,10 +40,11 @@ pub struct Metrics {
 const OUTCOMES: [Reason; 5] =
     [Reason::PlanFound, Reason::NothingFits, Reason::Outweighed, Reason::Preempting, Reason::NoNodes];
 /// The same of losses.
-const LOSSES: [Reason; 5] = [
+const LOSSES: [Reason; 6] = [
     Reason::EngineExited,
     Reason::EngineNotStarted,
     Reason::EngineFailed,
+    Reason::SmokeFailed,
     Reason::AddressLost,
     Reason::PeerLost,
 ];

@@ -69,6 +69,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("an_unknown_field_or_type_is_named", |c| Box::pin(mistakes::unknown_field(c))),
         ("a_model_that_fits_nowhere_says_the_numbers", |c| Box::pin(mistakes::fits_nowhere(c))),
         ("a_corrupt_header_is_named", |c| Box::pin(mistakes::corrupt_header(c))),
+        ("a_model_of_no_numbers_replaces_none_that_answers", |c| Box::pin(mistakes::no_numbers(c))),
         ("a_cut_download_is_resumed", |c| Box::pin(mistakes::cut_download(c))),
         ("a_port_in_use_is_named", |c| Box::pin(mistakes::port_in_use(c))),
         ("losing_serve_disturbs_no_stream", |c| Box::pin(faults::serve(c))),
@@ -98,12 +99,14 @@ fn main() {
     let runtime = Arc::new(tokio::runtime::Runtime::new().expect("a runtime can be made"));
     let smoke = repository().join("engine/smoke/model");
     let broken = mistakes::broken_model().expect("a broken model can be written");
+    let damaged = mistakes::damaged_model().expect("a damaged model can be written");
     let models = [
         ("russet/smoke", smoke.as_path()),
         ("russet/cut", smoke.as_path()),
         (copies::AHEAD, smoke.as_path()),
         (faults::HELD, smoke.as_path()),
         ("russet/broken", broken.path()),
+        (mistakes::DAMAGED, damaged.path()),
     ];
     let listing = arguments.list;
     let cluster = Arc::new(std::sync::Mutex::new(None));

@@ -1,19 +1,42 @@
 //! What people get wrong, and whether they are told what, where and what to do.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use russet_tests::ask;
 use russet_tests::cluster::{Cluster, condition, repository};
 use serde_json::json;
 
-use crate::path::{answers, delete_object};
+use crate::path::{answers, delete_object, gone, serves};
 
-/// A model folder whose weights file has a header longer than the file.
-pub fn broken_model() -> Result<tempfile::TempDir> {
+/// The hub's name of the model of [`damaged_model`].
+pub const DAMAGED: &str = "russet/damaged";
+
+/// The smoke model's folder without its weights, and where those are.
+fn smoke_without_weights() -> Result<(tempfile::TempDir, std::path::PathBuf)> {
     let folder = tempfile::tempdir()?;
     let smoke = repository().join("engine/smoke/model");
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(smoke.join(name), folder.path().join(name))?;
     }
+    Ok((folder, smoke.join("model.safetensors")))
+}
+
+/// A model folder whose last norm holds no numbers: it is loaded like any other, and answers nothing.
+pub fn damaged_model() -> Result<tempfile::TempDir> {
+    let (folder, weights) = smoke_without_weights()?;
+    let mut bytes = std::fs::read(weights)?;
+    let length: [u8; 8] = bytes.first_chunk().copied().context("no header")?;
+    let data = 8 + usize::try_from(u64::from_le_bytes(length))?;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..data])?;
+    let [from, to] = serde_json::from_value(header["model.norm.weight"]["data_offsets"].clone())?;
+    let (from, to): (usize, usize) = (from, to);
+    bytes[data + from..data + to].fill(0xFF);
+    std::fs::write(folder.path().join("model.safetensors"), bytes)?;
+    Ok(folder)
+}
+
+/// A model folder whose weights file has a header longer than the file.
+pub fn broken_model() -> Result<tempfile::TempDir> {
+    let (folder, _) = smoke_without_weights()?;
     let mut bytes = (1_u64 << 40).to_le_bytes().to_vec();
     bytes.extend_from_slice(b"{\"model.norm.weight\":");
     std::fs::write(folder.path().join("model.safetensors"), bytes)?;
@@ -150,6 +173,58 @@ pub async fn corrupt_header(cluster: &mut Cluster) -> Result<()> {
     )
     .await?;
     delete_object(cluster, "models/broken").await
+}
+
+/// A deployment that answers is edited to a model that computes no numbers, on one rank and then on two: the old one
+/// answers all along, and people are told why.
+pub async fn no_numbers(cluster: &mut Cluster) -> Result<()> {
+    let smoke = repository().join("manifests/samples/quickstart/model.yaml");
+    cluster.russet(&["apply", "-f", &smoke.display().to_string()]).await?;
+    let model = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: damaged}}\nspec: {{source: {{uri: 'hf://{DAMAGED}'}}}}\n"
+    );
+    apply(cluster, &model).await?;
+    let edit = async |cluster: &Cluster, model: &str, mode: &str| {
+        let text = format!(
+            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: steady}}\nspec: {{modelRef: {{name: {model}}}, sharding: {{{mode}, kv: {{contextTokens: 256, maxSequences: 1}}}}}}\n"
+        );
+        apply(cluster, &text).await
+    };
+    edit(cluster, "smoke", "mode: Single").await?;
+    serves(cluster, "steady").await?;
+    for mode in ["mode: Single", "mode: Pipeline, ranks: 2"] {
+        edit(cluster, "damaged", mode).await?;
+        let mut last = String::new();
+        let outcome = cluster
+            .until("the edit is taken back", async |cluster| {
+                let answer = ask::answer(&cluster.base_url(), "steady", "What is 17 + 25?").await?;
+                ensure!(answer.contains("42"), "beside {mode} the answer was \"{answer}\"");
+                let steady = cluster.get("modeldeployments steady").await?;
+                last = condition(&steady, "Ready").map_or_else(String::new, ToString::to_string);
+                let failed = steady["status"]["rollout"]["failed"]["message"].as_str().unwrap_or_default();
+                let seen = steady["status"]["observedGeneration"] == steady["metadata"]["generation"];
+                let words = ["smoke prompt was not answered", "the logits of 1024 of 1024 tokens"];
+                Ok(seen && last.contains("RolledBack") && words.iter().all(|word| failed.contains(word)))
+            })
+            .await;
+        let rollout = cluster.get("modeldeployments steady").await?["status"]["rollout"].clone();
+        outcome
+            .map_err(|error| error.context(format!("{mode}: Ready says {last}, of the rollout {rollout}")))?;
+        println!("  {mode}: {last}");
+        edit(cluster, "smoke", "mode: Single").await?;
+        serves(cluster, "steady").await?;
+    }
+    let events = cluster.get("events").await?;
+    let said: Vec<&str> = events["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|event| event["reason"] == "SmokeFailed")
+        .filter_map(|event| event["note"].as_str().or(event["message"].as_str()))
+        .collect();
+    ensure!(said.iter().any(|note| note.contains("rank 0")), "no event says SmokeFailed of rank 0: {said:?}");
+    gone(cluster, "steady").await?;
+    delete_object(cluster, "models/damaged").await
 }
 
 /// A connection that breaks in the middle of a file.

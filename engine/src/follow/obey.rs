@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tonic::{Status, Streaming};
 
 use crate::compute::{Addresses, Compute, Step};
-use crate::life::{Life, Phase};
+use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
 
 /// Time for the first message; it is sent with the request.
@@ -112,7 +112,7 @@ impl Follower {
                     if let Some(reason) = trouble(result) {
                         return self.life.fail(format!("rank {} cannot join the ring: {reason}", self.rank));
                     }
-                    self.life.advance(Phase::Serving, "");
+                    self.life.advance(Phase::Loaded, "joined; rank 0 tries the smoke prompt");
                     let joined = pb::Joined { rank: self.rank };
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
                 }
@@ -122,6 +122,10 @@ impl Follower {
                         running.push(self.compute.step(Step { slot, offset, tokens, choice: None }));
                     }
                     Ok(Some(Command::Reset(pb::Reset { slot }))) => self.compute.reset(slot),
+                    Ok(Some(Command::Tried(pb::Tried { failure: None }))) => self.life.advance(Phase::Serving, ""),
+                    Ok(Some(Command::Tried(pb::Tried { failure: Some(reason) }))) => {
+                        return self.life.fail_at(Cause::Smoke, reason);
+                    }
                     Ok(Some(Command::Join(pb::Join {}))) if joining.is_none() => {
                         joining = Some(self.compute.join(self.addresses.clone()));
                     }

@@ -213,6 +213,16 @@ async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (String, Event) {
     (text, end.expect("a stream never just ends"))
 }
 
+/// A page of the address a rank shows itself at, headers and all.
+async fn get(address: &str, path: &str) -> String {
+    let mut admin = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    admin.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    admin.read_to_string(&mut text).await.unwrap();
+    text
+}
+
 fn failure(event: Event) -> Failure {
     match event {
         Event::Failed(failure) => failure,
@@ -284,7 +294,8 @@ async fn a_caller_that_leaves_frees_its_slot() {
     // One that still waits may leave as well.
     drop(ask(&mut client, say("never")).await);
     drop(events);
-    eventually("freeing the slot", || fake.resets() == [0]).await;
+    // The first one was the smoke prompt's.
+    eventually("freeing the slot", || fake.resets() == [0, 0]).await;
     let mut events = ask(&mut client, say("next")).await;
     assert_eq!(collect(&mut events).await.0, "next");
     let said_never = |step: &Step| step.tokens.contains(&fixture::token_of_byte(b'v'));
@@ -526,6 +537,59 @@ async fn a_model_that_cannot_be_loaded_is_told_to_the_agent() {
 }
 
 #[tokio::test]
+async fn a_group_that_does_not_answer_the_smoke_prompt_never_serves_and_every_rank_says_why() {
+    let unknown = 300;
+    for (mood, expected) in [
+        (Mood::Broken, "not answered: [ring] connection to a peer was lost"),
+        (Mood::Stuck(unknown), "token 1 of its answer is 300, which the tokenizer does not have"),
+        (Mood::Stuck(fixture::USER), "the tokens of its answer, [257, 257, 257, 257], have no text"),
+    ] {
+        for size in [1, 2] {
+            let lab = Lab::new();
+            let fakes: Vec<_> = (0..size).map(|_| Fake::new()).collect();
+            fakes[0].set_mood(mood);
+            let mut ranks = if size == 1 {
+                vec![lab.start("n0", "", fakes[0].clone()).await]
+            } else {
+                lab.pipeline(&fakes, "").await
+            };
+            for rank in &mut ranks {
+                let Outcome::Failed(reason) = rank.outcome().await else { panic!("{mood:?}: it stopped") };
+                assert!(reason.starts_with("the smoke prompt was not answered: "), "{reason}");
+                assert!(reason.contains(expected), "{reason}");
+                let states = rank.states().await;
+                assert!(states.iter().all(|state| state.phase() != pb::Phase::Serving), "{mood:?}");
+                let last = states.last().unwrap();
+                assert_eq!((last.phase(), last.cause()), (pb::Phase::Failed, pb::FailureCause::Smoke));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_answered_while_the_smoke_prompt_is_not() {
+    let lab = Lab::new();
+    let fakes = [Fake::of(Mood::Hung), Fake::new()];
+    let mut ranks = lab.pipeline(&fakes, "").await;
+    for rank in &ranks {
+        let trying = rank.life.until(|now| now.message.contains("the smoke prompt"));
+        assert_eq!(within("trying", trying).await.phase, Phase::Loaded);
+    }
+    let mut events = ask(&mut lab.client(&ranks[0]), say("early")).await;
+    let refused = failure(collect(&mut events).await.1);
+    assert_eq!(refused.kind, FailureKind::Unavailable);
+    assert!(refused.message.contains("its smoke prompt"), "{}", refused.message);
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+    let state = within("the state at once", watch.message()).await.unwrap().unwrap();
+    let ready = get(&state.metrics_address, "/readyz").await;
+    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    // Whoever is asked to stop does so without an answer to wait for.
+    ranks[0].life.drain("the test is over");
+    assert_eq!(ranks[0].outcome().await, Outcome::Stopped);
+}
+
+#[tokio::test]
 async fn an_engine_that_no_agent_watches_ends_itself() {
     let lab = Lab::new();
     let mut rank = lab.start_unwatched("n0", "--orphan-seconds 1", Fake::new()).await;
@@ -584,10 +648,7 @@ async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
     assert_eq!((state.phase(), state.epoch, state.shard_uid.as_str()), (pb::Phase::Serving, 7, "s"));
     let mut text = String::new();
     for path in ["/metrics", "/readyz"] {
-        let mut admin = tokio::net::TcpStream::connect(&state.metrics_address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        admin.write_all(request.as_bytes()).await.unwrap();
-        admin.read_to_string(&mut text).await.unwrap();
+        text.push_str(&get(&state.metrics_address, path).await);
     }
     assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{text}");
     for line in [
@@ -597,9 +658,12 @@ async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
         "vllm:num_requests_running{engine=\"0\",model_name=\"small\"} 0",
         "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"small\"} 1",
         "vllm:cache_config_info{block_size=\"128\",engine=\"0\",model_name=\"small\",num_gpu_blocks=\"4\"} 1",
+        // The smoke prompt is no request, but its five steps are steps.
+        "russet_engine_steps_total{model_name=\"small\"} 14",
     ] {
         assert!(text.contains(line), "{line} is missing from {text}");
     }
+    assert!(!text.contains("russet_engine_smoke_seconds{model_name=\"small\"} 0\n"), "{text}");
     rank.life.drain("the test is over");
     let phases: Vec<pb::Phase> = rank.states().await.iter().map(pb::EngineState::phase).collect();
     assert!(phases.is_sorted() && phases.contains(&pb::Phase::Serving), "{phases:?}");

@@ -90,9 +90,11 @@ pub async fn apply(
 fn group_object(deployment: &ModelDeployment, valid: Option<&ValidDeployment>, new: &NewGroup) -> ShardGroup {
     let NewGroup { name, replica, plan } = new;
     let pools = valid.map(ValidDeployment::pools).unwrap_or_default();
+    // What answered before may be planned in place of what is asked for.
+    let model = valid.map_or(&deployment.spec.model_ref.name, |valid| &valid.model);
     let spec = ShardGroupSpec {
         deployment_ref: LocalReference::new(deployment.name_any()),
-        model_ref: deployment.spec.model_ref.clone(),
+        model_ref: LocalReference::new(model),
         replica: *replica,
         plan: plan.clone(),
         pool_refs: pools.into_iter().map(LocalReference::new).collect(),

@@ -50,7 +50,7 @@ pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
     let stage = match checked {
         Ok(valid) => {
             let (placement, notes) = place_as(&observed.view, &valid, &advice(&observed, &valid));
-            let copies = copies(&observed, &placement);
+            let copies = copies(&observed, &valid.model, &placement);
             Planned { observed, valid: Some(valid), obstacle: None, placement, notes, copies }
         }
         Err((obstacle, notes)) => {
@@ -93,8 +93,9 @@ fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
 }
 
 /// Every node of every current group holds the files.
-fn copies(observed: &Observed, placement: &Placement) -> Vec<ModelCopySpec> {
-    let Some(model) = observed.model.as_deref() else { return Vec::new() };
+fn copies(observed: &Observed, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
+    let mut models = [&observed.model, &observed.proven].into_iter().flatten();
+    let Some(model) = models.find(|one| one.name_any() == model) else { return Vec::new() };
     let kept = placement
         .keep
         .iter()

@@ -23,6 +23,8 @@ pub struct Observed {
     pub now: Timestamp,
     /// The Model it names, when there is one.
     pub model: Option<Arc<Model>>,
+    /// The Model of what answered last, which is planned where what is asked for never comes to answer.
+    pub proven: Option<Arc<Model>>,
     /// The cluster.
     pub view: Arc<Snapshot>,
     /// The other deployments, each with its Model; only where something is about to be placed.
@@ -34,8 +36,9 @@ pub struct Observed {
 /// From the caches.
 pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<Observed> {
     let model = cluster::model(context, deployment);
+    let models = (model, cluster::proven(context, deployment));
     let view = cluster::view(context, now);
-    observed(deployment, model, Vec::new(), view, context.stores.groups.state(), now)
+    observed(deployment, models, Vec::new(), view, context.stores.groups.state(), now)
 }
 
 /// From the server.
@@ -46,11 +49,11 @@ pub async fn live(
 ) -> Result<Resources<Observed>, Error> {
     let model = cluster::model(context, deployment);
     let rivals = rivals(context, deployment);
-    let models = model.iter().chain(rivals.iter().filter_map(|(_, model)| model.as_ref())).cloned();
-    let cluster = cluster::live(context, models.collect())
+    let models = (model, cluster::proven(context, deployment));
+    let cluster = cluster::live(context, context.stores.models.state())
         .await
         .map_err(|source| Error::Observe { name: deployment.name_any(), source })?;
-    Ok(observed(deployment, model, rivals, Arc::new(cluster.snapshot(now)), cluster.groups, now))
+    Ok(observed(deployment, models, rivals, Arc::new(cluster.snapshot(now)), cluster.groups, now))
 }
 
 type Rival = (Arc<ModelDeployment>, Option<Arc<Model>>);
@@ -66,7 +69,7 @@ fn rivals(context: &Context, deployment: &ModelDeployment) -> Vec<Rival> {
 
 fn observed(
     deployment: &Arc<ModelDeployment>,
-    model: Option<Arc<Model>>,
+    (model, proven): (Option<Arc<Model>>, Option<Arc<Model>>),
     rivals: Vec<Rival>,
     view: Arc<Snapshot>,
     mut groups: Vec<Arc<ShardGroup>>,
@@ -78,7 +81,7 @@ fn observed(
             && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Resources { deployment: deployment.clone(), stage: Observed { now, model, view, rivals, groups } }
+    Resources { deployment: deployment.clone(), stage: Observed { now, model, proven, view, rivals, groups } }
 }
 
 /// When the next node of this deployment will count as lost; nothing else wakes it then.

@@ -18,14 +18,15 @@ use crate::ssa;
 pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timestamp) -> Result<(), Error> {
     let deployment = &applied.deployment;
     let namespace = deployment.namespace().unwrap_or_default();
-    let model = &deployment.spec.model_ref.name;
-    let members = applied.stage.groups.iter().flat_map(|group| &group.spec.plan.members);
-    let missing: BTreeMap<String, String> = members
-        .filter_map(|member| {
-            let missing = missing_files(context, &namespace, model, &member.node_name)?;
-            Some((member.node_name.clone(), missing))
-        })
-        .collect();
+    let mut missing = BTreeMap::new();
+    for group in &applied.stage.groups {
+        let model = &group.spec.model_ref.name;
+        for node in group.spec.plan.members.iter().map(|member| &member.node_name) {
+            if let Some(lacking) = missing_files(context, &namespace, model, node) {
+                missing.insert(node.clone(), lacking);
+            }
+        }
+    }
     let name = deployment.name_any();
     let api: Api<ModelDeployment> = ssa::beside(&context.client, deployment.as_ref());
     let mut status = status::status(applied, &missing, now);

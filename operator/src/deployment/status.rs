@@ -342,7 +342,7 @@ mod tests {
         let view = Arc::new(cluster.snapshot(NOW));
         decide(Resources {
             deployment: deployment(replicas),
-            stage: Observed { now: NOW, model, view, rivals: Vec::new(), groups },
+            stage: Observed { now: NOW, model, proven: None, view, rivals: Vec::new(), groups },
         })
     }
 

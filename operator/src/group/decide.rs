@@ -161,6 +161,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                         reason,
                         Reason::EngineExited
                             | Reason::EngineNotStarted
+                            | Reason::SmokeFailed
                             | Reason::AddressLost
                             | Reason::PeerLost
                     )

@@ -10,9 +10,10 @@ use crate::agent::UNLUCKY;
 use crate::harness::{Cluster, GIB, deployment, model, until};
 use crate::{ready, says};
 
-async fn edit(cluster: &Cluster, context: u32) {
+async fn edit(cluster: &Cluster, model: &str, context: u32) {
     let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
-    let patch = Patch::Merge(json!({"spec": {"sharding": {"kv": {"contextTokens": context}}}}));
+    let spec = json!({"modelRef": {"name": model}, "sharding": {"kv": {"contextTokens": context}}});
+    let patch = Patch::Merge(json!({"spec": spec}));
     deployments.patch("chat", &PatchParams::default(), &patch).await.unwrap();
 }
 
@@ -28,16 +29,22 @@ async fn groups(cluster: &Cluster) -> (Vec<u32>, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_edit_that_never_answers_is_taken_back() {
-    for (story, gib, beside) in [("room for both", 32, true), ("room for one", 8, false)] {
+    for (story, gib, beside, edited) in [
+        ("room for both", 32, true, "m"),
+        ("room for one", 8, false, "m"),
+        ("room for both, of another model", 32, true, "n"),
+        ("room for one, of another model", 8, false, "n"),
+    ] {
         let cluster = Cluster::start(&[("a", gib * GIB)]).await;
         let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
         cluster.create(model("m", "llama", 4, GIB)).await;
+        cluster.create(model("n", "llama", 4, GIB)).await;
         cluster.create(deployment("chat", "m", Sharding::default())).await;
         until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
         let first: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
         let first = first.list(&Default::default()).await.unwrap().items[0].metadata.uid.clone();
 
-        edit(&cluster, UNLUCKY).await;
+        edit(&cluster, edited, UNLUCKY).await;
         let chat = until("chat is rolled back", || async {
             let chat = deployments.get("chat").await.ok()?;
             (says(&chat, Type::Ready, "RolledBack") && groups(&cluster).await == (vec![1024], 1))
@@ -52,10 +59,15 @@ async fn an_edit_that_never_answers_is_taken_back() {
         );
         assert!(is_true(&status.conditions, Type::Stalled) && is_true(&status.conditions, Type::Available));
         let now: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
-        let now = now.list(&Default::default()).await.unwrap().items[0].metadata.uid.clone();
-        assert_eq!(now == first, beside, "{story}: whether what answered before went on all the time");
+        let now = now.list(&Default::default()).await.unwrap().items.remove(0);
+        assert_eq!(now.spec.model_ref.name, "m", "{story}");
+        assert_eq!(
+            now.metadata.uid == first,
+            beside,
+            "{story}: whether what answered before went on all the time"
+        );
 
-        edit(&cluster, 512).await;
+        edit(&cluster, "m", 512).await;
         let good = until("chat answers by another edit", || async {
             let chat = deployments.get("chat").await.ok().filter(ready)?;
             (groups(&cluster).await == (vec![512], 1)).then_some(chat)

@@ -171,24 +171,17 @@ fn the_endpoint_is_rank_zeros_and_only_while_all_serve() {
 #[test]
 fn any_loss_begins_a_new_epoch_without_peers() {
     let met = peers(100);
-    let failed = |rank: u32, seen: i64| {
+    let failed_at = |rank: u32, seen: i64, reason: Reason| {
         let mut observed = both(4, &met, 4, [SERVING, SERVING]);
         edit(&mut observed, rank, |shard| {
             let status = shard.status.as_mut().unwrap();
             status.failure = Some("killed by signal 9".to_owned());
             status.observed_epoch = Some(seen);
-            conditions::set(
-                &mut status.conditions,
-                Type::Serving,
-                false,
-                Reason::EngineExited,
-                "",
-                None,
-                at(0),
-            );
+            conditions::set(&mut status.conditions, Type::Serving, false, reason, "", None, at(0));
         });
         observed
     };
+    let failed = |rank, seen| failed_at(rank, seen, Reason::EngineExited);
     let moved = || {
         let mut observed = both(4, &met, 4, [SERVING, SERVING]);
         edit(&mut observed, 1, |shard| {
@@ -214,6 +207,20 @@ fn any_loss_begins_a_new_epoch_without_peers() {
     for (story, observed, epoch, written, reason) in [
         ("a rank fails", failed(1, 4), 5, vec![0, 1], "EngineExited"),
         ("rank 0 fails", failed(0, 4), 5, vec![0, 1], "EngineExited"),
+        (
+            "nobody answers the smoke prompt",
+            failed_at(1, 4, Reason::SmokeFailed),
+            5,
+            vec![0, 1],
+            "SmokeFailed",
+        ),
+        (
+            "a rank fails at what has no reason of its own",
+            failed_at(1, 4, Reason::Joining),
+            5,
+            vec![0, 1],
+            "EngineFailed",
+        ),
         ("a failure of an older epoch", failed(1, 3), 4, vec![], "WaitingForAgent"),
         ("a rank moves", moved(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is gone", deleted(), 5, vec![0, 1], "PeerLost"),
