@@ -66,7 +66,7 @@ impl Plane {
     pub async fn rest(&self, played: &Agents) -> Result<u64, Error> {
         let mut seen = (self.writes(played).await?, Instant::now());
         while seen.1.elapsed() < REST {
-            tokio::time::sleep(Duration::from_millis(250)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
             let now = self.writes(played).await?;
             if now != seen.0 {
                 seen = (now, Instant::now());
