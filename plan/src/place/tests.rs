@@ -88,6 +88,13 @@ fn shown(placement: &Placement) -> String {
 
 fn ready(mut view: Snapshot) -> Snapshot {
     view.groups.values_mut().for_each(|group| group.ready = true);
+    if let Some(disks) = &mut view.disks {
+        // What answers has read its files.
+        for ((namespace, _), group) in &view.groups {
+            let nodes: Vec<String> = group.nodes().map(str::to_owned).collect();
+            disks.arrive(namespace, &group.model, &nodes);
+        }
+    }
     view
 }
 
@@ -326,7 +333,8 @@ fn random_disks(seeded: &mut Seeded, view: &Snapshot) -> Option<Shared<Disks>> {
     let size = |model: &str| view.models[&("ns".to_owned(), model.to_owned())].total_bytes();
     let nodes: Vec<&str> = view.nodes.keys().map(String::as_str).collect();
     let mut limits = Vec::new();
-    let mut copies = Vec::new();
+    // On a machine that is gone, so that every model is known to somebody.
+    let mut copies = ["m", "n"].map(|model| (model, "gone", size(model), 0, false)).to_vec();
     for node in nodes {
         limits.push((node, (seeded.below(4) > 0).then(|| seeded.below(40) * GIB / 2)));
         for (model, bytes) in [("m", size("m")), ("n", size("n")), ("x", 4 * GIB), ("y", 4 * GIB)] {
@@ -549,6 +557,7 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         let mut seeded = Seeded(seed * 7919);
         let mut view = random_view(&mut seeded);
         view.nodes.retain(|_, node| node.availability == Availability::Open);
+        view.disks = None;
         while view.nodes.len() > 3 {
             view.nodes.pop_first();
         }

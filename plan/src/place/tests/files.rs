@@ -140,7 +140,7 @@ fn a_disk_is_promised_to_one_only() {
     let mut view = view(&[("a", 16), ("b", 16)], 4);
     let shape = view.models[&("ns".to_owned(), "m".to_owned())].clone();
     view.models.insert(("ns".to_owned(), "n".to_owned()), shape);
-    let copies = [("m", "a", 4, 0, false), ("n", "a", 4, 0, false)];
+    let copies = [("m", "gone", 4, 4, false), ("n", "gone", 4, 4, false)];
     view.disks = stored(&[("a", Some(6)), ("b", Some(6))], &copies);
     let named = |view: &Snapshot, name: &str, model: &str| {
         let spec = ModelDeploymentSpec {
