@@ -23,6 +23,7 @@ mod rollout;
 mod shard;
 mod shard_group;
 mod sharding_strategy;
+mod spread;
 mod tier;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -46,6 +47,7 @@ pub use rollout::*;
 pub use shard::*;
 pub use shard_group::*;
 pub use sharding_strategy::*;
+pub use spread::*;
 pub use tier::*;
 
 /// API group of every kind.

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Autoscaling, Demand, LocalReference, Measured, Rollout, RolloutStatus};
+use crate::{Autoscaling, Demand, LocalReference, Measured, Rollout, RolloutStatus, Spread};
 
 /// A model that should answer under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -101,6 +101,9 @@ pub struct ModelDeploymentSpec {
     /// How many replicas there are when demand decides. Absent: as many as `replicas` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,
+    /// What its replicas keep apart by, where that costs little; absent: as its fields' defaults say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
 }
 
 fn one() -> i32 {

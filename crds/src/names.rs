@@ -24,6 +24,9 @@ pub const LABEL_NODE: &str = "russet.dev/node";
 pub const LABEL_CHIP: &str = "russet.dev/chip";
 /// Label derived from an InferenceNode's memory, such as `512Gi`.
 pub const LABEL_MEMORY: &str = "russet.dev/memory";
+/// Label that owners give InferenceNodes: what fails together, unless a deployment names another one. Kubernetes'
+/// own.
+pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Finalizer on Models: their copies are removed first.
 pub const FINALIZER_COPIES: &str = "russet.dev/copies";

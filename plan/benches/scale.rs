@@ -8,8 +8,9 @@ use std::time::Instant;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    InferenceNode, InferenceNodeSpec, InferenceNodeStatus, Link, LinkKind, LocalReference,
-    ModelDeploymentSpec, NodeMemory, Shard, ShardGroup, ShardGroupSpec, ShardSpec,
+    InferenceNode, InferenceNodeSpec, InferenceNodeStatus, Link, LinkKind, LocalReference, ModelCopy,
+    ModelCopySpec, ModelCopyStatus, ModelDeploymentSpec, NamespacedReference, NodeDisk, NodeMemory, Shard,
+    ShardGroup, ShardGroupSpec, ShardSpec, Want, names,
 };
 use russet_plan::place::place_as;
 use russet_plan::snapshot::Node;
@@ -128,6 +129,38 @@ fn objects(view: &Snapshot) -> Cluster {
     cluster
 }
 
+/// Ten copies on every node, which leave no room: of one model that is planned and of nine others.
+fn stock(mut cluster: Cluster) -> Cluster {
+    let copy = |model: &str, node: &str| {
+        let spec = ModelCopySpec {
+            model_ref: NamespacedReference { namespace: "ns".to_owned(), name: model.to_owned() },
+            node_name: node.to_owned(),
+            want: Want::Files,
+            ..ModelCopySpec::default()
+        };
+        let mut status =
+            ModelCopyStatus { bytes_done: 50 * GIB, bytes_total: 50 * GIB, ..ModelCopyStatus::default() };
+        let now = Timestamp::UNIX_EPOCH;
+        for kind in [Type::Resolved, Type::Downloaded, Type::Verified, Type::Ready] {
+            conditions::set(&mut status.conditions, kind, true, Reason::Settled, "", None, now);
+        }
+        let mut copy = ModelCopy::new(&names::model_copy("ns", model, node), spec);
+        copy.status = Some(status);
+        Arc::new(copy)
+    };
+    let mut copies = Vec::new();
+    for node in &mut cluster.nodes {
+        let node = Arc::make_mut(node);
+        let name = node.metadata.name.clone().unwrap();
+        copies.push(copy("m0", &name));
+        copies.extend((0..9).map(|other| copy(&format!("x{other}"), &name)));
+        let disk = NodeDisk { models_limit_bytes: Some(500 * GIB), ..NodeDisk::default() };
+        node.status.as_mut().unwrap().disk = Some(disk);
+        node.metadata.labels = Some([(names::LABEL_ZONE.to_owned(), "cellar".to_owned())].into());
+    }
+    Cluster { copies: Some(copies), ..cluster }
+}
+
 /// The median of several times, in milliseconds.
 fn timed(times: usize, mut what: impl FnMut()) -> f64 {
     let mut took: Vec<f64> = (0..times)
@@ -174,22 +207,31 @@ fn main() {
             "a view taken of the objects",
             timed(TIMES, || assert_eq!(objects.snapshot(Timestamp::UNIX_EPOCH).groups.len(), wants.len())),
         );
+        let stocked = stock(objects);
+        tell(
+            "a view taken of the objects, ten copies a node",
+            timed(TIMES, || assert!(stocked.snapshot(Timestamp::UNIX_EPOCH).disks.is_some())),
+        );
         let mut fewer = full.clone();
         let last = wants.last().unwrap();
         fewer.groups.retain(|_, group| group.deployment != last.name);
         // Nothing is known of a view that was just taken.
-        let taken = |_| Snapshot {
-            nodes: fewer.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect(),
-            ..fewer.clone()
+        let taken = || fewer.nodes.iter().map(|(name, node)| (name.clone(), node.clone())).collect();
+        let one_more = |what: &str, like: &Snapshot| {
+            let mut views: Vec<Snapshot> =
+                (0..TIMES).map(|_| Snapshot { nodes: taken(), ..like.clone() }).collect();
+            tell(
+                what,
+                timed(TIMES, || {
+                    let view = views.pop().unwrap();
+                    let advice = solve(&view, &refs);
+                    assert_eq!(place_as(&view, last, &advice).0.create.len(), 1);
+                }),
+            );
         };
-        let mut views: Vec<Snapshot> = (0..TIMES).map(taken).collect();
-        tell(
-            "one more deployment placed",
-            timed(TIMES, || {
-                let view = views.pop().unwrap();
-                let advice = solve(&view, &refs);
-                assert_eq!(place_as(&view, last, &advice).0.create.len(), 1);
-            }),
-        );
+        one_more("one more deployment placed", &fewer);
+        let mut stored = Snapshot { disks: stocked.snapshot(Timestamp::UNIX_EPOCH).disks, ..fewer.clone() };
+        stored.groups.values_mut().for_each(|group| group.ready = true);
+        one_more("one more deployment placed where every disk is full", &stored);
     }
 }

@@ -3,13 +3,13 @@
 
 mod group;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::Backend;
 use thiserror::Error;
 
-use crate::place::{Placement, Removal, place, plan_hash};
-use crate::snapshot::Snapshot;
+use crate::place::{OldGroup, Placement, Removal, place, plan_hash};
+use crate::snapshot::{Key, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
 /// Something a placement must never be.
@@ -115,6 +115,18 @@ pub enum Violation {
         /// Bytes models may take.
         limit: u64,
     },
+    /// A rank on a node to which its model's files can never come.
+    #[error("group {group}: node {node} would have to hold {files} bytes of files and may hold {limit}")]
+    Disk {
+        /// The group.
+        group: String,
+        /// The node.
+        node: String,
+        /// Bytes of files that stay there, the group's own included.
+        files: u64,
+        /// Bytes models may take there.
+        limit: u64,
+    },
     /// A name or hash that is not the plan's own, or is taken.
     #[error("group {group}: its name or hash is wrong or taken")]
     Name {
@@ -139,6 +151,26 @@ pub enum Violation {
         /// The replica.
         replica: i32,
     },
+    /// Another number of replicas goes or is left than there are too many.
+    #[error("replicas {gone:?} go or are left, and {many} are too many")]
+    Surplus {
+        /// The replicas.
+        gone: Vec<i32>,
+        /// How many are too many.
+        many: usize,
+    },
+    /// A replica goes although one stays that fails together with more others.
+    #[error("replica {goes} goes, beside which {had} were, and replica {stays} stays beside {has}")]
+    Spread {
+        /// The one that goes.
+        goes: i32,
+        /// Replicas that failed together with it.
+        had: usize,
+        /// The one that stays.
+        stays: i32,
+        /// Replicas that still fail together with it.
+        has: usize,
+    },
     /// Planning again after applying changes something.
     #[error("planning an applied plan again changes it")]
     Restless,
@@ -158,6 +190,7 @@ pub fn check(view: &Snapshot, want: &ValidDeployment, placement: &Placement) -> 
         }
     }
     check_memory(view, placement, &mut wrong);
+    check_disks(view, want, placement, &mut wrong);
     group::check_ports(view, placement, &mut wrong);
     check_removals(view, want, placement, &mut wrong);
     check_replicas(view, want, placement, &mut wrong);
@@ -194,6 +227,30 @@ fn check_memory(view: &Snapshot, placement: &Placement, wrong: &mut Vec<Violatio
     }
 }
 
+fn check_disks(view: &Snapshot, want: &ValidDeployment, placement: &Placement, wrong: &mut Vec<Violation>) {
+    let Some(disks) = &view.disks else { return };
+    let goes = |key: &Key| {
+        let own = key.0 == want.namespace && placement.delete.iter().any(|old| old.name == key.1);
+        own || placement.preempt.contains(key)
+    };
+    for new in &placement.create {
+        for member in &new.plan.members {
+            let node = member.node_name.as_str();
+            if disks.holds(&want.namespace, &want.model, node) {
+                continue;
+            }
+            let stays = view.groups.iter().filter(|(key, group)| !group.deleting && !goes(key));
+            let there = stays.filter(|(_, group)| group.nodes().any(|other| other == node));
+            let read = there.map(|(key, group)| (key.0.as_str(), group.model.as_str()));
+            let read = read.chain([(want.namespace.as_str(), want.model.as_str())]);
+            if let Some((limit, files)) = disks.least(node, read).filter(|(limit, files)| files > limit) {
+                let (group, node) = (new.name.clone(), node.to_owned());
+                wrong.push(Violation::Disk { group, node, files, limit });
+            }
+        }
+    }
+}
+
 fn check_removals(
     view: &Snapshot,
     want: &ValidDeployment,
@@ -212,8 +269,8 @@ fn check_removals(
             .keep
             .iter()
             .any(|key| view.groups.get(key).is_some_and(|kept| kept.replica == group.replica && kept.ready));
-        let wanted = (0..want.replicas).contains(&group.replica);
-        if group.ready && wanted && !replaced && old.why != Removal::Drained {
+        let surplus = matches!(old.why, Removal::ScaledDown | Removal::Rests);
+        if group.ready && !surplus && !replaced && old.why != Removal::Drained {
             wrong.push(Violation::Outage { group: old.name.clone() });
         }
     }
@@ -225,7 +282,32 @@ fn check_replicas(
     placement: &Placement,
     wrong: &mut Vec<Violation>,
 ) {
-    for replica in 0..want.replicas {
+    let there: BTreeSet<i32> = view
+        .groups_of(&want.namespace, &want.name)
+        .filter(|(_, group)| !group.deleting)
+        .map(|(_, group)| group.replica)
+        .collect();
+    let surplus: Vec<&OldGroup> = placement
+        .delete
+        .iter()
+        .filter(|old| matches!(old.why, Removal::ScaledDown | Removal::Rests))
+        .collect();
+    let of = |name: &String| Some(view.groups.get(&(want.namespace.clone(), name.clone()))?.replica);
+    let gone: BTreeSet<i32> = surplus.iter().filter_map(|old| of(&old.name)).collect();
+    let many = there.len().saturating_sub(usize::try_from(want.replicas).unwrap_or(0));
+    if gone.len() != many {
+        wrong.push(Violation::Surplus { gone: gone.into_iter().collect(), many });
+        return;
+    }
+    check_spread(view, want, &there, &gone, wrong);
+    let created = placement.create.iter().map(|new| new.replica);
+    let counted: BTreeSet<i32> =
+        there.difference(&gone).copied().chain(created).chain(placement.waiting.iter().copied()).collect();
+    if counted.len() != usize::try_from(want.replicas).unwrap_or(0) || !counted.is_disjoint(&gone) {
+        wrong.push(Violation::Surplus { gone: counted.into_iter().collect(), many });
+        return;
+    }
+    for replica in counted {
         let kept = placement
             .keep
             .iter()
@@ -237,7 +319,39 @@ fn check_replicas(
             wrong.push(Violation::Replica { replica });
         }
     }
-    if placement.create.iter().any(|new| !(0..want.replicas).contains(&new.replica)) {
-        wrong.push(Violation::Replica { replica: -1 });
+}
+
+/// Of replicas that all answer, none goes from a domain where fewer are than in one of those that stay, which
+/// says the same of every pair: the one that went had as many beside it as any that stayed has now.
+fn check_spread(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    there: &BTreeSet<i32>,
+    gone: &BTreeSet<i32>,
+    wrong: &mut Vec<Violation>,
+) {
+    let groups = || view.groups_of(&want.namespace, &want.name).filter(|(_, group)| !group.deleting);
+    if want.replicas == 0 || !groups().all(|(_, group)| group.ready) {
+        return;
+    }
+    let label = |node: &str| view.nodes.get(node).and_then(|seen| seen.labels.get(&want.topology_key));
+    let meet = |a: &str, b: &str| a == b || label(a).is_some_and(|value| label(b) == Some(value));
+    let of = |replica: i32| {
+        groups()
+            .filter(move |(_, group)| group.replica == replica)
+            .flat_map(|(_, group)| group.nodes())
+            .collect::<Vec<_>>()
+    };
+    let beside = |replica: i32, among: &mut dyn Iterator<Item = i32>| {
+        among.filter(|other| of(*other).iter().any(|a| of(replica).iter().any(|b| meet(a, b)))).count()
+    };
+    for goes in gone {
+        for stays in there.difference(gone) {
+            let had = beside(*goes, &mut there.iter().copied().filter(|other| other != goes));
+            let has = beside(*stays, &mut there.difference(gone).copied().filter(|other| other != stays));
+            if had < has {
+                wrong.push(Violation::Spread { goes: *goes, had, stays: *stays, has });
+            }
+        }
     }
 }

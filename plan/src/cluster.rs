@@ -9,11 +9,12 @@ use jiff::{Timestamp, ToSpan as _};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Type, is_true};
 use russet_crds::{
-    Approval, ApprovalSpec, Decision, InferenceNode, Model, ModelCopy, ModelCopySpec, NodePool, Scheduling,
-    Shard, ShardGroup, ShardingStrategy, Want,
+    Approval, ApprovalSpec, Decision, InferenceNode, Model, ModelCopy, NodePool, Scheduling, Shard,
+    ShardGroup, ShardingStrategy,
 };
 
 use crate::chips;
+use crate::copies::Disks;
 use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::{self, Area, Labels};
@@ -52,29 +53,18 @@ impl Cluster {
         let strategies = self.strategies.iter();
         let shape = |model: &Arc<Model>| model.status.as_ref().and_then(|status| status.shape.clone());
         let key = |model: &Arc<Model>| (model.namespace().unwrap_or_default(), model.name_any());
+        let pools = areas(&self.pools, &self.nodes);
+        let disks = self.copies.as_ref().map(|copies| Disks::of(copies, &self.nodes, &self.models, &pools));
         Snapshot {
             nodes: self.seen_nodes(now).into(),
             models: self.models.iter().filter_map(|model| Some((key(model), shape(model)?))).collect(),
             strategies: strategies.map(|one| (one.name_any(), one.spec.sharding.clone())).collect(),
-            pools: areas(&self.pools, &self.nodes),
+            pools,
             tiers: self.tiers.iter().map(|tier| (tier.name_any(), Tier::read(tier, now))).collect(),
             groups: self.groups.iter().map(|group| self.seen_group(group, now)).collect(),
-            files: self.files(),
+            disks: disks.map(Into::into),
             answers: self.answers(now),
         }
-    }
-
-    fn files(&self) -> Option<BTreeMap<Key, BTreeSet<String>>> {
-        let mut files: BTreeMap<Key, BTreeSet<String>> = BTreeMap::new();
-        for copy in self.copies.as_ref()? {
-            let ready = copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready));
-            if ready && copy.spec.want == Want::Files {
-                let ModelCopySpec { model_ref, node_name, .. } = &copy.spec;
-                let key = (model_ref.namespace.clone(), model_ref.name.clone());
-                files.entry(key).or_default().insert(node_name.clone());
-            }
-        }
-        Some(files)
     }
 
     /// Until when `view`, taken at `now`, stays what it is while only time passes; nothing when that is for ever,
@@ -158,9 +148,9 @@ impl Cluster {
 }
 
 fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) -> Node {
-    let availability = availability(node, now);
+    let (availability, labels) = (availability(node, now), node.labels().clone());
     let Some(status) = &node.status else {
-        return Node { availability, unreleased: orphaned, ..Node::default() };
+        return Node { availability, unreleased: orphaned, labels, ..Node::default() };
     };
     let memory = status.memory.clone().unwrap_or_default();
     let gib = u32::try_from(memory.total_bytes.div_ceil(1 << 30)).ok();
@@ -174,6 +164,7 @@ fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) 
         cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
         links: status.links.clone(),
         machine: chip.map(Into::into),
+        labels,
     }
 }
 

@@ -12,6 +12,7 @@
 //! Whether something fits is asked of what may not go alone, so nothing is ever removed in vain, and what
 //! was removed for one plan changes no answer of the next.
 
+pub(crate) mod disks;
 mod lack;
 mod room;
 
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+pub use self::disks::{Disks, Outlook, files, limit};
 pub use self::lack::Lack;
 use self::room::{Room, Unit};
 use crate::snapshot::{Availability, Key};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Approval, GROUP, InferenceNode, Model, ModelDeployment, NodePool, Shard, ShardGroup, ShardingStrategy,
-    Tier, VERSION,
+    Approval, GROUP, InferenceNode, Model, ModelCopy, ModelDeployment, NodePool, Shard, ShardGroup,
+    ShardingStrategy, Tier, VERSION,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,18 +19,19 @@ use thiserror::Error;
 use crate::cluster::Cluster;
 
 /// Kinds a cluster is made of, with the names of their lists.
-pub const KINDS: [(&str, &str); 8] = [
+pub const KINDS: [(&str, &str); 9] = [
     ("InferenceNode", "inferencenodes"),
     ("NodePool", "nodepools"),
     ("ShardingStrategy", "shardingstrategies"),
     ("Tier", "tiers"),
     ("Model", "models"),
+    ("ModelCopy", "modelcopies"),
     ("ShardGroup", "shardgroups"),
     ("Shard", "shards"),
     ("Approval", "approvals"),
 ];
 /// Kinds without a namespace.
-const CLUSTER_WIDE: [&str; 4] = ["InferenceNode", "NodePool", "ShardingStrategy", "Tier"];
+const CLUSTER_WIDE: [&str; 5] = ["InferenceNode", "NodePool", "ShardingStrategy", "Tier", "ModelCopy"];
 /// Splits that an engine of this release runs, as agents report them.
 const MODES: [&str; 4] = ["Single", "Pipeline", "Tensor", "Hybrid"];
 
@@ -93,6 +94,8 @@ pub struct Described {
     namespace: String,
     ids: BTreeMap<Id, usize>,
     objects: Vec<(Value, Object)>,
+    /// Whether a server said some of it, which names every copy there is.
+    served: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +105,7 @@ enum Object {
     Strategy(Arc<ShardingStrategy>),
     Tier(Arc<Tier>),
     Model(Arc<Model>),
+    Copy(Arc<ModelCopy>),
     Group(Arc<ShardGroup>),
     Shard(Arc<Shard>),
     Approval(Arc<Approval>),
@@ -111,12 +115,13 @@ enum Object {
 impl Described {
     /// Nothing yet; objects without a namespace are of this one.
     pub fn new(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), ids: BTreeMap::new(), objects: Vec::new() }
+        Self { namespace: namespace.to_owned(), ids: BTreeMap::new(), objects: Vec::new(), served: false }
     }
 
     /// Takes an object that stands at `place`. Kinds that no plan depends on are passed over, and so are
     /// deployments of the cluster: what they have come to is in their groups.
     pub fn add(&mut self, origin: Origin, place: &str, mut object: Value) -> Result<(), Misfit> {
+        self.served |= origin == Origin::Server;
         let nameless = |field| Misfit::Nameless { place: place.to_owned(), field };
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         let version = text(&object["apiVersion"]).ok_or(nameless("apiVersion"))?;
@@ -160,7 +165,9 @@ impl Described {
 
     /// The cluster they are.
     pub fn cluster(&self) -> Cluster {
-        let mut cluster = Cluster::default();
+        // Where only a description says what there is, and names no copy, nobody says where files are.
+        let copies = self.served.then(Vec::new);
+        let mut cluster = Cluster { copies, ..Cluster::default() };
         for (_, object) in &self.objects {
             match object {
                 Object::Node(node) => cluster.nodes.push(node.clone()),
@@ -168,6 +175,7 @@ impl Described {
                 Object::Strategy(strategy) => cluster.strategies.push(strategy.clone()),
                 Object::Tier(tier) => cluster.tiers.push(tier.clone()),
                 Object::Model(model) => cluster.models.push(model.clone()),
+                Object::Copy(copy) => cluster.copies.get_or_insert_default().push(copy.clone()),
                 Object::Group(group) => cluster.groups.push(group.clone()),
                 Object::Shard(shard) => cluster.shards.push(shard.clone()),
                 Object::Approval(approval) => cluster.approvals.push(approval.clone()),
@@ -222,6 +230,7 @@ fn typed(origin: Origin, kind: &str, value: &mut Value) -> Result<Object, Wrong>
         "ShardingStrategy" => Object::Strategy(read(origin, value)?),
         "Tier" => Object::Tier(read(origin, value)?),
         "Model" => Object::Model(read(origin, value)?),
+        "ModelCopy" => Object::Copy(read(origin, value)?),
         "ShardGroup" => Object::Group(read(origin, value)?),
         "Shard" => Object::Shard(read(origin, value)?),
         "Approval" => Object::Approval(read(origin, value)?),

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use russet_crds::conditions::Reason;
 use russet_crds::{Backend, FabricKind};
 
+use crate::copies::Lack;
 use crate::fabric::show_bits;
 use crate::fit::Need;
 use crate::pool::Demand;
@@ -116,6 +117,11 @@ pub enum Note {
         /// Why.
         availability: Availability,
     },
+    /// The model's files cannot come to a node.
+    Disk {
+        /// Why.
+        lack: Lack,
+    },
     /// A node lacks the backend groups of several ranks need.
     NoRing {
         /// The node.
@@ -186,6 +192,8 @@ pub enum Note {
         needed: Need,
         /// Nodes that would hold it and take no work.
         closed: Vec<String>,
+        /// Nodes to which the files cannot come.
+        full: Vec<String>,
     },
     /// A replica waits although it fits, because what else waits is worth more.
     Outweighed {
@@ -272,6 +280,19 @@ pub enum Note {
         /// What still holds memory, with the bytes.
         holders: Vec<String>,
     },
+    /// A replica is placed where others of its deployment fail together with it.
+    FailsTogether {
+        /// Index of the replica.
+        replica: i32,
+        /// The label that tells domains apart.
+        key: String,
+        /// Its values there.
+        domains: Vec<String>,
+        /// The others.
+        with: Vec<i32>,
+        /// The best way apart from more of them; nothing where none fits.
+        apart: Option<String>,
+    },
     /// A replica was placed.
     Placed {
         /// Index of the replica.
@@ -310,6 +331,7 @@ impl Note {
             | Note::NothingFits { .. }
             | Note::CouldPreempt { .. }
             | Note::KeptOutdated { .. } => Reason::NothingFits,
+            Note::Disk { lack } => lack.reason(),
             Note::Outweighed { .. } => Reason::Outweighed,
             Note::Preempts { .. } => Reason::Preempting,
             Note::Resident { .. } => Reason::Resident,
@@ -318,7 +340,7 @@ impl Note {
             Note::InTurn { .. } | Note::DrainFirst { .. } => Reason::InProgress,
             Note::FetchFirst { .. } => Reason::WaitingForCopies,
             Note::WaitingForRelease { .. } => Reason::WaitingForAgent,
-            Note::Placed { .. } => Reason::PlanFound,
+            Note::Placed { .. } | Note::FailsTogether { .. } => Reason::PlanFound,
         }
     }
 }
@@ -454,12 +476,18 @@ impl fmt::Display for Note {
                 "{ranks} ranks need {ranks} nodes with the same engine build, one each, and {nodes} can take work; join more nodes or ask for fewer ranks"
             ),
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
-            Note::NothingFits { replica, needed, closed } if !closed.is_empty() => write!(
+            Note::Disk { lack } => write!(out, "the model's files do not come to {lack}"),
+            Note::NothingFits { replica, needed, closed: _, full } if !full.is_empty() => write!(
+                out,
+                "replica {replica} fits nowhere ({needed}) where its model's files could come: not to {}; free some disk there, lower spec.disk.reserve of these nodes, unpin or delete a Model, free memory on others, or join another node",
+                full.join(", ")
+            ),
+            Note::NothingFits { replica, needed, closed, full: _ } if !closed.is_empty() => write!(
                 out,
                 "replica {replica} fits nowhere else ({needed}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
                 closed.join(", ")
             ),
-            Note::NothingFits { replica, needed, closed: _ } => write!(
+            Note::NothingFits { replica, needed, closed: _, full: _ } => write!(
                 out,
                 "replica {replica} fits nowhere ({needed}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node"
             ),
@@ -528,6 +556,20 @@ impl fmt::Display for Note {
             }
             Note::WaitingForRelease { replica, holders } => {
                 write!(out, "replica {replica} waits until agents release memory: {}", holders.join(", "))
+            }
+            Note::FailsTogether { replica, key, domains, with, apart } => {
+                let others: Vec<String> = with.iter().map(ToString::to_string).collect();
+                let word = if with.len() == 1 { "replica" } else { "replicas" };
+                write!(
+                    out,
+                    "replica {replica} shares {key} {} with {word} {}: ",
+                    domains.join(", "),
+                    others.join(", ")
+                )?;
+                match apart {
+                    Some(apart) => write!(out, "the best place apart from them is worth less ({apart})"),
+                    None => write!(out, "nothing fits apart from them"),
+                }
             }
             Note::Placed { replica, decision } => write!(out, "replica {replica}: {decision}"),
         }

@@ -16,20 +16,22 @@ mod choose;
 mod current;
 mod preempt;
 mod report;
+mod spread;
 mod turn;
 mod ways;
 mod worth;
 
-use russet_crds::{GroupPlan, PlacementReport};
+use russet_crds::{GroupPlan, PlacementReport, names};
 use sha2::{Digest as _, Sha256};
 
 use crate::digest::digest;
 use crate::forecast::Forecast;
 use crate::note::Note;
-use crate::snapshot::{Key, Snapshot};
+use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::Advice;
 use crate::validate::ValidDeployment;
 use report::report;
+use spread::counted;
 use turn::Turn;
 
 pub use current::{is_current, pending, waiting};
@@ -129,19 +131,22 @@ pub fn place(view: &Snapshot, want: &ValidDeployment) -> (Placement, Vec<Note>) 
 pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Placement, Vec<Note>) {
     let mut turn = Turn::new(view, want, advice);
     turn.excess();
-    for replica in 0..want.replicas {
+    for replica in turn.wanted.clone() {
         turn.replica(replica);
     }
     let Turn { mut placement, notes, found, .. } = turn;
-    placement.report = report(&placement, &found, &Forecast::new(view, &want.shape, want.room));
+    placement.report = report(&placement, &found, &notes, &Forecast::new(view, &want.shape, want.room));
     (placement, notes)
 }
 
 /// What a deployment that cannot be planned still allows: replicas nobody wants any more go.
 pub fn scale_down(view: &Snapshot, namespace: &str, deployment: &str, replicas: i32) -> Placement {
     let mut placement = Placement::default();
-    for (key, group) in view.groups_of(namespace, deployment).filter(|(_, group)| !group.deleting) {
-        if (0..replicas).contains(&group.replica) {
+    let groups: Vec<(&Key, &Group)> =
+        view.groups_of(namespace, deployment).filter(|(_, group)| !group.deleting).collect();
+    let (wanted, _) = counted(view, &groups, replicas, names::LABEL_ZONE);
+    for (key, group) in groups {
+        if wanted.contains(&group.replica) {
             placement.keep.push(key.clone());
         } else {
             placement.delete.push(OldGroup { name: key.1.clone(), why: Removal::ScaledDown });

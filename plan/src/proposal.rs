@@ -181,20 +181,23 @@ struct Settled {
 }
 
 /// What becomes of a deployment. Where a replica had to go before its successor can come, its own or another's,
-/// the operator looks again once the memory is released, and so does this.
+/// the operator looks again once the memory is released, or the files have come, and so does this.
 fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) -> (Settled, Vec<Note>) {
     let (placement, notes) = place_as(view, want, &solve(view, rivals));
     let after = placement.apply(view, want);
-    let mut makes_room = vacates(&placement);
+    let mut makes_room = vacates(&placement) || !placement.prefetch.is_empty();
     let (mut settled, mut notes) = (Settled { placement, after }, notes);
     for _ in 0..STEPS {
         if !makes_room {
             break;
         }
-        let Settled { placement: first, after } = settled;
+        let Settled { placement: first, mut after } = settled;
+        if let Some(disks) = &mut after.disks {
+            disks.arrive(&want.namespace, &want.model, &first.prefetch);
+        }
         let (second, more) = place_as(&after, want, &solve(&after, rivals));
         let after = second.apply(&after, want);
-        makes_room = vacates(&second);
+        makes_room = vacates(&second) || !second.prefetch.is_empty();
         notes.extend(more);
         settled = Settled { placement: both(first, second, &want.namespace), after };
     }

@@ -25,6 +25,8 @@ pub struct Seat<'a> {
     pub limit: u64,
     /// Ranks of the same deployment it already has; replicas spread where they can.
     pub siblings: usize,
+    /// Replicas of the same deployment in its failure domain, as far as that is known.
+    pub crowd: usize,
     /// Whether its engine can hold parts of layers.
     pub cuts_layers: bool,
     /// What its GPU can do, where that is known.

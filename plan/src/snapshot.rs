@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use russet_crds::{GroupPlan, Link, Measured, Residency, Sharding, names};
 use russet_wire::shape::ModelShape;
 
+use crate::copies::Disks;
 use crate::nodes::Nodes;
 use crate::note::Note;
 use crate::pool::Area;
@@ -32,8 +33,8 @@ pub struct Snapshot {
     pub pools: BTreeMap<String, Result<Area, Note>>,
     /// Every replica of every deployment, those being deleted included: they still hold memory.
     pub groups: BTreeMap<Key, Group>,
-    /// Nodes that hold the files of a model; nothing where nobody says, and then nothing waits for them.
-    pub files: Option<BTreeMap<Key, BTreeSet<String>>>,
+    /// Which files are on which disk; nothing where nobody says, and then nothing waits for them.
+    pub disks: Option<Shared<Disks>>,
     /// What persons answered, by the deployment it serves.
     pub answers: BTreeMap<Key, Answers>,
 }
@@ -67,6 +68,8 @@ pub struct Node {
     pub links: Vec<Link>,
     /// What its GPU can do, where its chip is in the catalogue.
     pub machine: Option<Machine>,
+    /// Its labels, by which failure domains are told apart.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// Whether a node takes new work, and what becomes of the work it has.

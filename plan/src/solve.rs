@@ -120,9 +120,9 @@ fn vacated(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32)
 /// Decides for all of them at once.
 fn together(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     let mut wishes = Vec::new();
-    let mut groups: BTreeMap<(&str, &str), Vec<&Group>> = BTreeMap::new();
-    for ((namespace, _), group) in view.groups.iter().filter(|(_, group)| !group.deleting) {
-        groups.entry((namespace, &group.deployment)).or_default().push(group);
+    let mut groups: BTreeMap<(&str, &str), Vec<(&Key, &Group)>> = BTreeMap::new();
+    for (key, group) in view.groups.iter().filter(|(_, group)| !group.deleting) {
+        groups.entry((&key.0, &group.deployment)).or_default().push((key, group));
     }
     for want in wants {
         let fit = Fit::new(&want.shape, want.room);
@@ -184,7 +184,9 @@ fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
 /// deployment more than the second of another.
 fn weight(want: &ValidDeployment, replica: i32) -> f64 {
     let before = if want.incumbent { BEFORE } else { 1.0 };
-    before * (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(replica.max(0)))
+    // Where one was taken away from among the others, indices are above how many there are.
+    let place = replica.min(want.replicas - 1).max(0);
+    before * (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(place))
 }
 
 struct Search {

@@ -76,6 +76,8 @@ pub struct ValidDeployment {
     pub own: Option<(String, String)>,
     /// Replicas; 0 stops the deployment.
     pub replicas: i32,
+    /// The label of nodes by whose values its replicas keep apart.
+    pub topology_key: String,
 }
 
 impl ValidDeployment {
@@ -187,6 +189,7 @@ pub fn validate(
         rollout: how,
         // It says who writes `replicas`, and nothing about a placement.
         autoscaling: _,
+        spread,
     } = spec;
     let Some(shape) = view.models.get(&(namespace.to_owned(), model.clone())) else {
         return Err(vec![Note::ModelUnknown { model: model.clone() }]);
@@ -236,6 +239,7 @@ pub fn validate(
         incumbent: false,
         own: promised.own(),
         replicas: if rest.is_some() { 0 } else { *replicas },
+        topology_key: spread.clone().unwrap_or_default().topology_key,
         rest,
     };
     Ok(ValidDeployment { intent: rollout::intent(&valid), ..valid })

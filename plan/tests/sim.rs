@@ -11,6 +11,8 @@ mod cable;
 mod chance;
 #[path = "sim/deed.rs"]
 mod deed;
+#[path = "sim/disk.rs"]
+mod disk;
 #[path = "sim/expectation.rs"]
 mod expectation;
 #[path = "sim/ledger.rs"]
@@ -208,7 +210,7 @@ fn the_ledger_finds_what_it_is_for() {
     let world = story.world();
     let group = world.living()[0].clone();
     let again = NewGroup { name: "chat-0-again".to_owned(), replica: 0, plan: group.spec.plan.clone() };
-    let found = ledger::doubled(world, &again).join("; ");
+    let found = ledger::doubled(world, "m", &again).join("; ");
     for words in
         ["node a is promised twice: 242", "port rdma_en3 of node b is given away and in use by chat-0#1"]
     {
@@ -225,13 +227,13 @@ fn the_ledger_finds_what_it_is_for() {
     let mut edited = world.clone();
     edited.deployments.get_mut("chat").unwrap().spec.replicas = 0;
     assert!(ledger::unasked(&edited, "chat", &placement, false).is_empty());
-    assert_eq!(ledger::unsettled(&edited), ["chat-0#1 is there although nobody wants it"]);
+    assert_eq!(ledger::unsettled(&edited), ["chat-0#1 is one of 1, and 0 are wanted"]);
     // An engine whose group and Shard are gone holds its memory and its port all the same.
     let mut held = world.clone();
     held.cluster.groups.clear();
-    assert_eq!(ledger::unsettled(&held), ["replica 0 of chat is neither there nor said to wait"]);
+    assert_eq!(ledger::unsettled(&held), ["0 replicas of chat are there or said to wait, not 1"]);
     let again = NewGroup { name: "chat-0-again".to_owned(), replica: 0, plan: group.spec.plan.clone() };
-    let found = ledger::doubled(&held, &again).join("; ");
+    let found = ledger::doubled(&held, "m", &again).join("; ");
     assert!(found.contains("in use by an engine that was not released"), "{found}");
 }
 

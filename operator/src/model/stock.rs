@@ -15,9 +15,6 @@ use russet_plan::note::Note;
 use russet_plan::pool::Area;
 use russet_plan::snapshot::Key;
 
-/// What agents of an older release leave free; newer ones say it themselves.
-const OLD_RESERVE: u64 = 1 << 30;
-
 type Areas = BTreeMap<String, Result<Area, Note>>;
 
 /// Why a preload cannot be planned.
@@ -159,7 +156,6 @@ fn seen_model(
 ) -> copies::Model {
     let key = key(model);
     let status = model.status.clone().unwrap_or_default();
-    let source = &model.spec.source;
     let measured = copies
         .iter()
         .filter(|copy| copy.spec.model_ref.namespace == key.0 && copy.spec.model_ref.name == key.1)
@@ -167,9 +163,8 @@ fn seen_model(
         .map(|status| status.bytes_total);
     let shape = status.shape.as_ref().map_or(0, |shape| shape.total_bytes());
     let leaving = model.metadata.deletion_timestamp.is_some();
-    let [commit, sha256] = [&status.commit, &source.sha256].map(|it| it.as_deref().unwrap_or_default());
     copies::Model {
-        files: format!("{} {commit} {sha256}", source.uri),
+        files: copies::files(model),
         bytes: measured.max().unwrap_or(0).max(shape),
         priority: priority(&key, deployments, tiers),
         preload: if leaving { None } else { preload(model, areas).ok().flatten() },
@@ -214,11 +209,9 @@ fn disk(node: &InferenceNode, files: &[&Arc<ModelCopy>], now: Timestamp) -> Disk
     let name = node.name_any();
     let measured = node.status.as_ref().and_then(|status| status.disk.as_ref());
     let limit = measured.map(|disk| {
-        disk.models_limit_bytes.unwrap_or_else(|| {
-            let here = files.iter().filter(|copy| copy.spec.node_name == name);
-            let held: u64 = here.filter_map(|copy| Some(copy.status.as_ref()?.bytes_done)).sum();
-            disk.free_bytes.saturating_add(held).saturating_sub(OLD_RESERVE)
-        })
+        let here = files.iter().filter(|copy| copy.spec.node_name == name);
+        let held = here.filter_map(|copy| Some(copy.status.as_ref()?.bytes_done)).sum();
+        copies::limit(disk, held)
     });
     Disk { limit, availability: availability(node, now) }
 }

@@ -86,11 +86,10 @@ impl Room {
         }
         let Some(limit) = self.limit else { return Err(Lack::Unmeasured { node: node.to_owned() }) };
         let others: u64 = self.kept.iter().filter(|(other, _)| *other != files).map(|(_, bytes)| bytes).sum();
-        if others.saturating_add(bytes) > limit {
+        beside(node, limit, others, bytes, || {
             let spare = self.spare().filter(|(other, _)| *other != files).map(|(_, unit)| unit.bytes).sum();
-            let needed = bytes.saturating_sub(self.done(files));
-            return Err(Lack::Room { node: node.to_owned(), needed, free: self.free(), spare, limit });
-        }
+            (bytes.saturating_sub(self.done(files)), self.free(), spare)
+        })?;
         self.kept.insert(files.to_owned(), bytes);
         if !ready {
             self.wanted.insert(key.clone());
@@ -145,6 +144,22 @@ impl Room {
         }
         victims
     }
+}
+
+/// Whether files of so many bytes fit beside what may not go, once everything else goes. The numbers of a refusal
+/// are bytes that are still to come, bytes free, and bytes that could go.
+pub fn beside(
+    node: &str,
+    limit: u64,
+    kept: u64,
+    bytes: u64,
+    numbers: impl FnOnce() -> (u64, u64, u64),
+) -> Result<(), Lack> {
+    if kept.saturating_add(bytes) <= limit {
+        return Ok(());
+    }
+    let (needed, free, spare) = numbers();
+    Err(Lack::Room { node: node.to_owned(), needed, free, spare, limit })
 }
 
 impl Unit {

@@ -27,6 +27,8 @@ pub struct Choice {
     pub why: String,
     /// The others, best first, with their numbers.
     pub others: Vec<String>,
+    /// The best one that fails together with fewer replicas of the same deployment, where there is one.
+    pub apart: Option<String>,
 }
 
 /// The room there is for one replica, as if the groups for which `without` is true were gone, and with
@@ -61,23 +63,31 @@ impl Choices<'_> {
             let way = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
                 // Smaller splits, which others get the room of, kept this one from being looked at.
                 let rate = Forecast::new(view, &want.shape, want.room).rate(&split.plan(fit));
-                Way { candidate: split.clone(), rate, gaps: 0.0 }
+                Way { candidate: split.clone(), rate, gaps: 0.0, crowd: 0, fetch: 0.0 }
             });
             together = at != Some(0);
             ways.insert(0, way);
         }
         let mut why = why(want, fit, &ways, ways.first()?);
+        let fetch = ways.first()?.fetch;
+        if fetch == 0.0 && ways.iter().any(|way| way.fetch > 0.0) {
+            why.push_str("; the model's files are there already");
+        } else if fetch > 0.5 {
+            why.push_str("; other files have to go for the model's");
+        }
         if together {
             why.push_str("; best together with what else waits for a place");
         }
         let best = ways.remove(0);
         let known = |way: &Way| way.candidate.ranks.iter().all(|rank| knows(view, &rank.node));
-        let shown = ways.iter().map(|way| {
+        let shown = |way: &Way| {
             let rate = if known(way) { format!(", {} tokens/s", show_rate(way.rate)) } else { String::new() };
             format!("{}, {} left{rate}", way.candidate.show(), show(way.candidate.left()))
-        });
-        let others = shown.chain(notes.iter().map(ToString::to_string)).take(SHOWN).collect();
-        Some(Choice { candidate: best.candidate, why, others })
+        };
+        let others =
+            ways.iter().map(shown).chain(notes.iter().map(ToString::to_string)).take(SHOWN).collect();
+        let apart = ways.iter().find(|way| way.crowd < best.crowd).map(shown);
+        Some(Choice { candidate: best.candidate, why, others, apart })
     }
 }
 

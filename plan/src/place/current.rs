@@ -1,27 +1,33 @@
 //! What runs already: which groups of a deployment are what it asks for, and may go on where they are. Sticky: a
 //! better place elsewhere is no reason to move.
 
+use std::collections::BTreeSet;
+
 use russet_crds::{Backend, BackendChoice};
 use russet_wire::partition::Partition;
 
+use super::spread::counted;
 use crate::fit::Fit;
 use crate::note::Note;
 use crate::snapshot::{Availability, Group, Key, Snapshot};
 use crate::validate::{Split, ValidDeployment};
 
 /// The replicas of a deployment that have no current group; `own` are its groups that are not being deleted.
-pub fn pending(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, own: &[&Group]) -> Vec<i32> {
+pub fn pending(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, own: &[(&Key, &Group)]) -> Vec<i32> {
     let has = |replica: i32| {
-        own.iter()
-            .any(|group| group.replica == replica && serves(want, fit, group) && may_stay(view, want, group))
+        own.iter().any(|(_, group)| {
+            group.replica == replica && serves(want, fit, group) && may_stay(view, want, group)
+        })
     };
-    (0..want.replicas).filter(|replica| !has(*replica)).collect()
+    let (mut wanted, _) = counted(view, own, want.replicas, &want.topology_key);
+    wanted.retain(|replica| !has(*replica));
+    wanted.into_iter().collect()
 }
 
 /// The same, its groups being looked for.
 pub fn waiting(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i32> {
-    let own = view.groups_of(&want.namespace, &want.name).map(|(_, group)| group);
-    let own: Vec<&Group> = own.filter(|group| !group.deleting).collect();
+    let own = view.groups_of(&want.namespace, &want.name);
+    let own: Vec<(&Key, &Group)> = own.filter(|(_, group)| !group.deleting).collect();
     pending(view, want, fit, &own)
 }
 
@@ -31,9 +37,15 @@ pub fn is_current(view: &Snapshot, want: &ValidDeployment, group: &Group) -> boo
 }
 
 /// Whether another replica has a successor that does not answer yet, or none because it makes room for one.
-pub(super) fn on_its_way(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>, replica: i32) -> bool {
+pub(super) fn on_its_way(
+    view: &Snapshot,
+    want: &ValidDeployment,
+    fit: &Fit<'_>,
+    wanted: &BTreeSet<i32>,
+    replica: i32,
+) -> bool {
     view.groups_of(&want.namespace, &want.name).any(|(_, group)| {
-        let other = group.replica != replica && (0..want.replicas).contains(&group.replica);
+        let other = group.replica != replica && wanted.contains(&group.replica);
         other && (group.deleting || (!group.ready && serves(want, fit, group)))
     })
 }

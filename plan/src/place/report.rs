@@ -59,6 +59,7 @@ pub fn refused(mut texts: Vec<String>) -> PlacementReport {
 pub(super) fn report(
     placement: &Placement,
     found: &[(i32, Choice)],
+    notes: &[Note],
     forecast: &Forecast<'_>,
 ) -> Option<PlacementReport> {
     let (_, first) = found.first()?;
@@ -72,11 +73,13 @@ pub(super) fn report(
             all.join("; ")
         }
     };
+    let together = notes.iter().filter(|note| matches!(note, Note::FailsTogether { .. }));
+    let together = together.map(ToString::to_string);
     let plans = placement.create.iter().map(|new| &new.plan);
     let slowest = plans.min_by(|a, b| forecast.rate(a).total_cmp(&forecast.rate(b)));
     Some(PlacementReport {
         decision,
-        reason: first.why.clone(),
+        reason: std::iter::once(first.why.clone()).chain(together).collect::<Vec<_>>().join("; "),
         plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
         predicted: slowest.and_then(|plan| forecast.predicted(plan)),
         measured: None,

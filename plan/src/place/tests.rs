@@ -12,12 +12,16 @@ use russet_wire::shape::ModelShape;
 mod cut;
 mod files;
 mod pools;
+mod spread;
 
 use super::*;
 use crate::check::check;
+use crate::copies::Disks;
+use crate::copies::disks::tests::disks;
 use crate::fit::Fit;
 use crate::pool::{Area, Demand};
 use crate::seeded::Seeded;
+use crate::shared::Shared;
 use crate::snapshot::{Availability, Node};
 use crate::validate::validate;
 
@@ -84,6 +88,13 @@ fn shown(placement: &Placement) -> String {
 
 fn ready(mut view: Snapshot) -> Snapshot {
     view.groups.values_mut().for_each(|group| group.ready = true);
+    if let Some(disks) = &mut view.disks {
+        // What answers has read its files.
+        for ((namespace, _), group) in &view.groups {
+            let nodes: Vec<String> = group.nodes().map(str::to_owned).collect();
+            disks.arrive(namespace, &group.model, &nodes);
+        }
+    }
     view
 }
 
@@ -279,6 +290,10 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
             cuts_layers: seeded.below(8) > 0,
             links: Vec::new(),
             machine: None,
+            labels: match seeded.below(4) {
+                0 => BTreeMap::new(),
+                zone => [(names::LABEL_ZONE.to_owned(), zone.to_string())].into(),
+            },
         };
         view.nodes.insert(format!("n{index}"), node);
     }
@@ -309,7 +324,27 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
         };
         view.models.insert(("ns".to_owned(), model.to_owned()), shape);
     }
+    view.disks = random_disks(seeded, &view);
     view
+}
+
+/// In one of three clusters nobody says what is on disks.
+fn random_disks(seeded: &mut Seeded, view: &Snapshot) -> Option<Shared<Disks>> {
+    let size = |model: &str| view.models[&("ns".to_owned(), model.to_owned())].total_bytes();
+    let nodes: Vec<&str> = view.nodes.keys().map(String::as_str).collect();
+    let mut limits = Vec::new();
+    // On a machine that is gone, so that every model is known to somebody.
+    let mut copies = ["m", "n"].map(|model| (model, "gone", size(model), 0, false)).to_vec();
+    for node in nodes {
+        limits.push((node, (seeded.below(4) > 0).then(|| seeded.below(40) * GIB / 2)));
+        for (model, bytes) in [("m", size("m")), ("n", size("n")), ("x", 4 * GIB), ("y", 4 * GIB)] {
+            if seeded.below(3) == 0 {
+                let done = [0, bytes / 2, bytes][seeded.below(3) as usize];
+                copies.push((model, node, bytes, done, seeded.below(4) == 0));
+            }
+        }
+    }
+    (seeded.below(3) > 0).then(|| disks(&limits, &copies).into())
 }
 
 /// Two pools of some nodes, which may ask for links.
@@ -522,6 +557,7 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         let mut seeded = Seeded(seed * 7919);
         let mut view = random_view(&mut seeded);
         view.nodes.retain(|_, node| node.availability == Availability::Open);
+        view.disks = None;
         while view.nodes.len() > 3 {
             view.nodes.pop_first();
         }

@@ -2,19 +2,22 @@
 //! what was decided for those before it.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use russet_crds::{Action, names};
 
 use super::choose::{Choice, Choices, find};
 use super::current::{Named, may_stay, on_its_way, outside, split_groups};
 use super::preempt::{self, Ask, Outcome, Victims};
+use super::spread::{Spread, counted};
 use super::worth::Way;
 use super::{NewGroup, OldGroup, Placement, Removal, SHOWN, plan_hash};
+use crate::copies::Lack;
 use crate::fit::Fit;
 use crate::note::Note;
 use crate::quantity::show;
 use crate::shard::Candidate;
-use crate::snapshot::{Availability, Key, Snapshot};
+use crate::snapshot::{Availability, Group, Key, Snapshot};
 use crate::solve::Advice;
 use crate::validate::ValidDeployment;
 
@@ -30,24 +33,29 @@ pub struct Turn<'a> {
     pub notes: Vec<Note>,
     /// What was found for replicas that come.
     pub found: Vec<(i32, Choice)>,
+    /// The replicas there are to be.
+    pub wanted: BTreeSet<i32>,
+    /// Groups of those there are too many, in the order in which they go.
+    surplus: Vec<Key>,
 }
 
 impl<'a> Turn<'a> {
     /// Nothing is decided yet. Of a large cluster nothing is copied while nothing changes.
     pub fn new(view: &'a Snapshot, want: &'a ValidDeployment, advice: &'a Advice) -> Self {
         let fit = Fit::new(&want.shape, want.room);
+        let own = view.groups_of(&want.namespace, &want.name).filter(|(_, group)| !group.deleting);
+        let own: Vec<(&Key, &Group)> = own.collect();
+        let (wanted, surplus) = counted(view, &own, want.replicas, &want.topology_key);
+        let of = |index: i32| own.iter().filter(move |(_, group)| group.replica == index);
+        let surplus = surplus.into_iter().flat_map(of).map(|(key, _)| (*key).clone()).collect();
         let (placement, notes, found) = (Placement::default(), Vec::new(), Vec::new());
-        Self { view: Cow::Borrowed(view), want, fit, advice, placement, notes, found }
+        Self { view: Cow::Borrowed(view), want, fit, advice, placement, notes, found, wanted, surplus }
     }
 
     /// Replicas that nobody wants go.
     pub fn excess(&mut self) {
         let why = if self.want.rest.is_some() { Removal::Rests } else { Removal::ScaledDown };
-        let groups = self.view.groups_of(&self.want.namespace, &self.want.name);
-        let unwanted = groups
-            .filter(|(_, group)| !group.deleting && !(0..self.want.replicas).contains(&group.replica))
-            .map(|(key, _)| key.clone());
-        for key in unwanted.collect::<Vec<_>>() {
+        for key in std::mem::take(&mut self.surplus) {
             self.remove(&key, why);
         }
     }
@@ -109,6 +117,12 @@ impl<'a> Turn<'a> {
             return;
         }
         self.notes.push(Note::Placed { replica, decision: choice.candidate.show() });
+        let nodes = choice.candidate.ranks.iter().map(|rank| rank.node.as_str());
+        let (domains, with) = Spread::around(&self.view, want, replica, |_| false).shared(nodes);
+        if !with.is_empty() {
+            let (key, apart) = (want.topology_key.clone(), choice.apart.clone());
+            self.notes.push(Note::FailsTogether { replica, key, domains, with, apart });
+        }
         for (old, old_ready) in outdated {
             if old_ready {
                 self.placement.keep.push(old);
@@ -138,6 +152,11 @@ impl<'a> Turn<'a> {
             return self.drains(replica, outdated, &after);
         }
         let outcome = preempt::preempt(view, want, &fit, replica, drained);
+        let full = refusal.iter().filter_map(|note| match note {
+            Note::Disk { lack: Lack::Room { node, .. } } => Some(node.clone()),
+            _ => None,
+        });
+        let full = full.take(SHOWN).collect();
         self.notes.extend(refusal);
         let remedy = match outcome {
             Some(Outcome::Take(victims)) => return self.preempts(replica, outdated, victims),
@@ -150,7 +169,7 @@ impl<'a> Turn<'a> {
         };
         let needed = fit.whole();
         let closed = closed(&self.view, want, needed.total());
-        self.notes.push(Note::NothingFits { replica, needed, closed });
+        self.notes.push(Note::NothingFits { replica, needed, closed, full });
         // Last, because it is what will help.
         self.notes.extend(remedy);
         self.notes.extend(outdated.iter().map(|(key, _)| Note::KeptOutdated { group: key.1.clone() }));
@@ -159,7 +178,9 @@ impl<'a> Turn<'a> {
 
     /// It fits once its predecessor is gone: one replica at a time, and its files first.
     fn drains(&mut self, replica: i32, outdated: Vec<Named>, after: &Choices<'_>) {
-        if !self.placement.create.is_empty() || on_its_way(&self.view, self.want, &self.fit, replica) {
+        if !self.placement.create.is_empty()
+            || on_its_way(&self.view, self.want, &self.fit, &self.wanted, replica)
+        {
             self.notes.push(Note::InTurn { replica });
             return self.waits(replica, outdated);
         }
@@ -191,9 +212,8 @@ impl<'a> Turn<'a> {
     /// Whether some of these nodes lack the model's files, which then come first: nothing stops for a model that
     /// is not there yet.
     fn fetches(&mut self, replica: i32, mut nodes: Vec<String>) -> bool {
-        let Some(files) = &self.view.files else { return false };
-        let held = files.get(&(self.want.namespace.clone(), self.want.model.clone()));
-        nodes.retain(|node| !held.is_some_and(|held| held.contains(node)));
+        let Some(disks) = &self.view.disks else { return false };
+        nodes.retain(|node| !disks.holds(&self.want.namespace, &self.want.model, node));
         if nodes.is_empty() {
             return false;
         }

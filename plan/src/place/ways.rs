@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{Backend, BackendChoice};
 
+use super::spread::Spread;
 use super::worth::{Scale, Way};
+use crate::copies::Outlook;
 use crate::fabric::{self, Fabric, Holder, Taken, Web};
 use crate::fit::{Fit, Need};
 use crate::forecast::Forecast;
@@ -50,6 +52,10 @@ struct Look<'a> {
     gaps: f64,
     /// Sizes of tensor groups that are looked at without being asked for.
     sizes: Vec<u32>,
+    /// Where the other replicas are.
+    spread: Spread<'a>,
+    /// What it costs to have the model's files on a node, where that is known and not nothing.
+    fetches: BTreeMap<&'a str, f64>,
 }
 
 /// Looks for room for one replica, as if the groups for which `without` is true were gone, and with
@@ -68,7 +74,10 @@ pub fn ways(
         forecast: Forecast::new(view, &want.shape, want.room),
         gaps: view.nodes.values().map(|node| square(node.serving_limit)).sum::<f64>().max(1.0),
         sizes: Vec::new(),
+        spread: Spread::around(view, want, replica, without),
+        fetches: BTreeMap::new(),
     };
+    let outlook = Outlook::of(view, &want.namespace, &want.model, without);
     let committed = view.committed(without);
     let others = view
         .groups_of(&want.namespace, &want.name)
@@ -90,6 +99,14 @@ pub fn ways(
             notes.push(Note::Closed { node: name.clone(), availability: node.availability });
             continue;
         }
+        match outlook.as_ref().map_or(Ok(0.0), |outlook| outlook.fetch(name)) {
+            Ok(0.0) => {}
+            Ok(fetch) => drop(look.fetches.insert(name, fetch)),
+            Err(lack) => {
+                notes.push(Note::Disk { lack });
+                continue;
+            }
+        }
         let unreleased = if count_unreleased { 0 } else { node.unreleased };
         let committed = committed.get(name.as_str()).copied().unwrap_or(0).saturating_sub(unreleased);
         let seat = Seat {
@@ -98,6 +115,7 @@ pub fn ways(
             free: node.serving_limit.saturating_sub(committed),
             limit: node.serving_limit,
             siblings: siblings.get(name.as_str()).copied().unwrap_or(0),
+            crowd: look.spread.crowd(std::iter::once(name.as_str())),
             cuts_layers: node.cuts_layers,
             machine: node.machine,
         };
@@ -111,12 +129,14 @@ pub fn ways(
         seats.push(seat);
     }
     if seats.is_empty() {
-        notes.push(no_nodes(view, want));
+        if !notes.iter().any(|note| matches!(note, Note::Disk { .. })) {
+            notes.push(no_nodes(view, want));
+        }
         return Err(notes);
     }
     let mut found = Vec::new();
     if let Split::Auto | Split::Single = want.split {
-        let (candidates, too_small) = single::candidates(fit, &different_ones(&seats));
+        let (candidates, too_small) = single::candidates(fit, &look.different_ones(&seats));
         found = look.singles(view, candidates);
         notes.extend(too_small);
     }
@@ -211,29 +231,31 @@ fn square(bytes: u64) -> f64 {
     bytes as f64 * bytes as f64
 }
 
-/// Of many seats a few of those that are equal: which of them a replica takes makes no difference.
-fn different_ones<'a>(seats: &[Seat<'a>]) -> Vec<Seat<'a>> {
-    if seats.len() <= MANY {
-        return seats.to_vec();
-    }
-    let mut kinds: Vec<(&Seat<'a>, usize)> = Vec::new();
-    let mut kept = Vec::new();
-    for seat in seats {
-        let equal = |other: &Seat<'_>| {
-            (other.free, other.limit, other.siblings) == (seat.free, seat.limit, seat.siblings)
-                && other.machine == seat.machine
-        };
-        match kinds.iter_mut().find(|(kind, _)| equal(kind)) {
-            Some((_, count)) if *count >= EQUAL => continue,
-            Some((_, count)) => *count += 1,
-            None => kinds.push((seat, 1)),
-        }
-        kept.push(seat.clone());
-    }
-    kept
-}
-
 impl<'a> Look<'a> {
+    /// Of many seats a few of those that are equal: which of them a replica takes makes no difference.
+    fn different_ones<'s>(&self, seats: &[Seat<'s>]) -> Vec<Seat<'s>> {
+        if seats.len() <= MANY {
+            return seats.to_vec();
+        }
+        let mut kinds: Vec<(&Seat<'s>, usize)> = Vec::new();
+        let mut kept = Vec::new();
+        for seat in seats {
+            let equal = |other: &Seat<'_>| {
+                (other.free, other.limit) == (seat.free, seat.limit)
+                    && (other.siblings, other.crowd) == (seat.siblings, seat.crowd)
+                    && self.fetches.get(other.node) == self.fetches.get(seat.node)
+                    && other.machine == seat.machine
+            };
+            match kinds.iter_mut().find(|(kind, _)| equal(kind)) {
+                Some((_, count)) if *count >= EQUAL => continue,
+                Some((_, count)) => *count += 1,
+                None => kinds.push((seat, 1)),
+            }
+            kept.push(seat.clone());
+        }
+        kept
+    }
+
     /// The ways on one node; equal machines are equally fast.
     fn singles(&self, view: &Snapshot, candidates: Vec<Candidate>) -> Vec<Way> {
         let mut rates: Vec<(Option<Machine>, f64)> = Vec::new();
@@ -251,7 +273,7 @@ impl<'a> Look<'a> {
                     rate
                 }
             };
-            Way { gaps: self.gaps(&candidate), rate, candidate }
+            self.way_at(rate, candidate)
         });
         ways.collect()
     }
@@ -282,7 +304,7 @@ impl<'a> Look<'a> {
             };
             let rate = self.forecast.rate(&candidate.plan(self.fit));
             let scale = Scale { best: rate.max(single), fewest: 1 };
-            scale.worth(&Way { candidate, rate, gaps: 0.0 }) > scale.of_rate(single)
+            scale.worth(&Way { candidate, rate, gaps: 0.0, crowd: 0, fetch: 0.0 }) > scale.of_rate(single)
         });
         sizes
     }
@@ -296,8 +318,20 @@ impl<'a> Look<'a> {
     }
 
     fn way(&self, candidate: Candidate) -> Way {
-        let rate = self.forecast.rate(&candidate.plan(self.fit));
-        Way { gaps: self.gaps(&candidate), rate, candidate }
+        self.way_at(self.forecast.rate(&candidate.plan(self.fit)), candidate)
+    }
+
+    fn way_at(&self, rate: f64, candidate: Candidate) -> Way {
+        let crowd = self.spread.crowd(candidate.ranks.iter().map(|rank| rank.node.as_str()));
+        Way { gaps: self.gaps(&candidate), rate, crowd, fetch: self.fetch(&candidate), candidate }
+    }
+
+    fn fetch(&self, candidate: &Candidate) -> f64 {
+        if self.fetches.is_empty() {
+            return 0.0;
+        }
+        let of = |rank: &Rank| self.fetches.get(rank.node.as_str()).copied().unwrap_or(0.0);
+        candidate.ranks.iter().map(of).sum::<f64>() / candidate.ranks.len().max(1) as f64
     }
 
     /// The ways over several nodes; where there are none, the notes tell why.
@@ -457,6 +491,13 @@ fn sets<'a>(seats: &[Seat<'a>], count: usize) -> Vec<Vec<Seat<'a>>> {
         fastest.then(b.limit.cmp(&a.limit)).then(b.free.cmp(&a.free)).then(a.node.cmp(b.node))
     });
     all.push(sorted[..count].to_vec());
+    let (least, most) =
+        (seats.iter().map(|seat| seat.crowd).min(), seats.iter().map(|seat| seat.crowd).max());
+    if least < most {
+        // Those that fail with the fewest other replicas, and of them the largest.
+        let apart = sorted.iter().filter(|seat| Some(seat.crowd) == least).cloned().collect::<Vec<_>>();
+        all.extend((apart.len() >= count).then_some(apart));
+    }
     let kinds = sorted.chunk_by(|a, b| a.machine == b.machine && a.limit == b.limit);
     all.extend(kinds.filter(|kind| kind.len() >= count).map(<[Seat<'_>]>::to_vec));
     all

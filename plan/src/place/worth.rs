@@ -5,7 +5,9 @@
 //! worth = ½ + ½ × min(1, speed / (0.8 × the best speed there is))      placed at all, and how fast
 //!       − 1/12 for every node beyond the fewest that can hold it        a second node must give 1.5 times the speed
 //!       − 1/4 for every replica of the same deployment on its nodes
+//!       − 1/12 × n/(n+1) for n replicas in its failure domains           at most what a second node costs
 //!       − 1/4 for sums that go over TCP                                  RDMA, unless that is 2.5 times as slow
+//!       − 1/50 × the share of its files that is to come                   half of that where they have room
 //!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit
 //! ```
 
@@ -23,6 +25,14 @@ const NODE: f64 = 1.0 / 12.0;
 const GAPS: f64 = 1e-3;
 /// What a replica of the same deployment on the same node costs: one machine's end should not end both.
 const SIBLING: f64 = 0.25;
+/// What replicas of the same deployment cost that fail together with it, at most: as much as a second node. So
+/// nobody takes a second node to be apart from others, and no place is taken for it that answers less than two
+/// thirds as fast as the fastest there is (`ENOUGH` less `2 × APART` of that); for the first of them, which costs
+/// half of it, less than 73 %.
+const APART: f64 = NODE;
+/// What it costs at most that the model's files are not there: they come in minutes and stay, and a slower machine
+/// is slower for ever. It decides between machines that answer about as soon.
+const FETCH: f64 = 0.02;
 /// What it costs that the sums of a tensor group go over TCP, where other traffic delays every one of them.
 const OVER_TCP: f64 = 0.25;
 /// What a pipeline is worth at most of a model that one node would hold: better than none, and no price for
@@ -40,6 +50,11 @@ pub struct Way {
     pub rate: f64,
     /// Share of the cluster's gaps it takes: large free pieces count more than the same bytes in small ones.
     pub gaps: f64,
+    /// Other replicas of the same deployment that fail together with it.
+    pub crowd: usize,
+    /// How much of the model's files is to come to its nodes, on average: from 0, where they are, over ½, where they
+    /// have room, to 1, where others go for them.
+    pub fetch: f64,
 }
 
 impl Way {
@@ -84,9 +99,11 @@ impl Scale {
         } else {
             0.0
         };
-        let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp).max(LEAST);
+        let worth = self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp;
         let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
-        if strung { worth.min(STRUNG) } else { worth }
+        let worth = if strung { worth.min(STRUNG) } else { worth };
+        let crowd = way.crowd as f64;
+        (worth - APART * crowd / (crowd + 1.0) - FETCH * way.fetch).max(LEAST)
     }
 
     /// What a way over the fewest nodes is worth by its speed.
@@ -129,7 +146,7 @@ mod tests {
             backend: Backend::None,
             why_backend: None,
         };
-        Way { candidate, rate, gaps }
+        Way { candidate, rate, gaps, crowd: 0, fetch: 0.0 }
     }
 
     #[test]

@@ -78,6 +78,7 @@ mod tests {
                 free: free * GIB,
                 limit: free * GIB,
                 siblings: 0,
+                crowd: 0,
                 cuts_layers: true,
                 machine: None,
             })

@@ -8,6 +8,7 @@ use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{GroupMember, LocalReference, Shard, ShardGroup, ShardSpec, names};
 use russet_plan::snapshot::Availability;
 
+use super::disk;
 use super::world::{OWNER, World, answers};
 
 /// Everybody does what is to be done next; says whether anybody did anything.
@@ -17,7 +18,8 @@ pub fn step(world: &mut World) -> bool {
     let released = release(world);
     let collected = collect(world);
     let claimed = claim(world);
-    served | released | collected | claimed
+    let fetched = disk::fetch(world);
+    fetched | served | released | collected | claimed
 }
 
 /// Everything that was deleted is let go, as far as agents are heard and willing.
@@ -27,7 +29,7 @@ pub fn let_go(world: &mut World) {
 
 /// The groups of one deployment come to answer.
 pub fn bring_up(world: &mut World, deployment: &str) {
-    while claim(world) {}
+    while claim(world) | disk::fetch(world) {}
     serve(world, Some(deployment));
 }
 
@@ -47,7 +49,9 @@ fn serve(world: &mut World, only: Option<&str>) -> bool {
         let fails = world.failing.get(deployment).is_some_and(|exempt| !exempt.contains(&uid));
         let claimed =
             world.cluster.shards.iter().filter(|shard| shard.spec.group_uid == uid && is_claimed(shard));
-        let formed = claimed.count() == group.spec.plan.members.len();
+        let model = &group.spec.model_ref.name;
+        let files = group.spec.plan.members.iter().all(|member| disk::holds(world, model, &member.node_name));
+        let formed = files && claimed.count() == group.spec.plan.members.len();
         let before = answers(&group);
         // While a node is merely silent, nobody has seen its engine end.
         let after = formed && !lost && !fails && (before || !silent);

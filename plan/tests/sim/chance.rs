@@ -44,10 +44,13 @@ pub fn story(seed: u64) -> String {
     let mut dice = Dice(seed);
     let mut lines = Vec::new();
     let nodes = &NODES[..2 + dice.below(NODES.len() - 1)];
+    let disks = dice.below(2) == 0;
     for node in nodes {
         let memory = dice.of(&["16Gi", "24Gi", "36Gi", "64Gi"]);
-        let rack = dice.of(&["one", "two"]);
-        lines.push(format!("node {node} \"Apple {}\" {memory} rack={rack}", dice.of(&CHIPS)));
+        let (rack, zone) = (dice.of(&["one", "two"]), dice.of(&["", " zone=east", " zone=west"]));
+        // In half of the stories nobody says anything of disks.
+        let disk = if disks { dice.of(&["", " disk=20Gi", " disk=30Gi", " disk=100Gi"]) } else { "" };
+        lines.push(format!("node {node} \"Apple {}\" {memory} rack={rack}{zone}{disk}", dice.of(&CHIPS)));
     }
     for (at, near) in nodes.iter().enumerate() {
         for far in &nodes[at + 1..] {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use russet_crds::Sharding;
 
 use super::agent;
+use super::disk;
 use super::script::Step;
 use super::wish;
 use super::words::Wrong;
@@ -29,6 +30,7 @@ pub fn perform(world: &mut World, step: &Step) -> Result<bool, Wrong> {
         Step::Tier(name, spec) => world.tier(name, (**spec).clone()),
         Step::Request(name, waiting) => world.request(name, *waiting)?,
         Step::Answer(name, decision) => world.answer(name, *decision)?,
+        Step::Copy(model, node, pinned) => disk::put(world, model, node, *pinned)?,
         Step::Model(name, shape) => world.model(name, shape.clone()),
         Step::Deploy(name, fields) => {
             let bare = russet_crds::ModelDeploymentSpec { replicas: 1, ..Default::default() };

@@ -1,13 +1,14 @@
 //! What must hold across deployments whatever the planner says, added up from what the server holds and what
 //! engines really hold, without the planner's own view of either.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use russet_crds::{GroupMember, Preemption, Residency, Scheduling, ShardGroup};
 use russet_plan::place::{NewGroup, Placement};
 use russet_plan::quantity::show;
 use russet_plan::snapshot::Availability;
 
+use super::disk;
 use super::world::{World, answers};
 
 /// Everything on a node: ranks of groups that exist, and of engines whose group does not.
@@ -23,8 +24,8 @@ fn ranks<'w>(world: &'w World, node: &'w str) -> impl Iterator<Item = (String, &
     members.chain(unreleased.map(|(_, member)| ("an engine that was not released".to_owned(), member)))
 }
 
-/// What a new group would promise twice: bytes of a node, or a port.
-pub fn doubled(world: &World, new: &NewGroup) -> Vec<String> {
+/// What a new group would promise twice: bytes of a node or its disk, or a port.
+pub fn doubled(world: &World, model: &str, new: &NewGroup) -> Vec<String> {
     let mut wrong = Vec::new();
     for member in &new.plan.members {
         let node = &member.node_name;
@@ -37,6 +38,9 @@ pub fn doubled(world: &World, new: &NewGroup) -> Vec<String> {
         if promised > machine.limit {
             let (promised, limit) = (show(promised), show(machine.limit));
             wrong.push(format!("node {node} is promised twice: {promised} of {limit}"));
+        }
+        if disk::lacks(world, model, node) {
+            wrong.push(format!("a group is put on node {node}, whose disk never has room for {model}"));
         }
         for (owner, other) in ranks(world, node) {
             let shared = member
@@ -128,9 +132,15 @@ fn asked(world: &World, group: &ShardGroup) -> bool {
         let draining = found.is_none_or(|node| node.spec.scheduling == Scheduling::Draining);
         draining || world.availability(node) == Some(Availability::Lost)
     };
-    group.spec.replica >= deployment.spec.replicas
+    indices(world, name).len() > usize::try_from(deployment.spec.replicas).unwrap_or(0)
         || before != world.asks(name).as_ref()
         || group.spec.plan.members.iter().any(leaves)
+}
+
+/// The replicas of a deployment that are there and not going.
+fn indices(world: &World, deployment: &str) -> BTreeSet<i32> {
+    let own = world.living().into_iter().filter(|group| group.spec.deployment_ref.name == deployment);
+    own.map(|group| group.spec.replica).collect()
 }
 
 /// What is wrong once nobody has anything to do: replicas nobody wants, doubled ones, and lost ones.
@@ -141,9 +151,13 @@ pub fn unsettled(world: &World) -> Vec<String> {
         there.entry((&group.spec.deployment_ref.name, group.spec.replica)).or_default().push(group);
     }
     for ((name, replica), groups) in &there {
-        let wanted = world.wanted(name);
-        if !(0..wanted).contains(replica) {
-            wrong.push(format!("{} is there although nobody wants it", world.label(groups[0])));
+        let (wanted, there) = (world.wanted(name), indices(world, name));
+        if there.len() > usize::try_from(wanted).unwrap_or(0) {
+            wrong.push(format!(
+                "{} is one of {}, and {wanted} are wanted",
+                world.label(groups[0]),
+                there.len()
+            ));
         }
         if groups.iter().filter(|group| answers(group)).count() > 1 {
             wrong.push(format!("replica {replica} of {name} answers twice"));
@@ -151,11 +165,11 @@ pub fn unsettled(world: &World) -> Vec<String> {
     }
     for name in world.deployments.keys() {
         let said = world.said.get(name).cloned().unwrap_or_default();
-        let missing = (0..world.wanted(name)).find(|replica| {
-            !there.contains_key(&(name.as_str(), *replica)) && !said.waiting.contains(replica)
-        });
-        if let (Some(replica), None) = (missing, &said.refused) {
-            wrong.push(format!("replica {replica} of {name} is neither there nor said to wait"));
+        let counted = indices(world, name).into_iter().chain(said.waiting.iter().copied());
+        let counted = counted.collect::<BTreeSet<i32>>().len();
+        let wanted = usize::try_from(world.wanted(name)).unwrap_or(0);
+        if counted < wanted && said.refused.is_none() {
+            wrong.push(format!("{counted} replicas of {name} are there or said to wait, not {wanted}"));
         }
     }
     wrong

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeMemory, names};
+use russet_crds::{InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, names};
 use russet_plan::quantity;
 
+use super::script::label;
 use super::words::{Words, Wrong};
 
 /// Agents keep this much for the machine's user, or a quarter of the memory where that is less.
@@ -31,6 +32,8 @@ pub struct Machine {
     pub rdma: bool,
     /// Whether its agent has measured its memory.
     pub measured: bool,
+    /// Bytes of disk models may take, where that is measured.
+    pub disk: Option<u64>,
     /// Further labels.
     pub labels: BTreeMap<String, String>,
 }
@@ -59,15 +62,16 @@ impl Machine {
             backends: fields.list("backends").unwrap_or(vec!["ring".to_owned(), "jaccl".to_owned()]),
             rdma: fields.one_of("rdma", &switch)?.unwrap_or(true),
             measured: fields.one_of("measured", &[("yes", true), ("no", false)])?.unwrap_or(true),
+            disk: fields.quantity("disk")?,
             labels: BTreeMap::new(),
         };
-        labels.extend(fields.rest());
+        labels.extend(fields.rest().into_iter().map(|(key, value)| (label(&key), value)));
         Ok(Self { labels, ..machine })
     }
 
     /// The object on the server.
     pub fn object(&self, now: Timestamp) -> InferenceNode {
-        let Self { name, chip, memory, limit, build, backends, rdma: _, measured, labels } = self;
+        let Self { name, chip, memory, limit, build, backends, rdma: _, measured, disk, labels } = self;
         let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
         node.metadata.labels = Some(labels.clone());
         let memory = NodeMemory {
@@ -82,6 +86,7 @@ impl Machine {
             backends: backends.clone(),
             sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
             engine_build: Some(build.clone()),
+            disk: disk.map(|bytes| NodeDisk { models_limit_bytes: Some(bytes), ..NodeDisk::default() }),
             ..InferenceNodeStatus::default()
         };
         for (kind, holds) in [(Type::Reachable, true), (Type::Ready, *measured)] {

@@ -7,6 +7,7 @@ use russet_plan::solve::{Advice, solve};
 use russet_plan::validate::read_at;
 use russet_plan::{Note, ValidDeployment, check};
 
+use super::disk;
 use super::ledger;
 use super::trace::Trace;
 use super::world::{SPACE, Said, World};
@@ -16,6 +17,8 @@ use super::world::{SPACE, Said, World};
 pub enum Write {
     /// A new group, for the deployment as it was when this was decided, in these pools.
     Create(Box<ModelDeployment>, Vec<String>, NewGroup),
+    /// Files that are to come to a node ahead of a group: the model and the node.
+    Fetch(String, String),
     /// The end of a group: its UID, its short name, and why.
     Delete(String, String, Removal),
     /// The end of a group of another deployment: its UID, its short name, and for whom.
@@ -63,7 +66,7 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
     if let Some(wrong) = ledger::unasked(world, name, &placement, resting).first() {
         return Err(wrong.clone());
     }
-    let Placement { keep: _, create, delete, preempt, prefetch: _, asks: _, waiting, report } = placement;
+    let Placement { keep: _, create, delete, preempt, prefetch, asks: _, waiting, report } = placement;
     create.iter().for_each(|new| world.christen(name, new));
     let before = world.said.get(name).and_then(|said| said.report.clone());
     let report = report.map(|report| PlacementReport {
@@ -85,7 +88,17 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
         .into_iter()
         .filter_map(|(_, group)| Some(Write::Preempt(uid(&group)?, world.short(&group), name.to_owned())));
     let creates = create.into_iter().map(|new| Write::Create(Box::new(owner.clone()), pools.clone(), new));
-    Ok(creates.chain(deletes).chain(preempts).collect())
+    let model = &owner.spec.model_ref.name;
+    let fetches = prefetch.into_iter().map(|node| (model.clone(), node));
+    let fetches = fetches.filter(|(model, node)| {
+        let asked = world.fetching.contains(&(model.clone(), node.clone()));
+        !asked && !disk::holds(world, model, node)
+    });
+    Ok(creates
+        .chain(fetches.map(|(model, node)| Write::Fetch(model, node)))
+        .chain(deletes)
+        .chain(preempts)
+        .collect())
 }
 
 /// Notes, one a line.
@@ -97,12 +110,15 @@ fn lines<'n>(world: &World, notes: impl Iterator<Item = &'n Note>) -> String {
 pub fn write(world: &mut World, write: &Write, trace: &mut Trace) -> Result<(), String> {
     match write {
         Write::Create(owner, pools, new) => {
-            if let Some(wrong) = ledger::doubled(world, new).first() {
+            if let Some(wrong) = ledger::doubled(world, &owner.spec.model_ref.name, new).first() {
                 return Err(wrong.clone());
             }
             world.create(owner, pools, new);
             let label = world.short(&new.name);
             trace.created(owner.metadata.name.as_deref().unwrap_or_default(), &label, &new.plan);
+        }
+        Write::Fetch(model, node) => {
+            world.fetching.insert((model.clone(), node.clone()));
         }
         Write::Delete(uid, label, why) => {
             let group = world.cluster.groups.iter().find(|group| group.metadata.uid.as_ref() == Some(uid));

@@ -47,6 +47,7 @@ pub enum Step {
     Answer(String, Decision),
     Request(String, u32),
     Model(String, Option<ModelShape>),
+    Copy(String, String, bool),
     Deploy(String, Fields),
     Edit(String, Fields),
     Delete(String),
@@ -83,10 +84,12 @@ impl Step {
 type Read = fn(&mut Words) -> Result<Step, Wrong>;
 
 /// Every verb, how it is used, and its reader. `docs/simulator.md` shows the same table.
-pub const VERBS: [(&str, &str, Read); 31] = [
-    ("node", "node NAME \"CHIP\" MEMORY [limit= build= backends= rdma=off measured=no LABEL=]", |words| {
-        Ok(Step::Node(Machine::read(words)?))
-    }),
+pub const VERBS: [(&str, &str, Read); 32] = [
+    (
+        "node",
+        "node NAME \"CHIP\" MEMORY [limit= build= backends= rdma=off measured=no disk= zone= LABEL=]",
+        |words| Ok(Step::Node(Machine::read(words)?)),
+    ),
     ("cable", "cable A B rdma|thunderbolt|ethernet|wifi [SPEED] [untold|crossed]", cable),
     ("pool", "pool NAME [memory= chip= LABEL=] [fabric=any|thunderbolt|rdma speed=]", pool),
     ("strategy", "strategy NAME SPLIT…", |words| {
@@ -106,8 +109,11 @@ pub const VERBS: [(&str, &str, Read); 31] = [
         Ok(Step::Request(named(words, "deployment")?, u32::from(words.take("waiting"))))
     }),
     ("model", "model NAME llama|llama-8b|llama-70b|llama-405b|toy|unread [SIZE…]", model),
-    ("deploy", "deploy NAME model= [replicas= pools= strategy= tier= group= SPLIT…]", deploy),
-    ("apply", "apply NAME model= [replicas= pools= strategy= tier= group= SPLIT…]", deploy),
+    ("copy", "copy MODEL NODE [pinned]", |words| {
+        Ok(Step::Copy(named(words, "model")?, named(words, "node")?, words.take("pinned")))
+    }),
+    ("deploy", "deploy NAME model= [replicas= pools= strategy= tier= group= spread= SPLIT…]", deploy),
+    ("apply", "apply NAME model= [replicas= pools= strategy= tier= group= spread= SPLIT…]", deploy),
     ("edit", "edit NAME FIELD…", edit),
     ("scale", "scale NAME REPLICAS", |words| {
         let (name, count) = (named(words, "deployment")?, words.plain("the number of replicas")?);
@@ -305,10 +311,11 @@ fn pool(words: &mut Words) -> Result<Step, Wrong> {
 }
 
 /// A label by its short name.
-fn label(key: &str) -> String {
+pub fn label(key: &str) -> String {
     match key {
         "memory" => names::LABEL_MEMORY.to_owned(),
         "chip" => names::LABEL_CHIP.to_owned(),
+        "zone" => names::LABEL_ZONE.to_owned(),
         other => other.to_owned(),
     }
 }

@@ -3,7 +3,7 @@
 
 use russet_crds::{
     Action, BackendChoice, Day, LocalReference, ModelDeploymentSpec, Preemption, Residency, Schedule,
-    Sharding, ShardingMode, TierMode, TierSpec,
+    Sharding, ShardingMode, Spread, TierMode, TierSpec,
 };
 
 use super::words::{Fields, Words, Wrong, number};
@@ -11,7 +11,7 @@ use super::words::{Fields, Words, Wrong, number};
 /// Fields of a split, for people.
 pub const SPLIT: &str = "mode, ranks, tensor, layers, backend, speed, context, sequences, headroom";
 /// Fields of a deployment beside those of its split, for people.
-pub const OWN: &str = "model, replicas, pools, strategy, tier, group, approved";
+pub const OWN: &str = "model, replicas, pools, strategy, tier, group, spread, approved";
 
 const MODES: [(&str, ShardingMode); 5] = [
     ("auto", ShardingMode::Auto),
@@ -48,6 +48,9 @@ pub fn change(mut spec: ModelDeploymentSpec, mut fields: Fields) -> Result<Model
     }
     if let Some(tier) = fields.take("tier") {
         spec.tier_ref = (!tier.is_empty()).then(|| LocalReference::new(tier));
+    }
+    if let Some(key) = fields.take("spread") {
+        spec.spread = (!key.is_empty()).then(|| Spread { topology_key: super::script::label(&key) });
     }
     let before = spec.sharding.clone().unwrap_or_default();
     let after = split(before, &mut fields)?;

@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type, is_true};
 use russet_crds::{
     Approval, ApprovalSpec, Decision, GroupMember, InferenceNode, InferenceNodeStatus, LocalReference, Model,
-    ModelDeployment, ModelDeploymentSpec, ModelSpec, ModelStatus, NodePool, NodePoolSpec, PlacementReport,
-    Scheduling, ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy, ShardingStrategySpec, Tier, TierSpec,
-    TierStatus, WorkloadGroup,
+    ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, ModelStatus, NodePool, NodePoolSpec,
+    PlacementReport, Scheduling, ShardGroup, ShardGroupSpec, Sharding, ShardingStrategy,
+    ShardingStrategySpec, Tier, TierSpec, TierStatus, WorkloadGroup,
 };
 use russet_plan::cluster::{Cluster, availability};
 use russet_plan::place::{Ask, NewGroup};
@@ -44,6 +44,8 @@ pub struct World {
     pub refusing: BTreeSet<String>,
     /// Deployments whose groups do not come to answer, each with the groups that are exempt.
     pub failing: BTreeMap<String, BTreeSet<String>>,
+    /// Files the operator asked for ahead of a group: models and nodes.
+    pub fetching: BTreeSet<(String, String)>,
     /// What engines hold, by node: groups' UIDs and ranks, with the rank.
     pub held: BTreeMap<String, BTreeMap<(String, u32), GroupMember>>,
     /// What a deployment asked for when a group was made, by the group's UID.
@@ -90,6 +92,7 @@ impl Default for World {
             cables: Vec::new(),
             refusing: BTreeSet::new(),
             failing: BTreeMap::new(),
+            fetching: BTreeSet::new(),
             held: BTreeMap::new(),
             asked: BTreeMap::new(),
             // Any time will do that leaves room to put the clock back.
@@ -116,6 +119,9 @@ impl World {
         let name = machine.name.clone();
         if self.machines.contains_key(&name) {
             return Err(format!("node {name} is there already"));
+        }
+        if machine.disk.is_some() {
+            self.cluster.copies.get_or_insert_default();
         }
         self.cluster.nodes.push(Arc::new(machine.object(self.now)));
         self.machines.insert(name, machine);
@@ -267,7 +273,8 @@ impl World {
     /// Adds or replaces a model; without a shape nobody has read its headers.
     pub fn model(&mut self, name: &str, shape: Option<ModelShape>) {
         self.cluster.models.retain(|model| model.metadata.name.as_deref() != Some(name));
-        let mut model = Model::new(name, ModelSpec::default());
+        let source = ModelSource { uri: format!("hf://{SPACE}/{name}"), ..ModelSource::default() };
+        let mut model = Model::new(name, ModelSpec { source, ..ModelSpec::default() });
         model.metadata.namespace = Some(SPACE.to_owned());
         model.status = Some(ModelStatus { shape, ..ModelStatus::default() });
         self.cluster.models.push(Arc::new(model));

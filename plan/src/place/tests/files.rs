@@ -1,6 +1,5 @@
-//! Files before memory: nothing stops for a model whose files are not where it is to run.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! Files before memory: nothing stops for a model whose files are not where it is to run, and no place is taken to
+//! which they cannot come.
 
 use russet_crds::{Rollout, RolloutStrategy};
 
@@ -19,9 +18,9 @@ fn edited(gib: u64, strategy: RolloutStrategy) -> (Snapshot, ValidDeployment) {
     (view, after)
 }
 
-fn held(nodes: &[&str]) -> Option<BTreeMap<Key, BTreeSet<String>>> {
-    let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
-    Some([(("ns".to_owned(), "m".to_owned()), nodes)].into())
+fn held(nodes: &[&str]) -> Option<Shared<Disks>> {
+    let copies: Vec<_> = nodes.iter().map(|node| ("m", *node, 4 * GIB, 4 * GIB, false)).collect();
+    Some(disks(&[], &copies).into())
 }
 
 #[test]
@@ -42,7 +41,7 @@ fn nothing_stops_before_the_files_are_there() {
         ("nobody says where files are", 6, SurgeIfFits, None, "creates 0, deletes 1, fetches "),
     ] {
         let (mut view, after) = edited(gib, strategy);
-        view.files = files;
+        view.disks = files;
         let (placement, notes) = checked(&view, &after);
         let Placement { create, delete, prefetch, .. } = &placement;
         let got =
@@ -66,8 +65,101 @@ fn others_go_on_until_the_files_of_what_is_more_important_are_there() {
     view = ready(placement.apply(&view, &low));
     let high = of(&view, "high", "high");
     for (files, stopped, fetched) in [(held(&[]), 0, 1), (held(&["a"]), 1, 0), (None, 1, 0)] {
-        view.files = files;
+        view.disks = files;
         let (Placement { preempt, prefetch, .. }, notes) = checked(&view, &high);
         assert_eq!((preempt.len(), prefetch.len()), (stopped, fetched), "{notes}");
     }
+}
+
+/// A copy: its model, node, GiB, GiB that are there, and whether it never goes.
+type Stored<'a> = (&'a str, &'a str, u64, u64, bool);
+
+fn stored(limits: &[(&str, Option<u64>)], copies: &[Stored<'_>]) -> Option<Shared<Disks>> {
+    let limits: Vec<_> = limits.iter().map(|(node, limit)| (*node, limit.map(|gib| gib * GIB))).collect();
+    let copies = copies
+        .iter()
+        .map(|(model, node, bytes, done, stays)| (*model, *node, bytes * GIB, done * GIB, *stays));
+    Some(disks(&limits, &copies.collect::<Vec<_>>()).into())
+}
+
+#[test]
+fn files_that_are_there_or_have_room_decide_between_places() {
+    type Story<'a> = (&'a str, &'a [(&'a str, Option<u64>)], &'a [Stored<'a>], &'a str, &'a str);
+    // The model has 4 GiB; node a fits tighter than b.
+    let stories: [Story<'_>; 10] = [
+        ("nobody has measured anything", &[], &[], "a4", ""),
+        ("room on both", &[("a", Some(9)), ("b", Some(9))], &[], "a4", ""),
+        ("room on the other", &[("a", Some(3)), ("b", Some(9))], &[], "b4", ""),
+        ("exactly enough", &[("a", Some(4)), ("b", Some(9))], &[], "a4", ""),
+        ("there on the other", &[("a", Some(9)), ("b", Some(9))], &[("m", "b", 4, 4, false)], "b4", ""),
+        ("half there on the other", &[("a", Some(9)), ("b", Some(9))], &[("m", "b", 4, 2, false)], "b4", ""),
+        (
+            "something would have to go for them",
+            &[("a", Some(9)), ("b", Some(9))],
+            &[("n", "a", 6, 6, false)],
+            "b4",
+            "",
+        ),
+        (
+            "and goes where there is nothing else",
+            &[("a", Some(9)), ("b", Some(1))],
+            &[("n", "a", 6, 6, false)],
+            "a4",
+            "",
+        ),
+        (
+            "what is pinned does not go",
+            &[("a", Some(9)), ("b", Some(1))],
+            &[("n", "a", 6, 6, true)],
+            "",
+            "the model's files do not come to node a: 4.0 GiB more are needed, 3.0 GiB are free beyond the reserve and 0 B could go, of 9.0 GiB",
+        ),
+        (
+            "what is not measured has room",
+            &[("a", Some(9)), ("b", None)],
+            &[("n", "a", 6, 6, true), ("n", "b", 6, 6, true)],
+            "b4",
+            "",
+        ),
+    ];
+    for (story, limits, copies, shows, says) in stories {
+        let mut view = view(&[("a", 16), ("b", 32)], 4);
+        view.disks = stored(limits, copies);
+        let want = want(&view, &spec(ShardingMode::Auto, None, 1));
+        let (placement, notes) = checked(&view, &want);
+        assert_eq!(shown(&placement), shows, "{story}: {notes}");
+        assert!(notes.contains(says), "{story}: {notes}");
+        let remedy = "lower spec.disk.reserve of these nodes";
+        assert_eq!(notes.contains(remedy), shows.is_empty(), "{story}: {notes}");
+    }
+}
+
+#[test]
+fn a_disk_is_promised_to_one_only() {
+    // Room for the files of one of two models on each node, and memory for both.
+    let mut view = view(&[("a", 16), ("b", 16)], 4);
+    let shape = view.models[&("ns".to_owned(), "m".to_owned())].clone();
+    view.models.insert(("ns".to_owned(), "n".to_owned()), shape);
+    let copies = [("m", "gone", 4, 4, false), ("n", "gone", 4, 4, false)];
+    view.disks = stored(&[("a", Some(6)), ("b", Some(6))], &copies);
+    let named = |view: &Snapshot, name: &str, model: &str| {
+        let spec = ModelDeploymentSpec {
+            model_ref: LocalReference::new(model),
+            ..spec(ShardingMode::Auto, None, 1)
+        };
+        validate(view, "ns", name, &spec).unwrap()
+    };
+    let (one, two) = (named(&view, "one", "m"), named(&view, "two", "n"));
+    let (first, _) = checked(&view, &one);
+    assert_eq!(shown(&first), "a4");
+    let view = first.apply(&view, &one);
+    let (second, _) = checked(&view, &two);
+    assert_eq!(shown(&second), "b4");
+    let view = second.apply(&view, &two);
+    let (more, notes) = checked(&view, &named(&view, "three", "n"));
+    assert_eq!(shown(&more), "b4", "the files come there already: {notes}");
+    let both = crate::solve::solve(&Snapshot { groups: BTreeMap::new(), ..view }, &[&one, &two]);
+    let nodes: Vec<String> =
+        both.splits.values().flatten().map(|split| split.ranks[0].node.clone()).collect();
+    assert_eq!(nodes, ["a", "b"], "also where both are placed together");
 }

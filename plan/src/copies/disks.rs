@@ -1,0 +1,405 @@
+//! What a placement asks of disks: whether a model's files are on a node, can come there, or certainly cannot. What
+//! goes for them is decided in `copies`, once they are wanted; here it is only found out whether that could ever
+//! be enough. A disk that nobody has measured has room.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use russet_crds::conditions::{Type, is_true};
+use russet_crds::{InferenceNode, Model, ModelCopy, ModelCopySpec, NodeDisk, PreloadPolicy, Want};
+use russet_wire::shape::ModelShape;
+
+use super::Lack;
+use super::room::beside;
+use crate::note::Note;
+use crate::pool::Area;
+use crate::snapshot::{Group, Key, Snapshot};
+
+/// What agents of an older release leave free; newer ones say it themselves.
+const OLD_RESERVE: u64 = 1 << 30;
+
+/// Names the bytes of a Model: two of one source share them.
+pub fn files(model: &Model) -> String {
+    let source = &model.spec.source;
+    let commit = model.status.as_ref().and_then(|status| status.commit.as_deref()).unwrap_or_default();
+    format!("{} {commit} {}", source.uri, source.sha256.as_deref().unwrap_or_default())
+}
+
+/// Bytes all models together may take on a disk where they have `held`.
+pub fn limit(disk: &NodeDisk, held: u64) -> u64 {
+    let old = || disk.free_bytes.saturating_add(held).saturating_sub(OLD_RESERVE);
+    disk.models_limit_bytes.unwrap_or_else(old)
+}
+
+/// Every disk, and what is there or on its way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Disks {
+    /// Which files each model has, in the order of the models.
+    models: Vec<(Key, usize)>,
+    /// Their bytes; 0 while unknown.
+    bytes: Vec<u64>,
+    nodes: BTreeMap<String, Shelf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Shelf {
+    limit: Option<u64>,
+    held: Vec<Held>,
+}
+
+/// Files on a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    files: usize,
+    bytes: u64,
+    done: u64,
+    ready: bool,
+    /// Whether somebody has said that they never go.
+    stays: bool,
+}
+
+impl Held {
+    fn there(&self) -> u64 {
+        if self.ready { self.bytes } else { self.done.min(self.bytes) }
+    }
+}
+
+impl Shelf {
+    fn put(&mut self, new: Held) {
+        // Few files are on a disk, and mostly of one Model each.
+        match self.held.iter_mut().find(|held| held.files == new.files) {
+            None => self.held.push(new),
+            Some(held) => {
+                held.bytes = held.bytes.max(new.bytes);
+                held.done = held.done.max(new.done);
+                held.ready |= new.ready;
+                held.stays |= new.stays;
+            }
+        }
+    }
+}
+
+impl Disks {
+    /// What these objects say. Copies of a Model that is not among them may go, unless they say otherwise
+    /// themselves.
+    pub fn of<'a>(
+        copies: &'a [Arc<ModelCopy>],
+        nodes: &'a [Arc<InferenceNode>],
+        models: &'a [Arc<Model>],
+        pools: &BTreeMap<String, Result<Area, Note>>,
+    ) -> Self {
+        let mut ids: BTreeMap<(&'a str, &'a str), usize> = BTreeMap::new();
+        let mut bytes = Vec::new();
+        let mut sources: BTreeMap<String, usize> = BTreeMap::new();
+        let mut preloads = Vec::new();
+        for model in models {
+            let Some(name) = model.metadata.name.as_deref() else { continue };
+            let id = *sources.entry(files(model)).or_insert(bytes.len());
+            if id == bytes.len() {
+                bytes.push(0);
+            }
+            ids.insert((model.metadata.namespace.as_deref().unwrap_or_default(), name), id);
+            let shape = model.status.as_ref().and_then(|status| status.shape.as_ref());
+            bytes[id] = shape.map_or(0, |shape| shape.total_bytes()).max(bytes[id]);
+            if let Some(preload) =
+                model.spec.preload.as_ref().filter(|_| model.metadata.deletion_timestamp.is_none())
+            {
+                preloads.push((id, preload));
+            }
+        }
+        let named = nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, Shelf::default())));
+        let mut shelves: BTreeMap<&str, Shelf> = named.collect();
+        for copy in copies {
+            let ModelCopySpec { model_ref, node_name, want: Want::Files, retention, .. } = &copy.spec else {
+                continue;
+            };
+            let Some(shelf) = shelves.get_mut(node_name.as_str()) else { continue };
+            if copy.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let id = *ids.entry((&model_ref.namespace, &model_ref.name)).or_insert(bytes.len());
+            if id == bytes.len() {
+                bytes.push(0);
+            }
+            let status = copy.status.as_ref();
+            let held = Held {
+                files: id,
+                bytes: status.map_or(0, |status| status.bytes_total),
+                done: status.map_or(0, |status| status.bytes_done),
+                ready: status.is_some_and(|status| is_true(&status.conditions, Type::Ready)),
+                stays: retention.is_some_and(|retention| retention.pinned),
+            };
+            bytes[id] = held.bytes.max(bytes[id]);
+            shelf.put(held);
+        }
+        for node in nodes {
+            let disk = node.status.as_ref().and_then(|status| status.disk.as_ref());
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            if let (Some(disk), Some(shelf)) = (disk, shelves.get_mut(name)) {
+                let held = shelf.held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.done));
+                shelf.limit = Some(limit(disk, held));
+            }
+        }
+        // Until an agent has asked its source, a copy is as large as the headers say.
+        for held in shelves.values_mut().flat_map(|shelf| &mut shelf.held).filter(|held| held.bytes == 0) {
+            held.bytes = bytes[held.files];
+        }
+        let owned =
+            |((namespace, name), id): ((&str, &str), usize)| ((namespace.to_owned(), name.to_owned()), id);
+        let nodes = shelves.into_iter().map(|(name, shelf)| (name.to_owned(), shelf)).collect();
+        let mut disks = Self { models: ids.into_iter().map(owned).collect(), bytes, nodes };
+        for (id, preload) in preloads {
+            disks.promise(id, preload, pools);
+        }
+        disks
+    }
+
+    /// Of a pinned model nothing goes, and of one that is always to be there nothing while no more copies are
+    /// there than it asks for. Where there are more, some may go, and nobody knows here which.
+    fn promise(
+        &mut self,
+        files: usize,
+        preload: &russet_crds::Preload,
+        pools: &BTreeMap<String, Result<Area, Note>>,
+    ) {
+        let area = preload.pool_ref.as_ref().and_then(|pool| pools.get(&pool.name)?.as_ref().ok());
+        let inside = |node: &str| match &preload.pool_ref {
+            None => true,
+            Some(_) => area.is_some_and(|area| area.holds(node)),
+        };
+        let least = preload.copies.map_or(usize::MAX, |copies| copies as usize);
+        let held = |shelf: &Shelf| shelf.held.iter().any(|held| held.files == files && held.ready);
+        let there = self.nodes.iter().filter(|(node, shelf)| inside(node) && held(shelf)).count();
+        for (node, shelf) in &mut self.nodes {
+            let stays = match preload.policy {
+                PreloadPolicy::Pinned => true,
+                PreloadPolicy::Always => there <= least && inside(node),
+                PreloadPolicy::OnDemand | PreloadPolicy::Unknown => false,
+            };
+            let own = shelf.held.iter_mut().filter(|held| held.files == files);
+            own.for_each(|held| {
+                held.stays |= stays && (held.ready || preload.policy == PreloadPolicy::Pinned)
+            });
+        }
+    }
+
+    fn files_of(&self, namespace: &str, model: &str) -> Option<usize> {
+        let at = self
+            .models
+            .binary_search_by(|((space, name), _)| (space.as_str(), name.as_str()).cmp(&(namespace, model)));
+        self.models.get(at.ok()?).map(|(_, files)| *files)
+    }
+
+    /// Whether every byte of a model is on a node, and verified.
+    pub fn holds(&self, namespace: &str, model: &str, node: &str) -> bool {
+        let Some(files) = self.files_of(namespace, model) else { return false };
+        let shelf = self.nodes.get(node);
+        shelf.is_some_and(|shelf| shelf.held.iter().any(|held| held.files == files && held.ready))
+    }
+}
+
+impl Disks {
+    /// Every byte of a model has come to these nodes.
+    pub fn arrive(&mut self, namespace: &str, model: &str, nodes: &[String]) {
+        let files = self.files_of(namespace, model).unwrap_or_else(|| {
+            let key = (namespace.to_owned(), model.to_owned());
+            let at = self.models.partition_point(|(known, _)| *known < key);
+            self.models.insert(at, (key, self.bytes.len()));
+            self.bytes.push(0);
+            self.bytes.len() - 1
+        });
+        let bytes = self.bytes.get(files).copied().unwrap_or(0);
+        for node in nodes {
+            let held = Held { files, bytes, done: bytes, ready: true, stays: false };
+            self.nodes.entry(node.clone()).or_default().put(held);
+        }
+    }
+}
+
+impl Disks {
+    /// What models may take on a node, and the bytes of what never goes there while ranks read these models: their
+    /// files and what somebody has said so of. Nothing where its disk is not measured.
+    pub fn least<'m>(
+        &self,
+        node: &str,
+        read: impl Iterator<Item = (&'m str, &'m str)>,
+    ) -> Option<(u64, u64)> {
+        let shelf = self.nodes.get(node)?;
+        let mut kept: BTreeMap<usize, u64> = BTreeMap::new();
+        for held in shelf.held.iter().filter(|held| held.stays) {
+            kept.insert(held.files, held.there());
+        }
+        for files in read.filter_map(|(namespace, model)| self.files_of(namespace, model)) {
+            kept.insert(files, self.bytes.get(files).copied().unwrap_or(0));
+        }
+        Some((shelf.limit?, kept.into_values().fold(0, u64::saturating_add)))
+    }
+}
+
+/// What it means for each node to get one model's files, as things are in a view.
+pub struct Outlook<'v, W> {
+    view: &'v Snapshot,
+    disks: &'v Disks,
+    files: usize,
+    bytes: u64,
+    without: W,
+    /// Files that ranks wait for, by node.
+    coming: BTreeMap<&'v str, BTreeSet<usize>>,
+    /// Files that ranks read or wait for, by node; asked for where a disk is full only.
+    used: OnceCell<BTreeMap<&'v str, BTreeSet<usize>>>,
+}
+
+impl<'v, W: Fn(&Key) -> bool> Outlook<'v, W> {
+    /// Of a model, as if the groups for which `without` is true were gone that do not answer. Those that do go on
+    /// until the files are there: nothing stops for a model that is not. `None` where nobody says anything of
+    /// disks, or of this model's size.
+    pub fn of(view: &'v Snapshot, namespace: &str, model: &str, without: W) -> Option<Self> {
+        let disks: &Disks = view.disks.as_ref()?;
+        let known =
+            view.models.get(&(namespace.to_owned(), model.to_owned())).map_or(0, ModelShape::total_bytes);
+        // Nobody has asked for a copy of a model that is not known to the disks.
+        let files = disks.files_of(namespace, model).unwrap_or(usize::MAX);
+        let bytes = disks.bytes.get(files).copied().unwrap_or(0).max(known);
+        let mut coming: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for (key, group) in view.groups.iter().filter(|(_, group)| !group.ready && !group.deleting) {
+            if !without(key) {
+                disks.read(key, group, &mut coming);
+            }
+        }
+        (bytes > 0).then(|| Self { view, disks, files, bytes, without, coming, used: OnceCell::new() })
+    }
+
+    /// What it costs to have them on a node: from 0, where they are, over up to ½, where they have room, to 1, where
+    /// others have to go for it; or why they cannot come.
+    pub fn fetch(&self, node: &str) -> Result<f64, Lack> {
+        let Some(shelf) = self.disks.nodes.get(node) else { return Ok(0.0) };
+        let own = shelf.held.iter().find(|held| held.files == self.files);
+        let coming = self.coming.get(node);
+        if own.is_some_and(|held| held.ready) || coming.is_some_and(|coming| coming.contains(&self.files)) {
+            return Ok(0.0);
+        }
+        let bytes = own.map_or(self.bytes, |held| held.bytes);
+        let done = own.map_or(0, Held::there);
+        let missing = bytes.saturating_sub(done) as f64 / bytes.max(1) as f64;
+        let others = || shelf.held.iter().filter(|held| held.files != self.files);
+        let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0, u64::saturating_add);
+        let new = |files: &usize| !shelf.held.iter().any(|held| held.files == *files);
+        let bytes_of = |files: &usize| self.disks.bytes.get(*files).copied().unwrap_or(0);
+        let expected = sum(&mut coming.into_iter().flatten().filter(|files| new(files)).map(bytes_of));
+        let all = sum(&mut others().map(|held| held.bytes)).saturating_add(expected);
+        let Some(limit) = shelf.limit.filter(|limit| all.saturating_add(bytes) > *limit) else {
+            return Ok(missing / 2.0);
+        };
+        let used = self.used.get_or_init(|| self.used()).get(node);
+        let read = |files: usize| used.is_some_and(|used| used.contains(&files));
+        let (mut kept, mut spare) = (expected, 0_u64);
+        for held in others() {
+            match held.stays {
+                _ if read(held.files) => kept = kept.saturating_add(held.bytes),
+                true => kept = kept.saturating_add(held.there()),
+                false => spare = spare.saturating_add(held.bytes),
+            }
+        }
+        let own = own.map_or(0, |held| if held.stays { held.there() } else { held.bytes });
+        let free = limit.saturating_sub(kept.saturating_add(spare).saturating_add(own));
+        beside(node, limit, kept, bytes, || (bytes.saturating_sub(done), free, spare))?;
+        let goes = kept.saturating_add(spare).saturating_add(bytes) > limit;
+        Ok(if goes { missing } else { missing / 2.0 })
+    }
+
+    fn used(&self) -> BTreeMap<&'v str, BTreeSet<usize>> {
+        let mut used = BTreeMap::new();
+        for (key, group) in self.view.groups.iter().filter(|(_, group)| !group.deleting) {
+            if group.ready || !(self.without)(key) {
+                self.disks.read(key, group, &mut used);
+            }
+        }
+        used
+    }
+}
+
+impl Disks {
+    /// Adds the files that the ranks of a group read, where they do.
+    fn read<'v>(&self, key: &Key, group: &'v Group, by_node: &mut BTreeMap<&'v str, BTreeSet<usize>>) {
+        let Some(files) = self.files_of(&key.0, &group.model) else { return };
+        for node in group.nodes() {
+            by_node.entry(node).or_default().insert(files);
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::super::room::{Room, Unit};
+    use super::*;
+    use crate::seeded::Seeded;
+
+    /// Files on disks, as a story has them: `(node, limit)`, and `(model, node, bytes, done, stays)` of models in
+    /// namespace `ns`.
+    pub fn disks(limits: &[(&str, Option<u64>)], copies: &[(&str, &str, u64, u64, bool)]) -> Disks {
+        let mut models: Vec<&str> = copies.iter().map(|(model, ..)| *model).collect();
+        models.sort_unstable();
+        models.dedup();
+        let id = |model: &str| models.iter().position(|known| *known == model).unwrap();
+        let mut bytes = vec![0; models.len()];
+        let shelf = |limit: &Option<u64>| Shelf { limit: *limit, held: Vec::new() };
+        let mut nodes: BTreeMap<String, Shelf> =
+            limits.iter().map(|(node, limit)| ((*node).to_owned(), shelf(limit))).collect();
+        for (model, node, size, done, stays) in copies {
+            bytes[id(model)] = *size;
+            let held =
+                Held { files: id(model), bytes: *size, done: *done, ready: done == size, stays: *stays };
+            nodes.entry((*node).to_owned()).or_default().put(held);
+        }
+        let key = |model: &&str| (("ns".to_owned(), (*model).to_owned()), id(model));
+        Disks { models: models.iter().map(key).collect(), bytes, nodes }
+    }
+
+    #[test]
+    fn a_disk_gives_room_as_the_choice_of_copies_would() {
+        let mut seeded = Seeded(7);
+        let names = ["m", "n", "o", "p"];
+        let mut refused = 0;
+        for round in 0..2000 {
+            let limit = seeded.below(100);
+            let mut copies = Vec::new();
+            for model in &names[1..] {
+                let size = 1 + seeded.below(40);
+                let done = [0, size / 2, size][seeded.below(3) as usize];
+                if seeded.below(3) > 0 {
+                    copies.push((*model, "a", size, done, seeded.below(3) == 0));
+                }
+            }
+            let bytes = 1 + seeded.below(60);
+            if seeded.below(3) == 0 {
+                copies.push(("m", "a", bytes, bytes / 2, seeded.below(4) == 0));
+            }
+            let mut view = Snapshot::default();
+            let shape = ModelShape { layers: 1, layer_bytes: vec![bytes], ..ModelShape::default() };
+            view.models.insert(("ns".to_owned(), "m".to_owned()), shape);
+            view.disks = Some(disks(&[("a", Some(limit))], &copies).into());
+            let fetch = Outlook::of(&view, "ns", "m", |_: &Key| false).unwrap().fetch("a");
+            let mut room = Room::new(Some(limit));
+            for (model, _, size, done, stays) in &copies {
+                let unit = Unit {
+                    bytes: *size,
+                    done: *done,
+                    ready: done == size,
+                    last_used: None,
+                    priority: 0,
+                    models: BTreeSet::new(),
+                };
+                room.add((*model).to_owned(), unit, *stays);
+            }
+            let free = room.free();
+            let key = ("ns".to_owned(), "m".to_owned());
+            let taken = room.take("a", &key, "m", bytes);
+            refused += u32::from(taken.is_err());
+            assert_eq!(fetch.clone().map(|_| ()), taken, "round {round}: {limit} {bytes} {copies:?}");
+            let goes = fetch.is_ok_and(|cost| cost > 0.5);
+            assert!(!goes || free < bytes, "round {round}: {free} are free, and something goes for {bytes}");
+        }
+        assert!((200..1800).contains(&refused), "{refused} of 2000 were refused");
+    }
+}

@@ -1,0 +1,110 @@
+//! Disks of a story's machines, and what agents do with them: they fetch files that are wanted, and let others go
+//! for them, never any that are pinned or that ranks read. A story that says nothing of disks has none.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use russet_crds::conditions::{self, Reason, Type};
+use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, NamespacedReference, Retention, Want, names};
+
+use super::words::Wrong;
+use super::world::{SPACE, World};
+
+/// Puts all of a model's files on a node.
+pub fn put(world: &mut World, model: &str, node: &str, pinned: bool) -> Result<(), Wrong> {
+    world.node(node)?;
+    let bytes = bytes(world, model);
+    if bytes == 0 {
+        return Err(format!("there is no model {model} whose size is known"));
+    }
+    let spec = ModelCopySpec {
+        model_ref: NamespacedReference { namespace: SPACE.to_owned(), name: model.to_owned() },
+        node_name: node.to_owned(),
+        want: Want::Files,
+        retention: pinned.then_some(Retention { pinned, ..Retention::default() }),
+        ..ModelCopySpec::default()
+    };
+    let mut copy = ModelCopy::new(&names::model_copy(SPACE, model, node), spec);
+    let mut status = ModelCopyStatus { bytes_done: bytes, bytes_total: bytes, ..ModelCopyStatus::default() };
+    conditions::set(&mut status.conditions, Type::Ready, true, Reason::Settled, "", None, world.now);
+    copy.status = Some(status);
+    let copies = world.cluster.copies.get_or_insert_default();
+    copies.retain(|other| other.metadata.name != copy.metadata.name);
+    copies.push(Arc::new(copy));
+    Ok(())
+}
+
+/// Whether a node has all of a model's files; where nobody says anything of files, every node has.
+pub fn holds(world: &World, model: &str, node: &str) -> bool {
+    let Some(copies) = &world.cluster.copies else { return true };
+    copies.iter().any(|copy| copy.spec.node_name == node && copy.spec.model_ref.name == model)
+}
+
+/// Agents fetch what ranks and the operator wait for; says whether any did.
+pub fn fetch(world: &mut World) -> bool {
+    if world.cluster.copies.is_none() {
+        return false;
+    }
+    let mut wanted = read(world);
+    wanted.extend(world.fetching.iter().cloned());
+    let mut changed = false;
+    for (model, node) in &wanted {
+        if holds(world, model, node) || !world.hears(node) {
+            continue;
+        }
+        while !room(world, model, node) {
+            let idle = |copy: &Arc<ModelCopy>| {
+                let pinned = copy.spec.retention.is_some_and(|retention| retention.pinned);
+                let of = (copy.spec.model_ref.name.clone(), copy.spec.node_name.clone());
+                of.1 == *node && !pinned && !wanted.contains(&of)
+            };
+            let copies = world.cluster.copies.get_or_insert_default();
+            let Some(goes) = copies.iter().position(idle) else { break };
+            copies.remove(goes);
+        }
+        if room(world, model, node) {
+            changed |= put(world, model, node, false).is_ok();
+        }
+    }
+    changed
+}
+
+/// What keeps the files of a model from ever coming to a node: those that are pinned and those of other groups.
+pub fn lacks(world: &World, model: &str, node: &str) -> bool {
+    let Some(limit) = world.machines.get(node).and_then(|machine| machine.disk) else { return false };
+    let copies = world.cluster.copies.iter().flatten();
+    let pinned = copies.filter(|copy| {
+        copy.spec.node_name == node && copy.spec.retention.is_some_and(|retention| retention.pinned)
+    });
+    let living = world
+        .living()
+        .into_iter()
+        .filter(|group| group.spec.plan.members.iter().any(|member| member.node_name == node));
+    let mut models: BTreeSet<String> = pinned.map(|copy| copy.spec.model_ref.name.clone()).collect();
+    models.extend(living.map(|group| group.spec.model_ref.name.clone()));
+    models.insert(model.to_owned());
+    models.iter().map(|model| bytes(world, model)).sum::<u64>() > limit
+}
+
+/// Files that ranks read or wait for, and where.
+fn read(world: &World) -> BTreeSet<(String, String)> {
+    let groups = world.cluster.groups.iter();
+    let of = groups.flat_map(|group| {
+        let nodes = group.spec.plan.members.iter().map(|member| member.node_name.clone());
+        nodes.map(|node| (group.spec.model_ref.name.clone(), node))
+    });
+    of.collect()
+}
+
+fn room(world: &World, model: &str, node: &str) -> bool {
+    let Some(limit) = world.machines.get(node).and_then(|machine| machine.disk) else { return true };
+    let copies = world.cluster.copies.iter().flatten().filter(|copy| copy.spec.node_name == node);
+    let held: u64 = copies.filter_map(|copy| Some(copy.status.as_ref()?.bytes_total)).sum();
+    held + bytes(world, model) <= limit
+}
+
+fn bytes(world: &World, model: &str) -> u64 {
+    let found = world.cluster.models.iter().find(|it| it.metadata.name.as_deref() == Some(model));
+    let shape = found.and_then(|model| model.status.as_ref()?.shape.as_ref());
+    shape.map_or(0, |shape| shape.total_bytes())
+}
