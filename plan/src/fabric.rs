@@ -76,6 +76,11 @@ impl<'a> Fabric<'a> {
         fabric
     }
 
+    /// The cables as if nobody used any; nothing where nobody does.
+    pub fn whole(&self) -> Option<Self> {
+        (!self.taken.is_empty()).then(|| Self::new(self.nodes, Taken::new()))
+    }
+
     fn owner<'s>(&'s self, node: &'s str, device: &'s str) -> Option<&'s Holder<'s>> {
         let taken: &Taken<'s> = &self.taken;
         taken.get(&(node, device))

@@ -166,6 +166,13 @@ pub enum Note {
         /// Bytes free on all of them.
         free: u64,
     },
+    /// Cables are there, and in use by what stays.
+    PortsTaken {
+        /// The backend, for people.
+        backend: &'static str,
+        /// Which port, and by whom.
+        why: String,
+    },
     /// More ranks are wanted than nodes can take work.
     TooFewNodes {
         /// Ranks wanted.
@@ -183,6 +190,8 @@ pub enum Note {
         needed: Need,
         /// Nodes that would hold it and take no work.
         closed: Vec<String>,
+        /// Whether it is RDMA ports in use that lack, and not memory.
+        ports: bool,
     },
     /// A replica waits although it fits, because what else waits is worth more.
     Outweighed {
@@ -261,6 +270,8 @@ pub enum Note {
     DrainFirst {
         /// The ShardGroup.
         group: String,
+        /// Why not side by side.
+        why: Drain,
     },
     /// A replica will fit once agents release what deleted groups held.
     WaitingForRelease {
@@ -276,6 +287,19 @@ pub enum Note {
         /// Split and nodes.
         decision: String,
     },
+}
+
+/// Why a replica goes before its successor comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// Nodes do not hold both.
+    Memory,
+    /// RDMA ports carry one group.
+    Ports,
+    /// Its deployment asks for it.
+    Asked,
+    /// It has lost a node for good, and what it holds on others makes its successor need more of them.
+    Broken,
 }
 
 impl Note {
@@ -303,6 +327,7 @@ impl Note {
             | Note::Apart { .. }
             | Note::Links { .. }
             | Note::PortsBusy { .. }
+            | Note::PortsTaken { .. }
             | Note::TooFewNodes { .. }
             | Note::NothingFits { .. }
             | Note::CouldPreempt { .. }

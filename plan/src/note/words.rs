@@ -4,7 +4,7 @@ use std::fmt;
 
 use russet_crds::FabricKind;
 
-use super::Note;
+use super::{Drain, Note};
 use crate::fabric::show_bits;
 use crate::pool::Demand;
 use crate::quantity::show;
@@ -122,6 +122,7 @@ impl fmt::Display for Note {
                 backend_words(*backend)
             ),
             Note::PortsBusy { backend, why } => write!(out, "{backend} waits for its ports: {why}"),
+            Note::PortsTaken { backend, why } => write!(out, "{backend} cannot be: {why}"),
             Note::TooSmall { node, what, needed, free, limit } => write!(
                 out,
                 "node {node}: {what} needs {}, {} free of {}",
@@ -142,12 +143,16 @@ impl fmt::Display for Note {
                 "{ranks} ranks need {ranks} nodes with the same engine build, one each, and {nodes} can take work; join more nodes or ask for fewer ranks"
             ),
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
-            Note::NothingFits { replica, needed, closed } if !closed.is_empty() => write!(
+            Note::NothingFits { replica, needed: _, closed: _, ports: true } => write!(
+                out,
+                "replica {replica} fits nowhere: there is memory for it, and the RDMA ports it needs are in use; delete or scale down what uses them, cable other nodes, or leave the backend to Auto"
+            ),
+            Note::NothingFits { replica, needed, closed, ports: false } if !closed.is_empty() => write!(
                 out,
                 "replica {replica} fits nowhere else ({needed}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
                 closed.join(", ")
             ),
-            Note::NothingFits { replica, needed, closed: _ } => write!(
+            Note::NothingFits { replica, needed, closed: _, ports: false } => write!(
                 out,
                 "replica {replica} fits nowhere ({needed}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node"
             ),
@@ -208,11 +213,14 @@ impl fmt::Display for Note {
                 "replica {replica} waits for its model's files on {}; what runs there goes on until they have come",
                 nodes.join(", ")
             ),
-            Note::DrainFirst { group } => {
-                write!(
-                    out,
-                    "ShardGroup {group} makes room first: memory does not allow old and new side by side"
-                )
+            Note::DrainFirst { group, why } => {
+                let why = match why {
+                    Drain::Memory => "memory does not allow old and new side by side",
+                    Drain::Ports => "its successor needs the RDMA ports it uses",
+                    Drain::Asked => "spec.rollout.strategy is DrainThenReplace",
+                    Drain::Broken => "a node of it is lost, and its successor needs fewer nodes without it",
+                };
+                write!(out, "ShardGroup {group} makes room first: {why}")
             }
             Note::WaitingForRelease { replica, holders } => {
                 write!(out, "replica {replica} waits until agents release memory: {}", holders.join(", "))

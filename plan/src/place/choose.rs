@@ -52,6 +52,11 @@ impl Choices<'_> {
         self.ways.iter()
     }
 
+    /// Nodes of the best.
+    pub fn size(&self) -> usize {
+        self.ways.first().map_or(0, |way| way.candidate.ranks.len())
+    }
+
     /// The best, or the one that is best for all that wait together.
     pub fn choose(self, view: &Snapshot, advised: Option<&Candidate>) -> Option<Choice> {
         let Self { want, fit, mut ways, notes } = self;

@@ -121,6 +121,12 @@ pub(super) fn may_stay(view: &Snapshot, want: &ValidDeployment, group: &Group) -
         })
 }
 
+/// Whether a node of it is lost for good, so that it does not answer, whatever was last heard of it.
+pub(super) fn broken(view: &Snapshot, group: &Group) -> bool {
+    let lost = |node: &str| view.nodes.get(node).is_none_or(|node| node.availability == Availability::Lost);
+    group.nodes().any(lost)
+}
+
 /// What is to be said of a group that stays outside the pools.
 pub(super) fn outside(view: &Snapshot, want: &ValidDeployment, key: &Key) -> Option<Note> {
     let group = view.groups.get(key).filter(|group| !want.allows(group.nodes()))?;
