@@ -192,6 +192,28 @@ pub fn ports(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
+/// What a running plan lacks of the cables it was made for: the first that is not there any more.
+pub fn severed(nodes: &Nodes, plan: &GroupPlan) -> Option<String> {
+    let whole = Fabric::new(nodes, Taken::new());
+    let teams = plan.members.chunks(plan.tensor_size.max(1) as usize);
+    let ends = teams.flat_map(|team| {
+        team.iter().flat_map(move |member| {
+            let cells = team.iter().zip(&member.rdma_devices);
+            cells.flat_map(move |(peer, cell)| {
+                cell.iter().map(move |device| (&*member.node_name, &*peer.node_name, device))
+            })
+        })
+    });
+    let there = |near: &str, far: &str, device: &String| {
+        nodes.cabling().between(near, far).iter().any(|cable| cable.near == *device)
+    };
+    let (near, far, device) = ends.into_iter().find(|(near, far, device)| !there(near, far, device))?;
+    Some(match whole.joined(near, far) {
+        true => format!("port {device} of node {near} leads to node {far} no longer"),
+        false => whole.refusal(near, far),
+    })
+}
+
 /// Whether what ranks send each other needs no tunnel: every connection of every ring runs between
 /// the addresses of a Thunderbolt link that both of its nodes report. Links are by node.
 pub fn transport(plan: &GroupPlan, peers: &[Peer], links: &BTreeMap<String, Vec<Link>>) -> Transport {

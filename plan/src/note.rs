@@ -106,6 +106,13 @@ pub enum Note {
         /// The NodePools.
         pools: Vec<String>,
     },
+    /// A replica does not answer, and cables that it runs over are not there any more.
+    Severed {
+        /// The ShardGroup.
+        group: String,
+        /// Which cable.
+        why: String,
+    },
     /// A node cannot take new work.
     Closed {
         /// The node.
@@ -319,6 +326,7 @@ impl Note {
             Note::PoolUnknown { .. } => Reason::PoolNotFound,
             Note::PoolBroken { why, .. } => why.reason(),
             Note::Outside { .. } => Reason::OutsidePools,
+            Note::Severed { .. } => Reason::CableLost,
             Note::NoRing { .. }
             | Note::NoTensor { .. }
             | Note::TooSmall { .. }

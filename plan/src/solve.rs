@@ -221,7 +221,7 @@ impl Search {
         let found = ways(view, wish.want, &wish.fit, wish.replica, true, |_| false);
         let mut found = found.map(|found| found.found).unwrap_or_default();
         let net = |way: &Way| wish.scale.net(way);
-        found.sort_by(|a, b| net(b).total_cmp(&net(a)).then_with(|| a.names().cmp(b.names())));
+        found.sort_by(|a, b| wish.scale.better(a, b));
         let key = (wish.want.namespace.clone(), format!("~{}", taken.len()));
         for way in found {
             let short = wish.most - wish.weight * net(&way);

@@ -77,6 +77,10 @@ impl fmt::Display for Note {
                 nodes.join(", "),
                 named_pools(pools)
             ),
+            Note::Severed { group, why } => write!(
+                out,
+                "ShardGroup {group} does not answer, and {why}; join them again, or delete that ShardGroup to have it placed anew"
+            ),
             Note::Closed { node, availability } => match availability {
                 Availability::Open => write!(out, "node {node}: open"),
                 Availability::Cordoned => {

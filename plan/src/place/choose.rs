@@ -66,7 +66,7 @@ impl Choices<'_> {
             let way = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
                 // Smaller splits, which others get the room of, kept this one from being looked at.
                 let rate = Forecast::new(view, &want.shape, want.room).rate(&split.plan(fit));
-                Way { candidate: split.clone(), rate, gaps: 0.0 }
+                Way { candidate: split.clone(), rate, wifi: false, gaps: 0.0 }
             });
             together = at != Some(0);
             ways.insert(0, way);

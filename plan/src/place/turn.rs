@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use russet_crds::{Action, names};
 
 use super::choose::{Choice, Choices, find};
-use super::current::{Named, broken, may_stay, on_its_way, outside, split_groups};
+use super::current::{Named, broken, may_stay, on_its_way, outside, severed, split_groups};
 use super::preempt::{self, Ask, Outcome, Victims};
 use super::worth::Way;
 use super::{NewGroup, OldGroup, Placement, Removal, SHOWN, plan_hash};
@@ -78,6 +78,7 @@ impl<'a> Turn<'a> {
     /// It runs; its predecessors go once it answers.
     fn stays(&mut self, kept: &Key, ready: bool, surplus: &[Named], outdated: Vec<Named>) {
         self.notes.extend(outside(&self.view, self.want, kept));
+        self.notes.extend(severed(&self.view, kept));
         self.placement.keep.push(kept.clone());
         for (key, _) in surplus {
             self.remove(key, Removal::Replaced);
@@ -311,13 +312,14 @@ fn new_group(want: &ValidDeployment, fit: &Fit<'_>, replica: i32, candidate: &Ca
     NewGroup { name: names::shard_group(&want.name, replica, &plan.hash), replica, plan }
 }
 
+/// Who holds memory that comes free by itself, or should.
 fn holders(view: &Snapshot) -> Vec<String> {
     let leaving = view.groups.iter().filter(|(_, group)| group.deleting);
     let groups = leaving.map(|(key, group)| format!("ShardGroup {} {}", key.1, show(group.reserved_bytes())));
     let nodes = view
         .nodes
         .iter()
-        .filter(|(_, node)| node.unreleased > 0)
+        .filter(|(_, node)| node.unreleased > 0 && node.availability == Availability::Open)
         .map(|(name, node)| format!("node {name} {}", show(node.unreleased)));
     groups.chain(nodes).collect()
 }

@@ -251,7 +251,7 @@ impl<'a> Look<'a> {
                     rate
                 }
             };
-            Way { gaps: self.gaps(&candidate), rate, candidate }
+            Way { gaps: self.gaps(&candidate), rate, wifi: false, candidate }
         });
         ways.collect()
     }
@@ -282,7 +282,7 @@ impl<'a> Look<'a> {
             };
             let rate = self.forecast.rate(&candidate.plan(self.fit));
             let scale = Scale { best: rate.max(single), fewest: 1 };
-            scale.worth(&Way { candidate, rate, gaps: 0.0 }) > scale.of_rate(single)
+            scale.worth(&Way { candidate, rate, wifi: false, gaps: 0.0 }) > scale.of_rate(single)
         });
         sizes
     }
@@ -296,8 +296,9 @@ impl<'a> Look<'a> {
     }
 
     fn way(&self, candidate: Candidate) -> Way {
-        let rate = self.forecast.rate(&candidate.plan(self.fit));
-        Way { gaps: self.gaps(&candidate), rate, candidate }
+        let plan = candidate.plan(self.fit);
+        let (rate, wifi) = (self.forecast.rate(&plan), self.forecast.over_wifi(&plan));
+        Way { gaps: self.gaps(&candidate), rate, wifi, candidate }
     }
 
     /// The ways over several nodes; where there are none, the notes tell why.

@@ -6,7 +6,8 @@
 //!       − 1/12 for every node beyond the fewest that can hold it        a second node must give 1.5 times the speed
 //!       − 1/4 for every replica of the same deployment on its nodes
 //!       − 1/4 for sums that go over TCP                                  RDMA, unless that is 2.5 times as slow
-//!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit
+//!       − 1/12 for stages that meet over Wi-Fi                          what is predicted of it is its best hour
+//!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit, then the fastest
 //! ```
 
 use std::cmp::Ordering;
@@ -25,6 +26,9 @@ const GAPS: f64 = 1e-3;
 const SIBLING: f64 = 0.25;
 /// What it costs that the sums of a tensor group go over TCP, where other traffic delays every one of them.
 const OVER_TCP: f64 = 0.25;
+/// What it costs that ranks meet over Wi-Fi. Its round trips are predicted at their best, and owners saw a third of
+/// the speed they had over the cable beside it.
+const OVER_WIFI: f64 = 1.0 / 12.0;
 /// What a pipeline is worth at most of a model that one node would hold: better than none, and no price for
 /// others being a little faster.
 const STRUNG: f64 = 0.3;
@@ -38,6 +42,8 @@ pub struct Way {
     pub candidate: Candidate,
     /// Tokens a second of one stream.
     pub rate: f64,
+    /// Whether ranks meet over Wi-Fi.
+    pub wifi: bool,
     /// Share of the cluster's gaps it takes: large free pieces count more than the same bytes in small ones.
     pub gaps: f64,
 }
@@ -84,7 +90,8 @@ impl Scale {
         } else {
             0.0
         };
-        let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp).max(LEAST);
+        let wifi = if way.wifi { OVER_WIFI } else { 0.0 };
+        let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp - wifi).max(LEAST);
         let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
         if strung { worth.min(STRUNG) } else { worth }
     }
@@ -103,8 +110,13 @@ impl Scale {
     /// The better of two ways comes first: replicas of a deployment spread first of all.
     pub fn compare(&self, a: &Way, b: &Way) -> Ordering {
         let spread = a.candidate.siblings.cmp(&b.candidate.siblings);
+        spread.then_with(|| self.better(a, b))
+    }
+
+    /// The one that is worth more comes first, and of equal ones the faster.
+    pub fn better(&self, a: &Way, b: &Way) -> Ordering {
         let worth = self.net(b).total_cmp(&self.net(a));
-        spread.then(worth).then_with(|| a.names().cmp(b.names()))
+        worth.then(b.rate.total_cmp(&a.rate)).then_with(|| a.names().cmp(b.names()))
     }
 }
 
@@ -129,7 +141,18 @@ mod tests {
             backend: Backend::None,
             why_backend: None,
         };
-        Way { candidate, rate, gaps }
+        Way { candidate, rate, wifi: false, gaps }
+    }
+
+    #[test]
+    fn a_cable_is_better_than_the_air() {
+        let (air, cable) = (Way { wifi: true, ..way(2, 24.0, 0.0) }, way(2, 25.0, 0.5));
+        let slow = way(2, 15.0, 0.0);
+        let scale = Scale::of([&air, &cable, &slow].into_iter()).unwrap();
+        assert_eq!(scale.compare(&cable, &air), Ordering::Less, "although it leaves no room to others");
+        assert_eq!(scale.compare(&air, &slow), Ordering::Less, "and not at any price");
+        let (slower, faster) = (way(2, 24.0, 0.1), way(2, 25.0, 0.1));
+        assert_eq!(scale.compare(&faster, &slower), Ordering::Less, "of two that are worth the same");
     }
 
     #[test]
