@@ -29,7 +29,7 @@ const OVER_TCP: f64 = 0.25;
 /// What it costs that ranks meet over Wi-Fi. Its round trips are predicted at their best, and owners saw a third of
 /// the speed they had over the cable beside it.
 const OVER_WIFI: f64 = 1.0 / 12.0;
-/// What a pipeline is worth at most of a model that one node would hold: better than none, and no price for
+/// What a pipeline is worth at most, of 1, of a model that one node would hold: better than none, and no price for
 /// others being a little faster.
 const STRUNG: f64 = 0.3;
 /// What any placement is worth at least: a replica that runs somehow is better than none.
@@ -93,7 +93,7 @@ impl Scale {
         let wifi = if way.wifi { OVER_WIFI } else { 0.0 };
         let worth = (self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp - wifi).max(LEAST);
         let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
-        if strung { worth.min(STRUNG) } else { worth }
+        if strung { worth * STRUNG } else { worth }
     }
 
     /// What a way over the fewest nodes is worth by its speed.
