@@ -78,7 +78,8 @@ pub fn propose(
 ) -> Vec<Proposal> {
     let mut view = view.clone();
     own(&mut view, deployments);
-    let checked: Vec<_> = deployments.iter().map(|deployment| check(models, &view, deployment, now)).collect();
+    let checked: Vec<_> =
+        deployments.iter().map(|deployment| check(models, &view, deployment, now)).collect();
     let rivals: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
     let mut proposals = Vec::new();
     for (deployment, checked) in deployments.iter().zip(&checked) {
@@ -428,7 +429,10 @@ mod tests {
         Arc::make_mut(&mut idle).spec.tier_ref = Some(LocalReference::new("seldom"));
         let proposals = propose(&cluster.models, &view, std::slice::from_ref(&idle), Some(Timestamp::MIN));
         assert_eq!(told(&proposals), ["d: 0 0 0 0, nothing runs"]);
-        assert!(proposals[0].report.reason.starts_with("nobody asks for it, so Tier seldom"), "{proposals:?}");
+        assert!(
+            proposals[0].report.reason.starts_with("nobody asks for it, so Tier seldom"),
+            "{proposals:?}"
+        );
         let applied = propose(&cluster.models, &view, &[idle], None);
         assert_eq!(told(&applied), ["d: 1 0 0 0, 1 rank on a"]);
     }

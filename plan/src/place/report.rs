@@ -43,7 +43,11 @@ pub fn shown(
     }
     // That something ran is remembered, as it counts where room is short.
     let plan_hash = before.map(|before| before.plan_hash).unwrap_or_default();
-    Some(PlacementReport { plan_hash, replicas: ran, ..refused(notes.iter().map(ToString::to_string).collect()) })
+    Some(PlacementReport {
+        plan_hash,
+        replicas: ran,
+        ..refused(notes.iter().map(ToString::to_string).collect())
+    })
 }
 
 /// What stood in the way; the last text names the remedy.

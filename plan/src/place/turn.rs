@@ -69,7 +69,9 @@ impl<'a> Turn<'a> {
             false => find(&self.view, self.want, &fit, replica, true, |_| false),
         };
         match beside {
-            Ok(choices) if self.fewer_soon(replica, &choices, &outdated) => self.is_patient(replica, outdated),
+            Ok(choices) if self.fewer_soon(replica, &choices, &outdated) => {
+                self.is_patient(replica, outdated)
+            }
             Ok(choices) => self.comes(replica, choices, outdated),
             Err(refusal) => self.makes_room(replica, outdated, refusal, goes_first),
         }
@@ -130,7 +132,8 @@ impl<'a> Turn<'a> {
             let own = || outdated.iter().any(|(old, _)| old == key);
             view.groups.get(key).is_some_and(|group| group.deleting || (own() && broken(view, group)))
         };
-        let passing = || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
+        let passing =
+            || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
         choices.size() > 1
             && passing()
             && find(view, want, fit, replica, false, leaves).is_ok_and(|soon| soon.size() < choices.size())
