@@ -400,6 +400,21 @@ mod tests {
     }
 
     #[test]
+    fn a_group_whose_cable_is_gone_is_named_where_people_look() {
+        let made =
+            groups(&plan(1, Some(model()), 8, vec![]), false, Reason::WaitingForRanks, "waits for rank 1");
+        let mut planned = plan(1, Some(model()), 8, made.clone());
+        let why = "a and b have no RDMA link".to_owned();
+        planned.stage.notes.push(Note::Severed { group: made[0].name_any(), why });
+        let status = shown(planned, made, 0);
+        for (kind, reason) in [(Type::Placed, "CableLost"), (Type::Ready, "WaitingForRanks")] {
+            let condition = get(&status.conditions, kind).unwrap();
+            assert_eq!(condition.reason, reason);
+            assert!(condition.message.contains("a and b have no RDMA link"), "{condition:?}");
+        }
+    }
+
+    #[test]
     fn every_situation_reads_right_at_a_glance() {
         let first = || plan(1, Some(model()), 8, vec![]);
         let with = |ready, reason| {
