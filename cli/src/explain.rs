@@ -49,8 +49,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             ),
         }
     }
-    let view = cluster.snapshot(Timestamp::now());
-    let mut proposals = propose(&cluster.models, &view, &deployments);
+    let now = Timestamp::now();
+    let view = cluster.snapshot(now);
+    let mut proposals = propose(&cluster.models, &view, &deployments, Some(now));
     proposals.retain(|proposal| {
         proposal.namespace == *namespace && name.as_ref().is_none_or(|name| *name == proposal.name)
     });

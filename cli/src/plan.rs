@@ -61,7 +61,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     };
     let cluster = described.cluster();
     let view = cluster.snapshot(now);
-    let proposals = propose(&cluster.models, &view, &described.deployments());
+    let proposals = propose(&cluster.models, &view, &described.deployments(), None);
     match output.as_str() {
         "json" => println!("{}", serde_json::to_string_pretty(&json(&proposals))?),
         "yaml" => print!("{}", serde_norway::to_string(&json(&proposals))?),

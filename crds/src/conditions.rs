@@ -133,6 +133,8 @@ pub enum Reason {
     PoolNotFound,
     /// A replica runs outside its deployment's NodePools, because nodes have left them.
     OutsidePools,
+    /// A replica does not answer, and an RDMA cable that it runs over is not there any more.
+    CableLost,
     /// A named target does not exist.
     TargetNotFound,
     /// The spec contradicts itself or asks for what this release cannot do.

@@ -284,6 +284,9 @@ pub struct PlacementReport {
     pub reason: String,
     /// Digest of the plan; of the last one while nothing is placed.
     pub plan_hash: String,
+    /// How many replicas had a place; of the last time while some wait. So many come back before others come.
+    #[serde(default)]
+    pub replicas: i32,
     /// How fast each replica should answer; absent where a node's chip is not in the catalogue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,

@@ -76,6 +76,11 @@ impl<'a> Fabric<'a> {
         fabric
     }
 
+    /// The cables as if nobody used any; nothing where nobody does.
+    pub fn whole(&self) -> Option<Self> {
+        (!self.taken.is_empty()).then(|| Self::new(self.nodes, Taken::new()))
+    }
+
     fn owner<'s>(&'s self, node: &'s str, device: &'s str) -> Option<&'s Holder<'s>> {
         let taken: &Taken<'s> = &self.taken;
         taken.get(&(node, device))
@@ -184,6 +189,28 @@ pub fn ports(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
     plan.members.iter().flat_map(|member| {
         let devices = member.rdma_devices.iter().flatten();
         devices.map(|device| (member.node_name.as_str(), device.as_str()))
+    })
+}
+
+/// What a running plan lacks of the cables it was made for: the first that is not there any more.
+pub fn severed(nodes: &Nodes, plan: &GroupPlan) -> Option<String> {
+    let whole = Fabric::new(nodes, Taken::new());
+    let teams = plan.members.chunks(plan.tensor_size.max(1) as usize);
+    let ends = teams.flat_map(|team| {
+        team.iter().flat_map(move |member| {
+            let cells = team.iter().zip(&member.rdma_devices);
+            cells.flat_map(move |(peer, cell)| {
+                cell.iter().map(move |device| (&*member.node_name, &*peer.node_name, device))
+            })
+        })
+    });
+    let there = |near: &str, far: &str, device: &String| {
+        nodes.cabling().between(near, far).iter().any(|cable| cable.near == *device)
+    };
+    let (near, far, device) = ends.into_iter().find(|(near, far, device)| !there(near, far, device))?;
+    Some(match whole.joined(near, far) {
+        true => format!("port {device} of node {near} leads to node {far} no longer"),
+        false => whole.refusal(near, far),
     })
 }
 

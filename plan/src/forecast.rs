@@ -92,27 +92,28 @@ impl<'a> Forecast<'a> {
         predict(Engine::Mlx, &self.model, group, load)
     }
 
-    fn group<'p>(&self, plan: &'p GroupPlan, unknown: Option<Machine>) -> Option<Group> {
-        let teams: Vec<_> = plan.members.chunks(plan.tensor_size.max(1) as usize).collect();
+    fn group(&self, plan: &GroupPlan, unknown: Option<Machine>) -> Option<Group> {
         let machine = |node: &String| self.view.nodes.get(node).and_then(|node| node.machine).or(unknown);
-        let stages: Option<Vec<Stage>> = teams
-            .iter()
+        let stages: Option<Vec<Stage>> = teams(plan)
             .map(|team| {
                 let machines = team.iter().map(|member| machine(&member.node_name)).collect::<Option<_>>()?;
                 Some(Stage { machines, layers: team.first()?.layers })
             })
             .collect();
-        let inside = teams.iter().flat_map(|team| team.iter().zip(team.iter().cycle().skip(1)));
-        // Stages meet over TCP, whatever carries the sums of their members.
-        let between = teams.iter().zip(teams.iter().skip(1)).flat_map(|(a, b)| a.iter().zip(b.iter()));
-        let names = |(a, b): (&'p GroupMember, &'p GroupMember)| (a.node_name.as_str(), b.node_name.as_str());
         Some(Group {
             stages: stages?,
-            members: self.worst(plan.backend, inside.map(names)),
-            neighbours: self.worst(Backend::Ring, between.map(names)),
+            members: self.worst(plan.backend, inside(plan)),
+            neighbours: self.worst(Backend::Ring, between(plan)),
             // The engine leaves MLX's own; the other one is known to hang GPUs.
             fence: Fence::Default,
         })
+    }
+
+    /// Whether ranks meet over Wi-Fi, because nothing better joins their nodes.
+    pub fn over_wifi(&self, plan: &GroupPlan) -> bool {
+        let tcp = plan.backend == Backend::Ring;
+        let mut pairs = between(plan).chain(inside(plan).filter(|_| tcp));
+        pairs.any(|(a, b)| a != b && self.best(a, b).is_some_and(|link| link.kind == LinkKind::Wifi))
     }
 
     /// The slowest link among pairs of nodes, as messages of `backend` see it.
@@ -124,6 +125,12 @@ impl<'a> Forecast<'a> {
 
     /// The best link two nodes report; a wired network where they report none, as most have one.
     fn link(&self, backend: Backend, a: &str, b: &str) -> Link {
+        self.best(a, b).map_or(Link::of(backend, LinkKind::Ethernet, None), |link| {
+            Link::of(backend, link.kind, link.bits_per_second)
+        })
+    }
+
+    fn best(&self, a: &str, b: &str) -> Option<&russet_crds::Link> {
         let rank = |kind: LinkKind| match kind {
             LinkKind::Thunderbolt => 0,
             LinkKind::Ethernet => 1,
@@ -134,11 +141,27 @@ impl<'a> Forecast<'a> {
             let links = self.view.nodes.get(node).map(|node| node.links.as_slice()).unwrap_or_default();
             links.iter().filter(move |link| link.peer == peer)
         });
-        let best = reported.min_by_key(|link| (rank(link.kind), Reverse(link.bits_per_second)));
-        best.map_or(Link::of(backend, LinkKind::Ethernet, None), |link| {
-            Link::of(backend, link.kind, link.bits_per_second)
-        })
+        reported.min_by_key(|link| (rank(link.kind), Reverse(link.bits_per_second)))
     }
+}
+
+/// The stages, each with its ranks.
+fn teams(plan: &GroupPlan) -> impl Iterator<Item = &[GroupMember]> {
+    plan.members.chunks(plan.tensor_size.max(1) as usize)
+}
+
+/// Nodes whose ranks meet within a stage.
+fn inside(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
+    teams(plan).flat_map(|team| team.iter().zip(team.iter().cycle().skip(1))).map(names)
+}
+
+/// Nodes whose ranks meet from stage to stage: over TCP, whatever carries the sums of their members.
+fn between(plan: &GroupPlan) -> impl Iterator<Item = (&str, &str)> {
+    teams(plan).zip(teams(plan).skip(1)).flat_map(|(a, b)| a.iter().zip(b)).map(names)
+}
+
+fn names<'p>((a, b): (&'p GroupMember, &'p GroupMember)) -> (&'p str, &'p str) {
+    (a.node_name.as_str(), b.node_name.as_str())
 }
 
 /// A rate with as many digits as mean something.

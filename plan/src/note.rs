@@ -1,19 +1,16 @@
 //! Why: everything a decision has to say to a person. Every note names the object and the numbers,
 //! and the last one of a refusal names the remedy. Not a log; notes are shown in conditions, in the
-//! placement report and by `russet plan`.
+//! placement report and by `russet plan`. The sentences are in `words`.
 
-use std::fmt;
+mod words;
 
 use jiff::Timestamp;
+use russet_crds::Backend;
 use russet_crds::conditions::Reason;
-use russet_crds::{Backend, FabricKind};
 
 use crate::copies::Lack;
-use crate::fabric::show_bits;
 use crate::fit::Need;
 use crate::pool::Demand;
-use crate::quantity::show;
-use crate::shard::backend_words;
 use crate::snapshot::Availability;
 
 /// One remark of the planner.
@@ -110,6 +107,13 @@ pub enum Note {
         /// The NodePools.
         pools: Vec<String>,
     },
+    /// A replica does not answer, and cables that it runs over are not there any more.
+    Severed {
+        /// The ShardGroup.
+        group: String,
+        /// Which cable.
+        why: String,
+    },
     /// A node cannot take new work.
     Closed {
         /// The node.
@@ -175,6 +179,13 @@ pub enum Note {
         /// Bytes free on all of them.
         free: u64,
     },
+    /// Cables are there, and in use by what stays.
+    PortsTaken {
+        /// The backend, for people.
+        backend: &'static str,
+        /// Which port, and by whom.
+        why: String,
+    },
     /// More ranks are wanted than nodes can take work.
     TooFewNodes {
         /// Ranks wanted.
@@ -194,6 +205,8 @@ pub enum Note {
         closed: Vec<String>,
         /// Nodes to which the files cannot come.
         full: Vec<String>,
+        /// Whether it is RDMA ports in use that lack, and not memory.
+        ports: bool,
     },
     /// A replica waits although it fits, because what else waits is worth more.
     Outweighed {
@@ -272,6 +285,8 @@ pub enum Note {
     DrainFirst {
         /// The ShardGroup.
         group: String,
+        /// Why not side by side.
+        why: Drain,
     },
     /// A replica will fit once agents release what deleted groups held.
     WaitingForRelease {
@@ -302,6 +317,19 @@ pub enum Note {
     },
 }
 
+/// Why a replica goes before its successor comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// Nodes do not hold both.
+    Memory,
+    /// RDMA ports carry one group.
+    Ports,
+    /// Its deployment asks for it.
+    Asked,
+    /// It has lost a node for good, and what it holds on others makes its successor need more of them.
+    Broken,
+}
+
 impl Note {
     /// The condition reason this note stands for.
     pub fn reason(&self) -> Reason {
@@ -319,6 +347,7 @@ impl Note {
             Note::PoolUnknown { .. } => Reason::PoolNotFound,
             Note::PoolBroken { why, .. } => why.reason(),
             Note::Outside { .. } => Reason::OutsidePools,
+            Note::Severed { .. } => Reason::CableLost,
             Note::NoRing { .. }
             | Note::NoTensor { .. }
             | Note::TooSmall { .. }
@@ -327,6 +356,7 @@ impl Note {
             | Note::Apart { .. }
             | Note::Links { .. }
             | Note::PortsBusy { .. }
+            | Note::PortsTaken { .. }
             | Note::TooFewNodes { .. }
             | Note::NothingFits { .. }
             | Note::CouldPreempt { .. }
@@ -344,263 +374,6 @@ impl Note {
         }
     }
 }
-
-impl fmt::Display for Note {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Note::ModelUnknown { model } => {
-                write!(
-                    out,
-                    "Model {model:?} does not exist or its headers are not read yet; create it in the same namespace"
-                )
-            }
-            Note::Architecture { model, architecture } => write!(
-                out,
-                "Model {model:?} has the architecture {architecture:?}, which this engine does not know; it knows {}",
-                crate::validate::ARCHITECTURES.join(", ")
-            ),
-            Note::Headers { model, why } => {
-                write!(
-                    out,
-                    "the headers of Model {model:?} contradict themselves: {why}; fetch the files again"
-                )
-            }
-            Note::Invalid { field, why } => write!(out, "{field}: {why}"),
-            Note::Newer { field } => write!(
-                out,
-                "{field} is a word of a newer release than this operator's {}; update the operator",
-                env!("CARGO_PKG_VERSION")
-            ),
-            Note::StrategyUnknown { strategy, known } => write!(
-                out,
-                "ShardingStrategy {strategy:?} does not exist; {}",
-                there_is("ShardingStrategies", known)
-            ),
-            Note::TierUnknown { tier, known } => {
-                write!(out, "Tier {tier:?} does not exist; {}", there_is("Tiers", known))
-            }
-            Note::NoOwnNodes { tier, group } => write!(
-                out,
-                "workload group {group} of Tier {tier} has no node that takes work; `kubectl describe tier {tier}` says why"
-            ),
-            Note::PoolUnknown { pool, known } => {
-                write!(out, "NodePool {pool:?} does not exist; {}", there_is("NodePools", known))
-            }
-            Note::PoolBroken { pool, why } => write!(out, "NodePool {pool}: {why}"),
-            Note::NoNodesInPools { pools, nodes } => write!(
-                out,
-                "none of the {nodes} nodes of {} can take work; `kubectl get nodepools` shows which nodes they have, `russet join` adds one",
-                named_pools(pools)
-            ),
-            Note::Apart { asks, demand, why } => {
-                let Demand { kind, bits } = demand;
-                let kind = match kind {
-                    FabricKind::Any | FabricKind::Unknown => "a link",
-                    FabricKind::Thunderbolt => "a Thunderbolt link",
-                    FabricKind::ThunderboltRdma => "an RDMA link over Thunderbolt",
-                };
-                let speed = if *bits > 0 { format!(" of {}", show_bits(*bits)) } else { String::new() };
-                write!(
-                    out,
-                    "{asks}: every two nodes of a group need {kind}{speed}: {why}; join them so, or ask for less"
-                )
-            }
-            Note::Outside { group, nodes, pools } => write!(
-                out,
-                "ShardGroup {group} stays on {}, which {} has no longer: what answers is not moved unasked; delete that ShardGroup to have it placed anew",
-                nodes.join(", "),
-                named_pools(pools)
-            ),
-            Note::Closed { node, availability } => match availability {
-                Availability::Open => write!(out, "node {node}: open"),
-                Availability::Cordoned => {
-                    write!(out, "node {node}: cordoned; set spec.scheduling to Enabled to use it")
-                }
-                Availability::Draining => {
-                    write!(out, "node {node}: draining; set spec.scheduling to Enabled to use it")
-                }
-                Availability::Unreachable => {
-                    write!(out, "node {node}: unreachable; start its agent or its network")
-                }
-                Availability::Lost => write!(
-                    out,
-                    "node {node}: unreachable for so long that its work moves away; start its agent or its network"
-                ),
-                Availability::Unmeasured => {
-                    write!(out, "node {node}: its agent has not reported its memory yet")
-                }
-            },
-            Note::NoRing { node } => {
-                write!(
-                    out,
-                    "node {node}: its engine does not offer the ring backend, which groups of several ranks need"
-                )
-            }
-            Note::NoTensor { node, build } => write!(
-                out,
-                "node {node}: its engine ({}) is of a release that cannot cut layers; update the node",
-                build.as_deref().unwrap_or("an unknown build")
-            ),
-            Note::Builds { builds } => {
-                let builds: Vec<String> =
-                    builds.iter().map(|(build, nodes)| format!("{build} on {}", nodes.join(", "))).collect();
-                write!(
-                    out,
-                    "nodes with different engine builds cannot share a group: {}; bring them to one release",
-                    builds.join("; ")
-                )
-            }
-            Note::Links { backend, why } => write!(
-                out,
-                "{} cannot be: {why}; cable the nodes and enable RDMA on them, or leave the backend to Auto",
-                backend_words(*backend)
-            ),
-            Note::PortsBusy { backend, why } => write!(out, "{backend} waits for its ports: {why}"),
-            Note::TooSmall { node, what, needed, free, limit } => write!(
-                out,
-                "node {node}: {what} needs {}, {} free of {}",
-                show(*needed),
-                show(*free),
-                show(*limit)
-            ),
-            Note::Together { nodes, needed, free } => write!(
-                out,
-                "{} ranks on {}: {} needed in all, {} free in all, and no split keeps every rank within its node",
-                nodes.len(),
-                nodes.join(", "),
-                show(*needed),
-                show(*free)
-            ),
-            Note::TooFewNodes { ranks, nodes } => write!(
-                out,
-                "{ranks} ranks need {ranks} nodes with the same engine build, one each, and {nodes} can take work; join more nodes or ask for fewer ranks"
-            ),
-            Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
-            Note::Disk { lack } => write!(out, "the model's files do not come to {lack}"),
-            Note::NothingFits { replica, needed, closed: _, full } if !full.is_empty() => write!(
-                out,
-                "replica {replica} fits nowhere ({needed}) where its model's files could come: not to {}; free some disk there, lower spec.disk.reserve of these nodes, unpin or delete a Model, free memory on others, or join another node",
-                full.join(", ")
-            ),
-            Note::NothingFits { replica, needed, closed, full: _ } if !closed.is_empty() => write!(
-                out,
-                "replica {replica} fits nowhere else ({needed}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
-                closed.join(", ")
-            ),
-            Note::NothingFits { replica, needed, closed: _, full: _ } => write!(
-                out,
-                "replica {replica} fits nowhere ({needed}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node"
-            ),
-            Note::Outweighed { replica, by } => write!(
-                out,
-                "replica {replica} fits, but the room there is serves {} better together; add a node, or ask for less context, a smaller model or fewer replicas",
-                by.join(", ")
-            ),
-            Note::Preempts { replica, deployments, frees } => {
-                let who = replicas_of(deployments);
-                write!(
-                    out,
-                    "replica {replica} has {who} make room ({}): its priority is higher",
-                    show(*frees)
-                )
-            }
-            Note::Resident { replica, deployments, frees, until } => write!(
-                out,
-                "replica {replica} has {} make room ({}) at {until}, when they have run for their tier's minResidencySeconds",
-                replicas_of(deployments),
-                show(*frees)
-            ),
-            Note::CouldPreempt { replica, deployments, frees, tier } => {
-                let (who, bytes) = (replicas_of(deployments), show(*frees));
-                let how = match tier {
-                    Some(tier) => format!("set Tier {tier} spec.preemption to LowerPriority to allow it"),
-                    None => "a Tier with preemption LowerPriority would allow it".to_owned(),
-                };
-                write!(
-                    out,
-                    "replica {replica} would fit if {who} of lower priority made room ({bytes}); {how}"
-                )
-            }
-            Note::AwaitsApproval { replica, hash, deployments, frees: _ } if deployments.is_empty() => {
-                write!(
-                    out,
-                    "replica {replica} is to be replaced because its spec was edited; `russet approve` or spec.approvedPlan {hash} allows it"
-                )
-            }
-            Note::AwaitsApproval { replica, hash, deployments, frees } => write!(
-                out,
-                "replica {replica} fits if {} stop ({}); `russet approve` or spec.approvedPlan {hash} allows it",
-                replicas_of(deployments),
-                show(*frees)
-            ),
-            Note::Denied { replica, hash } => write!(
-                out,
-                "replica {replica} waits: Approval {hash} was denied; it is asked for again when that is deleted, or the spec edited"
-            ),
-            Note::InTurn { replica } => {
-                write!(out, "replica {replica} goes on as it is until the replica before it answers anew")
-            }
-            Note::KeptOutdated { group } => {
-                write!(out, "ShardGroup {group} keeps running as it was, because its successor fits nowhere")
-            }
-            Note::FetchFirst { replica, nodes } => write!(
-                out,
-                "replica {replica} waits for its model's files on {}; what runs there goes on until they have come",
-                nodes.join(", ")
-            ),
-            Note::DrainFirst { group } => {
-                write!(
-                    out,
-                    "ShardGroup {group} makes room first: memory does not allow old and new side by side"
-                )
-            }
-            Note::WaitingForRelease { replica, holders } => {
-                write!(out, "replica {replica} waits until agents release memory: {}", holders.join(", "))
-            }
-            Note::FailsTogether { replica, key, domains, with, apart } => {
-                let others: Vec<String> = with.iter().map(ToString::to_string).collect();
-                let word = if with.len() == 1 { "replica" } else { "replicas" };
-                write!(
-                    out,
-                    "replica {replica} shares {key} {} with {word} {}: ",
-                    domains.join(", "),
-                    others.join(", ")
-                )?;
-                match apart {
-                    Some(apart) => write!(out, "the best place apart from them is worth less ({apart})"),
-                    None => write!(out, "nothing fits apart from them"),
-                }
-            }
-            Note::Placed { replica, decision } => write!(out, "replica {replica}: {decision}"),
-        }
-    }
-}
-
-/// What there is instead of what was named.
-pub(crate) fn there_is(kind: &str, known: &[String]) -> String {
-    /// Names worth reading.
-    const SHOWN: usize = 8;
-    match known.len() {
-        0 => format!("there are no {kind}: create it, or leave the reference out"),
-        count => {
-            let more = if count > SHOWN { ", …" } else { "" };
-            let names: Vec<&str> = known.iter().take(SHOWN).map(String::as_str).collect();
-            format!("create it, or name one of the {kind} there are: {}{more}", names.join(", "))
-        }
-    }
-}
-
-fn replicas_of(deployments: &[String]) -> String {
-    format!("replicas of {}", deployments.join(", "))
-}
-
-fn named_pools(pools: &[String]) -> String {
-    match pools {
-        [one] => format!("NodePool {one}"),
-        many => format!("NodePools {}", many.join(", ")),
-    }
-}
-
 /// Notes as one text for a condition, bounded because conditions are.
 pub fn join(notes: &[Note]) -> String {
     // The Kubernetes limit for a condition's message is 32768; a screenful serves people better.

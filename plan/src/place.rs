@@ -21,6 +21,8 @@ mod turn;
 mod ways;
 mod worth;
 
+use std::collections::BTreeSet;
+
 use russet_crds::{GroupPlan, PlacementReport, names};
 use sha2::{Digest as _, Sha256};
 
@@ -103,6 +105,13 @@ impl Placement {
         self.create.is_empty() && self.delete.is_empty() && self.preempt.is_empty()
     }
 
+    /// How many replicas have a group, or get one.
+    fn placed(&self, view: &Snapshot) -> i32 {
+        let kept = self.keep.iter().filter_map(|key| Some(view.groups.get(key)?.replica));
+        let replicas: BTreeSet<i32> = kept.chain(self.create.iter().map(|new| new.replica)).collect();
+        i32::try_from(replicas.len()).unwrap_or(i32::MAX)
+    }
+
     /// The view after everything was carried out and every agent released what it had to.
     pub fn apply(&self, view: &Snapshot, want: &ValidDeployment) -> Snapshot {
         let mut after = view.clone();
@@ -135,7 +144,10 @@ pub fn place_as(view: &Snapshot, want: &ValidDeployment, advice: &Advice) -> (Pl
         turn.replica(replica);
     }
     let Turn { mut placement, notes, found, .. } = turn;
-    placement.report = report(&placement, &found, &notes, &Forecast::new(view, &want.shape, want.room));
+    let forecast = Forecast::new(view, &want.shape, want.room);
+    let placed = placement.placed(view).max(if placement.waiting.is_empty() { 0 } else { want.ran });
+    placement.report = report(&placement, &found, &notes, &forecast)
+        .map(|report| PlacementReport { replicas: placed.min(want.replicas), ..report });
     (placement, notes)
 }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport, Residency};
@@ -19,7 +20,7 @@ use crate::place::{
 use crate::snapshot::{Group, Key, Snapshot};
 use crate::solve::solve;
 use crate::tier::{assign, members};
-use crate::validate::{Rest, ValidDeployment, read};
+use crate::validate::{Rest, ValidDeployment, read, read_at};
 
 /// What to do about a Model whose size nobody knows.
 const SIZE: &str = "apply it and let an agent read its headers, or add it with its status.shape to the description of the cluster";
@@ -67,15 +68,18 @@ pub struct Replica {
     pub plan: GroupPlan,
 }
 
-/// Plans the deployments one after another, each on the view that those before it leave.
+/// Plans the deployments one after another, each on the view that those before it leave; as they are `now`, where
+/// what nobody asks for rests, or as if somebody asked for all of them.
 pub fn propose(
     models: &[Arc<Model>],
     view: &Snapshot,
     deployments: &[Arc<ModelDeployment>],
+    now: Option<Timestamp>,
 ) -> Vec<Proposal> {
     let mut view = view.clone();
     own(&mut view, deployments);
-    let checked: Vec<_> = deployments.iter().map(|deployment| check(models, &view, deployment)).collect();
+    let checked: Vec<_> =
+        deployments.iter().map(|deployment| check(models, &view, deployment, now)).collect();
     let rivals: Vec<&ValidDeployment> = checked.iter().filter_map(|checked| checked.as_ref().ok()).collect();
     let mut proposals = Vec::new();
     for (deployment, checked) in deployments.iter().zip(&checked) {
@@ -105,6 +109,7 @@ fn check(
     models: &[Arc<Model>],
     view: &Snapshot,
     deployment: &ModelDeployment,
+    now: Option<Timestamp>,
 ) -> Result<ValidDeployment, Vec<String>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let wanted = &deployment.spec.model_ref.name;
@@ -115,7 +120,9 @@ fn check(
             Err(vec![format!("{message}; {SIZE}")])
         }
         Some(Obstacle { message, .. }) => Err(vec![message]),
-        None => read(view, deployment).map_err(|notes| texts(&notes)),
+        None => now
+            .map_or_else(|| read(view, deployment), |now| read_at(view, deployment, now))
+            .map_err(|notes| texts(&notes)),
     }
 }
 
@@ -296,6 +303,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::Cluster;
+    use crate::tier::Tier;
 
     const GIB: u64 = 1 << 30;
 
@@ -370,13 +378,13 @@ mod tests {
         let cluster = cluster(&[("a", 18), ("b", 6)]);
         let view = cluster.snapshot(jiff::Timestamp::MIN);
         let (small, large) = (deployment("s", "small", 2, 5), deployment("l", "large", 1, 5));
-        let alone = propose(&cluster.models, &view, std::slice::from_ref(&small));
+        let alone = propose(&cluster.models, &view, std::slice::from_ref(&small), None);
         assert_eq!(told(&alone), ["s: 2 0 0 0, replica 0: 1 rank on b; replica 1: 1 rank on a"]);
         // Whatever the order: a second replica is worth less than another model at all.
         let (one, other) = ("s: 1 0 0 1, 1 rank on b", "l: 1 0 0 0, 1 rank on a");
-        let first = propose(&cluster.models, &view, &[small.clone(), large.clone()]);
+        let first = propose(&cluster.models, &view, &[small.clone(), large.clone()], None);
         assert_eq!(told(&first), [one, other]);
-        let first = propose(&cluster.models, &view, &[large, small]);
+        let first = propose(&cluster.models, &view, &[large, small], None);
         assert_eq!(told(&first), [other, one]);
         assert!(
             first[1].notes.iter().any(|note| note.contains("node a: the whole model needs")),
@@ -386,7 +394,7 @@ mod tests {
 
     /// The view that one deployment leaves.
     fn after(cluster: &Cluster, view: &Snapshot, deployment: &ModelDeployment) -> Snapshot {
-        let checked = check(&cluster.models, view, deployment);
+        let checked = check(&cluster.models, view, deployment, None);
         one(view, deployment, &checked, &checked.iter().collect::<Vec<_>>()).1
     }
 
@@ -404,14 +412,32 @@ mod tests {
             ("another room", &settled, deployment("s", "small", 1, 20), "s: 1 0 1 0, 1 rank on a"),
             ("too large", &settled, deployment("s", "large", 1, 5), "s: 0 1 0 1, not placed"),
         ] {
-            let proposals = propose(&cluster.models, view, std::slice::from_ref(&wanted));
+            let proposals = propose(&cluster.models, view, std::slice::from_ref(&wanted), None);
             assert_eq!(told(&proposals), [want], "{story}: {proposals:?}");
-            let again = propose(&cluster.models, &after(&cluster, view, &wanted), &[wanted]);
+            let again = propose(&cluster.models, &after(&cluster, view, &wanted), &[wanted], None);
             assert!(
                 again[0].create.is_empty() && again[0].delete.is_empty(),
                 "{story}: planned again {again:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_nobody_asks_for_rests_and_is_planned_where_it_is_about_to_be_applied() {
+        let cluster = cluster(&[("a", 6)]);
+        let mut view = cluster.snapshot(Timestamp::MIN);
+        let seldom = Tier { residency: Residency::OnDemand, ..Tier::default() };
+        view.tiers.insert("seldom".to_owned(), seldom);
+        let mut idle = deployment("d", "small", 1, 5);
+        Arc::make_mut(&mut idle).spec.tier_ref = Some(LocalReference::new("seldom"));
+        let proposals = propose(&cluster.models, &view, std::slice::from_ref(&idle), Some(Timestamp::MIN));
+        assert_eq!(told(&proposals), ["d: 0 0 0 0, nothing runs"]);
+        assert!(
+            proposals[0].report.reason.starts_with("nobody asks for it, so Tier seldom"),
+            "{proposals:?}"
+        );
+        let applied = propose(&cluster.models, &view, &[idle], None);
+        assert_eq!(told(&applied), ["d: 1 0 0 0, 1 rank on a"]);
     }
 
     #[test]
@@ -423,7 +449,7 @@ mod tests {
             ("unread", 1, "Model unread: its headers are not read yet; apply it"),
             ("small", -1, "-1 replicas cannot be"),
         ] {
-            let proposal = &propose(&cluster.models, &view, &[deployment("d", model, replicas, 5)])[0];
+            let proposal = &propose(&cluster.models, &view, &[deployment("d", model, replicas, 5)], None)[0];
             assert!(!proposal.placed && proposal.report.reason.contains(want), "{proposal:?}");
         }
     }

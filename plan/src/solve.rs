@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 use crate::fit::Fit;
 use crate::place::{Scale, Way, pending, waiting, ways};
 use crate::shard::Candidate;
-use crate::snapshot::{Group, Key, Snapshot};
-use crate::validate::ValidDeployment;
+use crate::snapshot::{Availability, Group, Key, Snapshot};
+use crate::validate::{Split, ValidDeployment};
 
 /// Looks at ways, beyond one for each replica, after which the best plan found is good enough; fewer where a
 /// look is long, as many nodes make it. A handful of replicas needs a few dozen.
 const LOOKS: usize = 4000;
-/// How many times more a deployment counts that ran before.
+/// How many times more a replica counts that ran before.
 const BEFORE: f64 = 4.0;
 /// Nodes up to which a look is short.
 const SHORT: usize = 64;
@@ -130,7 +130,11 @@ fn together(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
         let waiting = pending(view, want, &fit, own);
         let Some(first) = waiting.first() else { continue };
         let Ok(found) = ways(view, want, &fit, *first, true, |_| false) else { continue };
-        let Some(scale) = Scale::of(found.found.iter()) else { continue };
+        let Some(mut scale) = Scale::of(found.found.iter()) else { continue };
+        if want.split == Split::Auto && holds_it(view, want, &fit) {
+            // Also once others run there: what is carried out step by step is judged alike at every step.
+            scale.fewest = 1;
+        }
         let best = found.found.iter().map(|way| scale.net(way)).fold(0.0, f64::max);
         wishes.extend(waiting.iter().map(|&replica| {
             let weight = weight(want, replica);
@@ -160,6 +164,15 @@ fn together(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
     Advice { splits: search.splits, promised: Vec::new(), worth: search.best.max(0.0) }
 }
 
+/// Whether some node would hold it alone.
+fn holds_it(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> bool {
+    let needed = fit.whole().total();
+    view.nodes.iter().any(|(name, node)| {
+        let open = node.availability == Availability::Open && node.serving_limit >= needed;
+        open && want.allows(std::iter::once(name.as_str()))
+    })
+}
+
 /// Orders worth trying. What comes first leaves its nodes as suits itself, so another order may leave room
 /// where this one does not: all orders of a few, and of many those in which one comes before the others.
 fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
@@ -183,9 +196,9 @@ fn orders<'w, 'a>(wishes: &[&'w Wish<'a>]) -> Vec<Vec<&'w Wish<'a>>> {
 /// What a replica counts beside others: by its tier's priority, whether it ran before, and the first of one
 /// deployment more than the second of another.
 fn weight(want: &ValidDeployment, replica: i32) -> f64 {
-    let before = if want.incumbent { BEFORE } else { 1.0 };
     // Where one was taken away from among the others, indices are above how many there are.
     let place = replica.min(want.replicas - 1).max(0);
+    let before = if place < want.ran { BEFORE } else { 1.0 };
     before * (1.0 + f64::from(want.priority.max(0)) / 100.0) / (1.0 + f64::from(place))
 }
 
@@ -223,7 +236,7 @@ impl Search {
         let found = ways(view, wish.want, &wish.fit, wish.replica, true, |_| false);
         let mut found = found.map(|found| found.found).unwrap_or_default();
         let net = |way: &Way| wish.scale.net(way);
-        found.sort_by(|a, b| net(b).total_cmp(&net(a)).then_with(|| a.names().cmp(b.names())));
+        found.sort_by(|a, b| wish.scale.better(a, b));
         let key = (wish.want.namespace.clone(), format!("~{}", taken.len()));
         for way in found {
             let short = wish.most - wish.weight * net(&way);

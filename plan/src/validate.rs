@@ -70,8 +70,9 @@ pub struct ValidDeployment {
     pub denied: BTreeSet<String>,
     /// Why none of its replicas is to run, though some are asked for.
     pub rest: Option<Rest>,
-    /// Whether it ran before: who makes room for a successor of his own gets that room back.
-    pub incumbent: bool,
+    /// How many of its replicas ran before: who makes room for a successor of his own gets that room back, and who
+    /// wants more than he had does not.
+    pub ran: i32,
     /// The Dedicated tier and the workload group whose nodes it shares.
     pub own: Option<(String, String)>,
     /// Replicas; 0 stops the deployment.
@@ -125,7 +126,10 @@ const OWN: &str = "spec.sharding";
 pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeployment, Vec<Note>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let placed = deployment.status.as_ref().and_then(|status| status.placement.as_ref());
-    let incumbent = placed.is_some_and(|placement| !placement.plan_hash.is_empty());
+    let ran = placed.filter(|placement| !placement.plan_hash.is_empty()).map_or(0, |placement| {
+        // An older release did not count.
+        if placement.replicas == 0 { i32::MAX } else { placement.replicas }
+    });
     let name = deployment.name_any();
     let mut valid = validate(view, &namespace, &name, &deployment.spec)?;
     let known = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
@@ -137,7 +141,7 @@ pub fn read(view: &Snapshot, deployment: &ModelDeployment) -> Result<ValidDeploy
     }
     let Answers { mut approved, denied } = view.answers.get(&valid.key()).cloned().unwrap_or_default();
     approved.extend(deployment.spec.approved_plan.clone());
-    Ok(ValidDeployment { incumbent, approved, denied, ..valid })
+    Ok(ValidDeployment { ran, approved, denied, ..valid })
 }
 
 /// The same at `now`, when nobody may be asking for it: what its tier has on demand only rests then.
@@ -236,7 +240,7 @@ pub fn validate(
         preempts: promised.preempts(),
         approved: BTreeSet::new(),
         denied: BTreeSet::new(),
-        incumbent: false,
+        ran: 0,
         own: promised.own(),
         replicas: if rest.is_some() { 0 } else { *replicas },
         topology_key: spread.clone().unwrap_or_default().topology_key,

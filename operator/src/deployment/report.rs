@@ -68,6 +68,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
                     | Reason::StrategyNotFound
                     | Reason::PoolNotFound
                     | Reason::OutsidePools
+                    | Reason::CableLost
                     | Reason::UnsupportedArchitecture
                     | Reason::Serving
                     | Reason::Stopped

@@ -82,13 +82,14 @@ pub fn status(
         (None, _) if planned.placement.waiting.is_empty() => {
             let decision =
                 status.placement.as_ref().map(|placement| placement.decision.as_str()).unwrap_or_default();
-            let stays: Vec<Note> =
-                planned.notes.iter().filter(|note| matches!(note, Note::Outside { .. })).cloned().collect();
-            if stays.is_empty() {
-                set(Type::Placed, true, Reason::PlanFound, decision);
-            } else {
-                let message = format!("{decision}; {}", note::join(&stays));
-                set(Type::Placed, true, Reason::OutsidePools, &message);
+            let warns = |note: &&Note| matches!(note, Note::Outside { .. } | Note::Severed { .. });
+            let warnings: Vec<Note> = planned.notes.iter().filter(warns).cloned().collect();
+            match warnings.first() {
+                None => set(Type::Placed, true, Reason::PlanFound, decision),
+                Some(first) => {
+                    let message = format!("{decision}; {}", note::join(&warnings));
+                    set(Type::Placed, true, first.reason(), &message);
+                }
             }
         }
         (None, _) => {
@@ -164,11 +165,14 @@ fn verdict(resources: &Resources<Applied>, current: &[&ShardGroup]) -> Verdict {
     if let Some(group) = current.iter().find(|group| !answers(group)) {
         let conditions = group.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
         let (reason, message) = readiness(group);
+        let name = group.name_any();
+        let of = |note: &&Note| matches!(note, Note::Severed { group, .. } if *group == name);
+        let severed = planned.notes.iter().find(of).map(|note| format!("; {note}")).unwrap_or_default();
         return Verdict {
             ready: false,
             stalled: is_true(conditions, Type::Stalled),
             reason: reason.unwrap_or(Reason::InProgress),
-            message: format!("ShardGroup {}: {message}", group.name_any()),
+            message: format!("ShardGroup {name}: {message}{severed}"),
         };
     }
     if let Some(why) = planned.valid.as_ref().and_then(|valid| valid.reverted.as_ref()) {
@@ -393,6 +397,21 @@ mod tests {
             ready.reason,
             status.summary.clone().unwrap_or_default()
         )
+    }
+
+    #[test]
+    fn a_group_whose_cable_is_gone_is_named_where_people_look() {
+        let made =
+            groups(&plan(1, Some(model()), 8, vec![]), false, Reason::WaitingForRanks, "waits for rank 1");
+        let mut planned = plan(1, Some(model()), 8, made.clone());
+        let why = "a and b have no RDMA link".to_owned();
+        planned.stage.notes.push(Note::Severed { group: made[0].name_any(), why });
+        let status = shown(planned, made, 0);
+        for (kind, reason) in [(Type::Placed, "CableLost"), (Type::Ready, "WaitingForRanks")] {
+            let condition = get(&status.conditions, kind).unwrap();
+            assert_eq!(condition.reason, reason);
+            assert!(condition.message.contains("a and b have no RDMA link"), "{condition:?}");
+        }
     }
 
     #[test]

@@ -154,9 +154,11 @@ impl Wake {
 
     pub fn copy(&self, copy: &ModelCopy, change: Change<ModelCopy>) {
         let reference = &copy.spec.model_ref;
-        if change.is_deletion() {
-            // Its room may be what another model's files wait for.
+        let pinned = |copy: &ModelCopy| copy.spec.retention.unwrap_or_default().pinned;
+        if change.is_deletion() || change.matters(|before| pinned(before) != pinned(copy)) {
+            // Its room may be what another model's files wait for, and a replica for them.
             self.all_models();
+            self.all_deployments();
         }
         let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
         // A transfer tells of itself every few seconds; what others wait for is that it comes to an end.

@@ -103,6 +103,49 @@ fn a_port_carries_one_group() {
 }
 
 #[test]
+fn a_plan_says_which_of_its_cables_is_gone() {
+    let plain = |peer: &str, device: &str| link(peer, Some(device), None, None);
+    let both = |near: Vec<Link>, far: Vec<Link>| cluster(vec![("a", near), ("b", far)]);
+    let member = |node: &str, cells: [&str; 2]| russet_crds::GroupMember {
+        node_name: node.to_owned(),
+        rdma_devices: cells.map(|cell| cell.split_whitespace().map(str::to_owned).collect()).to_vec(),
+        ..russet_crds::GroupMember::default()
+    };
+    let rdma = GroupPlan {
+        tensor_size: 2,
+        backend: Backend::Jaccl,
+        members: vec![member("a", ["", "x"]), member("b", ["y", ""])],
+        ..GroupPlan::default()
+    };
+    let mut tcp = rdma.clone();
+    tcp.members.iter_mut().for_each(|member| member.rdma_devices.clear());
+    for (story, nodes, plan, why) in [
+        ("all is there", both(vec![plain("b", "x")], vec![plain("a", "y")]), &rdma, None),
+        (
+            "one end is out",
+            both(vec![plain("b", "x")], vec![]),
+            &rdma,
+            Some("a and b have no RDMA link: node b reports no Thunderbolt link to node a"),
+        ),
+        (
+            "in another port",
+            both(vec![plain("b", "z")], vec![plain("a", "y")]),
+            &rdma,
+            Some("port x of node a leads to node b no longer"),
+        ),
+        (
+            "a machine has left",
+            cluster(vec![("a", vec![plain("b", "x")])]),
+            &rdma,
+            Some("a and b have no RDMA link: the engine of node b does not offer jaccl"),
+        ),
+        ("it runs over TCP", both(vec![], vec![]), &tcp, None),
+    ] {
+        assert_eq!(severed(&nodes, plan).as_deref(), why, "{story}");
+    }
+}
+
+#[test]
 fn no_tunnel_is_left_out_unless_every_connection_stays_on_a_cable() {
     let peer = |rank: u32, node: &str, ip: &str| Peer {
         rank,

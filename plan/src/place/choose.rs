@@ -54,6 +54,11 @@ impl Choices<'_> {
         self.ways.iter()
     }
 
+    /// Nodes of the best.
+    pub fn size(&self) -> usize {
+        self.ways.first().map_or(0, |way| way.candidate.ranks.len())
+    }
+
     /// The best, or the one that is best for all that wait together.
     pub fn choose(self, view: &Snapshot, advised: Option<&Candidate>) -> Option<Choice> {
         let Self { want, fit, mut ways, notes } = self;
@@ -63,7 +68,7 @@ impl Choices<'_> {
             let way = at.map(|at| ways.remove(at)).unwrap_or_else(|| {
                 // Smaller splits, which others get the room of, kept this one from being looked at.
                 let rate = Forecast::new(view, &want.shape, want.room).rate(&split.plan(fit));
-                Way { candidate: split.clone(), rate, gaps: 0.0, crowd: 0, fetch: 0.0 }
+                Way { candidate: split.clone(), rate, wifi: false, gaps: 0.0, crowd: 0, fetch: 0.0 }
             });
             together = at != Some(0);
             ways.insert(0, way);

@@ -7,6 +7,7 @@ use russet_crds::{Backend, BackendChoice};
 use russet_wire::partition::Partition;
 
 use super::spread::counted;
+use crate::fabric;
 use crate::fit::Fit;
 use crate::note::Note;
 use crate::snapshot::{Availability, Group, Key, Snapshot};
@@ -131,6 +132,20 @@ pub(super) fn may_stay(view: &Snapshot, want: &ValidDeployment, group: &Group) -
                 Availability::Draining | Availability::Lost => false,
             })
         })
+}
+
+/// Whether a node of it is lost for good, so that it does not answer, whatever was last heard of it.
+pub(super) fn broken(view: &Snapshot, group: &Group) -> bool {
+    let lost = |node: &str| view.nodes.get(node).is_none_or(|node| node.availability == Availability::Lost);
+    group.nodes().any(lost)
+}
+
+/// What is to be said of a group that stays, and does not answer because cables are gone. It is not moved: a cable
+/// that is touched is back in a moment.
+pub(super) fn severed(view: &Snapshot, key: &Key) -> Option<Note> {
+    let group = view.groups.get(key).filter(|group| !group.ready)?;
+    let why = fabric::severed(&view.nodes, &group.plan)?;
+    Some(Note::Severed { group: key.1.clone(), why })
 }
 
 /// What is to be said of a group that stays outside the pools.

@@ -25,10 +25,13 @@ pub fn shown(
     if let Some(report) = &placement.report {
         return Some(PlacementReport { plan_hash, ..report.clone() });
     }
+    let ran = before.as_ref().filter(|_| !placement.waiting.is_empty()).map_or(0, |before| before.replicas);
     if !current.is_empty() {
         let unchanged = before.filter(|before| before.plan_hash == plan_hash);
         let plans = current.iter().map(|plan| describe(&plan.members, plan.tensor_size));
+        let replicas = ran.max(i32::try_from(current.len()).unwrap_or(i32::MAX));
         return Some(unchanged.unwrap_or_else(|| PlacementReport {
+            replicas,
             decision: plans.collect::<Vec<_>>().join("; "),
             reason: STAYS.to_owned(),
             plan_hash,
@@ -40,7 +43,11 @@ pub fn shown(
     }
     // That something ran is remembered, as it counts where room is short.
     let plan_hash = before.map(|before| before.plan_hash).unwrap_or_default();
-    Some(PlacementReport { plan_hash, ..refused(notes.iter().map(ToString::to_string).collect()) })
+    Some(PlacementReport {
+        plan_hash,
+        replicas: ran,
+        ..refused(notes.iter().map(ToString::to_string).collect())
+    })
 }
 
 /// What stood in the way; the last text names the remedy.
@@ -81,6 +88,7 @@ pub(super) fn report(
         decision,
         reason: std::iter::once(first.why.clone()).chain(together).collect::<Vec<_>>().join("; "),
         plan_hash: deployment_hash(placement.create.iter().map(|new| new.plan.hash.as_str())),
+        replicas: 0,
         predicted: slowest.and_then(|plan| forecast.predicted(plan)),
         measured: None,
         candidates: first.others.clone(),

@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use russet_crds::{Action, names};
 
 use super::choose::{Choice, Choices, find};
-use super::current::{Named, may_stay, on_its_way, outside, split_groups};
+use super::current::{Named, broken, may_stay, on_its_way, outside, severed, split_groups};
 use super::preempt::{self, Ask, Outcome, Victims};
 use super::spread::{Spread, counted};
 use super::worth::Way;
 use super::{NewGroup, OldGroup, Placement, Removal, SHOWN, plan_hash};
 use crate::copies::Lack;
 use crate::fit::Fit;
-use crate::note::Note;
+use crate::note::{Drain, Note};
 use crate::quantity::show;
 use crate::shard::Candidate;
 use crate::snapshot::{Availability, Group, Key, Snapshot};
@@ -77,6 +77,9 @@ impl<'a> Turn<'a> {
             false => find(&self.view, self.want, &fit, replica, true, |_| false),
         };
         match beside {
+            Ok(choices) if self.fewer_soon(replica, &choices, &outdated) => {
+                self.is_patient(replica, outdated)
+            }
             Ok(choices) => self.comes(replica, choices, outdated),
             Err(refusal) => self.makes_room(replica, outdated, refusal, goes_first),
         }
@@ -85,6 +88,7 @@ impl<'a> Turn<'a> {
     /// It runs; its predecessors go once it answers.
     fn stays(&mut self, kept: &Key, ready: bool, surplus: &[Named], outdated: Vec<Named>) {
         self.notes.extend(outside(&self.view, self.want, kept));
+        self.notes.extend(severed(&self.view, kept));
         self.placement.keep.push(kept.clone());
         for (key, _) in surplus {
             self.remove(key, Removal::Replaced);
@@ -113,8 +117,7 @@ impl<'a> Turn<'a> {
             // The same plan, being deleted: its name is free once its agents let go.
             let holders = vec![format!("ShardGroup {}", new.name)];
             self.notes.push(Note::WaitingForRelease { replica, holders });
-            self.placement.waiting.push(replica);
-            return;
+            return self.waits(replica, outdated);
         }
         self.notes.push(Note::Placed { replica, decision: choice.candidate.show() });
         let nodes = choice.candidate.ranks.iter().map(|rank| rank.node.as_str());
@@ -135,6 +138,33 @@ impl<'a> Turn<'a> {
         self.found.push((replica, choice));
     }
 
+    /// Whether fewer nodes will do once agents have let go of what was deleted, and of what a predecessor still holds
+    /// that has lost a node. Cut over more of them it would stay so for as long as it lives.
+    fn fewer_soon(&self, replica: i32, choices: &Choices<'_>, outdated: &[Named]) -> bool {
+        let Self { view, want, fit, .. } = self;
+        let leaves = |key: &Key| {
+            let own = || outdated.iter().any(|(old, _)| old == key);
+            view.groups.get(key).is_some_and(|group| group.deleting || (own() && broken(view, group)))
+        };
+        let passing =
+            || view.nodes.values().any(|node| node.unreleased > 0) || view.groups.keys().any(leaves);
+        choices.size() > 1
+            && passing()
+            && find(view, want, fit, replica, false, leaves).is_ok_and(|soon| soon.size() < choices.size())
+    }
+
+    /// It waits for memory that comes free by itself; a predecessor that has lost a node goes for it.
+    fn is_patient(&mut self, replica: i32, outdated: Vec<Named>) {
+        let of = |(key, _): &Named| self.view.groups.get(key).is_some_and(|group| broken(&self.view, group));
+        let (broken, rest): (Vec<Named>, Vec<Named>) = outdated.into_iter().partition(of);
+        for (key, _) in broken {
+            self.notes.push(Note::DrainFirst { group: key.1.clone(), why: Drain::Broken });
+            self.remove(&key, Removal::Drained);
+        }
+        self.notes.push(Note::WaitingForRelease { replica, holders: holders(&self.view) });
+        self.waits(replica, rest);
+    }
+
     /// There is none, or its predecessor goes first.
     fn makes_room(&mut self, replica: i32, outdated: Vec<Named>, refusal: Vec<Note>, goes_first: bool) {
         let (fit, want) = (self.fit.clone(), self.want);
@@ -149,7 +179,13 @@ impl<'a> Turn<'a> {
         // Memory that agents have not released may stay so: nothing is taken down for it.
         let after = find(view, want, &fit, replica, true, drained).ok().filter(|_| !outdated.is_empty());
         if let Some(after) = after {
-            return self.drains(replica, outdated, &after);
+            let ports = refusal.iter().any(|note| matches!(note, Note::PortsBusy { .. }));
+            let why = match (goes_first, ports) {
+                (true, _) => Drain::Asked,
+                (false, true) => Drain::Ports,
+                (false, false) => Drain::Memory,
+            };
+            return self.drains(replica, outdated, &after, why);
         }
         let outcome = preempt::preempt(view, want, &fit, replica, drained);
         let full = refusal.iter().filter_map(|note| match note {
@@ -157,6 +193,7 @@ impl<'a> Turn<'a> {
             _ => None,
         });
         let full = full.take(SHOWN).collect();
+        let ports = refusal.iter().any(|note| matches!(note, Note::PortsTaken { .. }));
         self.notes.extend(refusal);
         let remedy = match outcome {
             Some(Outcome::Take(victims)) => return self.preempts(replica, outdated, victims),
@@ -169,15 +206,16 @@ impl<'a> Turn<'a> {
         };
         let needed = fit.whole();
         let closed = closed(&self.view, want, needed.total());
-        self.notes.push(Note::NothingFits { replica, needed, closed, full });
+        self.notes.push(Note::NothingFits { replica, needed, closed, full, ports });
         // Last, because it is what will help.
         self.notes.extend(remedy);
-        self.notes.extend(outdated.iter().map(|(key, _)| Note::KeptOutdated { group: key.1.clone() }));
+        let kept = self.answering(&outdated).map(|key| Note::KeptOutdated { group: key.1.clone() });
+        self.notes.extend(kept);
         self.waits(replica, outdated);
     }
 
     /// It fits once its predecessor is gone: one replica at a time, and its files first.
-    fn drains(&mut self, replica: i32, outdated: Vec<Named>, after: &Choices<'_>) {
+    fn drains(&mut self, replica: i32, outdated: Vec<Named>, after: &Choices<'_>, why: Drain) {
         if !self.placement.create.is_empty()
             || on_its_way(&self.view, self.want, &self.fit, &self.wanted, replica)
         {
@@ -190,7 +228,7 @@ impl<'a> Turn<'a> {
         }
         self.placement.waiting.push(replica);
         for (key, _) in &outdated {
-            self.notes.push(Note::DrainFirst { group: key.1.clone() });
+            self.notes.push(Note::DrainFirst { group: key.1.clone(), why });
             self.remove(key, Removal::Drained);
         }
     }
@@ -222,10 +260,26 @@ impl<'a> Turn<'a> {
         true
     }
 
-    /// It waits, and what runs in its place goes on.
+    /// It waits, and what runs in its place goes on. Of several that were asked for one after the other, and are not
+    /// any more, one that answers will do.
     fn waits(&mut self, replica: i32, outdated: Vec<Named>) {
         self.placement.waiting.push(replica);
-        self.placement.keep.extend(outdated.into_iter().map(|(key, _)| key));
+        let answering = self.answering(&outdated).cloned();
+        for (key, _) in outdated {
+            if answering.as_ref().is_none_or(|one| *one == key) {
+                self.placement.keep.push(key);
+            } else {
+                self.remove(&key, Removal::Replaced);
+            }
+        }
+    }
+
+    /// The first of these groups that answers.
+    fn answering<'n>(&self, groups: &'n [Named]) -> Option<&'n Key> {
+        let answers = |(key, ready): &&Named| {
+            *ready && self.view.groups.get(key).is_some_and(|group| !broken(&self.view, group))
+        };
+        groups.iter().find(answers).map(|(key, _)| key)
     }
 
     /// What keeps a replica that answers from being replaced: its tier wants that approved. One that cannot stay
@@ -281,13 +335,14 @@ fn new_group(want: &ValidDeployment, fit: &Fit<'_>, replica: i32, candidate: &Ca
     NewGroup { name: names::shard_group(&want.name, replica, &plan.hash), replica, plan }
 }
 
+/// Who holds memory that comes free by itself, or should.
 fn holders(view: &Snapshot) -> Vec<String> {
     let leaving = view.groups.iter().filter(|(_, group)| group.deleting);
     let groups = leaving.map(|(key, group)| format!("ShardGroup {} {}", key.1, show(group.reserved_bytes())));
     let nodes = view
         .nodes
         .iter()
-        .filter(|(_, node)| node.unreleased > 0)
+        .filter(|(_, node)| node.unreleased > 0 && node.availability == Availability::Open)
         .map(|(name, node)| format!("node {name} {}", show(node.unreleased)));
     groups.chain(nodes).collect()
 }

@@ -304,7 +304,8 @@ impl<'a> Look<'a> {
             };
             let rate = self.forecast.rate(&candidate.plan(self.fit));
             let scale = Scale { best: rate.max(single), fewest: 1 };
-            scale.worth(&Way { candidate, rate, gaps: 0.0, crowd: 0, fetch: 0.0 }) > scale.of_rate(single)
+            let way = Way { candidate, rate, wifi: false, gaps: 0.0, crowd: 0, fetch: 0.0 };
+            scale.worth(&way) > scale.of_rate(single)
         });
         sizes
     }
@@ -318,12 +319,16 @@ impl<'a> Look<'a> {
     }
 
     fn way(&self, candidate: Candidate) -> Way {
-        self.way_at(self.forecast.rate(&candidate.plan(self.fit)), candidate)
+        let plan = candidate.plan(self.fit);
+        let (rate, wifi) = (self.forecast.rate(&plan), self.forecast.over_wifi(&plan));
+        Way { wifi, ..self.way_at(rate, candidate) }
     }
 
+    /// A way whose rate is known, over no Wi-Fi.
     fn way_at(&self, rate: f64, candidate: Candidate) -> Way {
         let crowd = self.spread.crowd(candidate.ranks.iter().map(|rank| rank.node.as_str()));
-        Way { gaps: self.gaps(&candidate), rate, crowd, fetch: self.fetch(&candidate), candidate }
+        let (gaps, fetch) = (self.gaps(&candidate), self.fetch(&candidate));
+        Way { rate, wifi: false, gaps, crowd, fetch, candidate }
     }
 
     fn fetch(&self, candidate: &Candidate) -> f64 {

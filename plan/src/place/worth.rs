@@ -7,8 +7,9 @@
 //!       − 1/4 for every replica of the same deployment on its nodes
 //!       − 1/12 × n/(n+1) for n replicas in its failure domains           at most what a second node costs
 //!       − 1/4 for sums that go over TCP                                  RDMA, unless that is 2.5 times as slow
+//!       − 1/12 for stages that meet over Wi-Fi                          what is predicted of it is its best hour
 //!       − 1/50 × the share of its files that is to come                   half of that where they have room
-//!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit
+//!       − 1/1000 × the share of the cluster's large gaps it takes       ties go to the tightest fit, then the fastest
 //! ```
 
 use std::cmp::Ordering;
@@ -35,7 +36,10 @@ const APART: f64 = NODE;
 const FETCH: f64 = 0.02;
 /// What it costs that the sums of a tensor group go over TCP, where other traffic delays every one of them.
 const OVER_TCP: f64 = 0.25;
-/// What a pipeline is worth at most of a model that one node would hold: better than none, and no price for
+/// What it costs that ranks meet over Wi-Fi. Its round trips are predicted at their best, and owners saw a third of
+/// the speed they had over the cable beside it.
+const OVER_WIFI: f64 = 1.0 / 12.0;
+/// What a pipeline is worth at most, of 1, of a model that one node would hold: better than none, and no price for
 /// others being a little faster.
 const STRUNG: f64 = 0.3;
 /// What any placement is worth at least: a replica that runs somehow is better than none.
@@ -48,6 +52,8 @@ pub struct Way {
     pub candidate: Candidate,
     /// Tokens a second of one stream.
     pub rate: f64,
+    /// Whether ranks meet over Wi-Fi.
+    pub wifi: bool,
     /// Share of the cluster's gaps it takes: large free pieces count more than the same bytes in small ones.
     pub gaps: f64,
     /// Other replicas of the same deployment that fail together with it.
@@ -99,11 +105,13 @@ impl Scale {
         } else {
             0.0
         };
-        let worth = self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp;
-        let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
-        let worth = if strung { worth.min(STRUNG) } else { worth };
+        let wifi = if way.wifi { OVER_WIFI } else { 0.0 };
         let crowd = way.crowd as f64;
-        (worth - APART * crowd / (crowd + 1.0) - FETCH * way.fetch).max(LEAST)
+        let beside = APART * crowd / (crowd + 1.0) + FETCH * way.fetch;
+        let worth = self.of_rate(way.rate) - NODE * nodes - SIBLING * siblings - tcp - wifi - beside;
+        let worth = worth.max(LEAST);
+        let strung = self.fewest == 1 && way.candidate.ranks.len() > 1 && way.candidate.tensor_size == 1;
+        if strung { worth * STRUNG } else { worth }
     }
 
     /// What a way over the fewest nodes is worth by its speed.
@@ -120,8 +128,13 @@ impl Scale {
     /// The better of two ways comes first: replicas of a deployment spread first of all.
     pub fn compare(&self, a: &Way, b: &Way) -> Ordering {
         let spread = a.candidate.siblings.cmp(&b.candidate.siblings);
+        spread.then_with(|| self.better(a, b))
+    }
+
+    /// The one that is worth more comes first, and of equal ones the faster.
+    pub fn better(&self, a: &Way, b: &Way) -> Ordering {
         let worth = self.net(b).total_cmp(&self.net(a));
-        spread.then(worth).then_with(|| a.names().cmp(b.names()))
+        worth.then(b.rate.total_cmp(&a.rate)).then_with(|| a.names().cmp(b.names()))
     }
 }
 
@@ -146,7 +159,18 @@ mod tests {
             backend: Backend::None,
             why_backend: None,
         };
-        Way { candidate, rate, gaps, crowd: 0, fetch: 0.0 }
+        Way { candidate, rate, wifi: false, gaps, crowd: 0, fetch: 0.0 }
+    }
+
+    #[test]
+    fn a_cable_is_better_than_the_air() {
+        let (air, cable) = (Way { wifi: true, ..way(2, 24.0, 0.0) }, way(2, 25.0, 0.5));
+        let slow = way(2, 15.0, 0.0);
+        let scale = Scale::of([&air, &cable, &slow].into_iter()).unwrap();
+        assert_eq!(scale.compare(&cable, &air), Ordering::Less, "although it leaves no room to others");
+        assert_eq!(scale.compare(&air, &slow), Ordering::Less, "and not at any price");
+        let (slower, faster) = (way(2, 24.0, 0.1), way(2, 25.0, 0.1));
+        assert_eq!(scale.compare(&faster, &slower), Ordering::Less, "of two that are worth the same");
     }
 
     #[test]

@@ -70,14 +70,15 @@ pub fn candidate(
                 let soon = meeting.soon.as_ref().map(|soon| cabled(fit, seats, cut, backend, soon));
                 if let Some(Ok(candidate)) = soon {
                     // Over TCP it would run at once, and stay slow for as long as it lives.
-                    return Err(busy(&candidate, &meeting.free));
+                    let why = in_use(&candidate, &meeting.free);
+                    return Err(Note::PortsBusy { backend: backend_words(backend), why });
                 }
                 let note = note.unwrap_or_else(|| match meeting.explain {
                     true => lacking(fit, seats, cut, backend, &meeting.free),
                     false => cut.too_few(seats),
                 });
                 passed_over.get_or_insert_with(|| match &note {
-                    Note::Links { why, .. } => why.clone(),
+                    Note::Links { why, .. } | Note::PortsTaken { why, .. } => why.clone(),
                     other => other.to_string(),
                 });
                 note
@@ -148,8 +149,11 @@ fn cabled(
     Err(refusal)
 }
 
-/// Why no teams are cabled: cables lack, or no team would hold it however cabled.
+/// Why no teams are cabled: others use the cables, cables lack, or no team would hold it however cabled.
 fn lacking(fit: &Fit<'_>, seats: &[Seat<'_>], cut: &Cut<'_>, backend: Backend, fabric: &Fabric<'_>) -> Note {
+    if let Some(Ok(candidate)) = fabric.whole().map(|all| cabled(fit, seats, cut, backend, &all)) {
+        return Note::PortsTaken { backend: backend_words(backend), why: in_use(&candidate, fabric) };
+    }
     // The search is short: where many nodes without siblings hold nothing, it ends before it meets others.
     let why = stages::turns(seats)
         .iter()
@@ -160,7 +164,8 @@ fn lacking(fit: &Fit<'_>, seats: &[Seat<'_>], cut: &Cut<'_>, backend: Backend, f
     }
 }
 
-fn busy(candidate: &Candidate, free: &Fabric<'_>) -> Note {
+/// Which port this candidate lacks, and who uses it.
+fn in_use(candidate: &Candidate, free: &Fabric<'_>) -> String {
     let nodes: Vec<&str> = candidate.ranks.iter().map(|rank| rank.node.as_str()).collect();
     let pairs =
         nodes.iter().enumerate().flat_map(|(index, a)| nodes[index + 1..].iter().map(move |b| (*a, *b)));
@@ -168,7 +173,7 @@ fn busy(candidate: &Candidate, free: &Fabric<'_>) -> Note {
     // The first pair may never have been joined; the one whose port is taken says who has it.
     let first = lacking.next().unwrap_or_default();
     let why = std::iter::once(first.clone()).chain(lacking).find(|why| why.contains(" is in use by "));
-    Note::PortsBusy { backend: backend_words(candidate.backend), why: why.unwrap_or(first) }
+    why.unwrap_or(first)
 }
 
 fn siblings(teams: &[Team<'_>]) -> usize {

@@ -199,7 +199,9 @@ fn what_cables_engines_and_memory_do_not_allow_is_refused_by_name() {
     let mut spec = tensor(4, Jaccl);
     spec.replicas = 2;
     let (placement, notes) = checked(&view, &want(&view, &spec));
-    let wanted = "a, b, c, d come nearest to a mesh, where a and b have no RDMA link: port rdma_b of node a is in use by";
+    let wanted = "there is memory for it, and the RDMA ports it needs are in use";
+    let port = "RDMA mesh (Jaccl) cannot be: port rdma_b of node a is in use by ShardGroup chat-0-";
+    assert!(notes.contains(port), "{notes}\nlacks {port}");
     assert!(placement.create.len() == 1 && notes.contains(wanted), "{notes}\nlacks {wanted}");
     let mut view = cabled(&even[..2], 8, &[]);
     view.nodes.get_mut("a").unwrap().cuts_layers = false;
@@ -221,14 +223,14 @@ fn a_port_carries_one_group_and_a_successor_waits_for_it() {
     let other = validate(&now, "ns", "code", &spec).unwrap();
     let (placement, _) = checked(&now, &other);
     let decision = placement.report.unwrap().decision;
-    let reason = "a and b have no RDMA link: port rdma_b of node a is in use by ShardGroup chat-0-";
+    let reason = "TCP ring: port rdma_b of node a is in use by ShardGroup chat-0-";
     assert!(decision.contains(reason), "{decision}");
     // A successor lets its predecessor go first, although memory would hold both.
     let mut longer = spec.clone();
     longer.sharding.as_mut().unwrap().kv.context_tokens = 512;
     let longer = want(&now, &longer);
     let (step, notes) = checked(&now, &longer);
-    assert!(step.create.is_empty() && notes.contains("makes room first"), "{notes}");
+    assert!(step.create.is_empty() && notes.contains("its successor needs the RDMA ports"), "{notes}");
     let after = step.apply(&now, &longer);
     let (placed, _) = checked(&after, &longer);
     assert_eq!(placed.create[0].plan.backend, russet_crds::Backend::Jaccl);

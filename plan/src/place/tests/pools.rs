@@ -73,7 +73,8 @@ fn replicas_stay_in_the_pools_and_each_in_one_of_them() {
 fn what_a_pool_asks_of_links_decides_who_shares_a_group() {
     let demand = |kind, gigabits: u64| Some(Demand { kind, bits: gigabits * 1_000_000_000 });
     for (demand, want_shown, words) in [
-        (None, "a2 b2", ""),
+        // Where nobody asks, any cable is taken before none.
+        (None, "b2 c2", ""),
         (demand(FabricKind::Any, 0), "b2 c2", ""),
         (demand(FabricKind::ThunderboltRdma, 60), "c2 d2", ""),
         (
