@@ -1,4 +1,4 @@
-//! The bench of the operator: `russet serve`, filled through its API with machines, deployments and copies as
+//! The bench of the operator: a `russet operator` beside `russet serve`, filled through its API with machines, deployments and copies as
 //! their agents would report them, in three sizes. Prints one line of JSON a figure; `cargo xtask bench operator`
 //! runs it and judges.
 //!
@@ -43,7 +43,8 @@ async fn main() -> Result<(), Error> {
             println!("{}", json!({"what": what, "nodes": nodes, "ours": ours, "peer": peer, "unit": unit}));
         };
         tell("from an empty cluster until all is ready", figures.ready, None, "s");
-        tell("resident memory of API server and operator", figures.resident, None, "MB");
+        tell("resident memory of the operator", figures.operator, None, "MB");
+        tell("resident memory of the API server", figures.server, None, "MB");
         tell("writes of the operator for one edited deployment", figures.writes, few, "writes");
         few.get_or_insert(figures.writes);
     }
@@ -52,7 +53,8 @@ async fn main() -> Result<(), Error> {
 
 struct Figures {
     ready: f64,
-    resident: f64,
+    operator: f64,
+    server: f64,
     writes: f64,
 }
 
@@ -67,11 +69,11 @@ async fn measure(russet: &std::path::Path, nodes: usize) -> Result<Figures, Erro
     let ready = begun.elapsed().as_secs_f64();
     fill::copies(&plane.client, &played, nodes).await?;
     let before = plane.rest(&played).await?;
-    let resident = plane.resident()?;
+    let (operator, server) = plane.resident()?;
     let api: Api<ModelDeployment> = Api::default_namespaced(plane.client.clone());
     let edit = json!({"spec": {"sharding": {"kv": {"maxSequences": 3}}}});
     api.patch("d00000", &PatchParams::default(), &Patch::Merge(edit)).await?;
     played.wrote();
     let after = plane.rest(&played).await?;
-    Ok(Figures { ready, resident, writes: (after - before) as f64 })
+    Ok(Figures { ready, operator, server, writes: (after - before) as f64 })
 }

@@ -1,11 +1,19 @@
-//! A running `russet serve`, what it takes, and what is written to it.
+//! A running `russet serve` and `russet operator`, what they take, and what is written.
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::{Api, Client, Config};
+use russet_crds::names;
+use russet_operator::leader::LEASE;
+use serde_json::json;
 
 use crate::Error;
 use crate::played::Agents;
@@ -15,51 +23,107 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Without a write for so long, all is at rest.
 const REST: Duration = Duration::from_secs(5);
 
-/// Dropped, it is killed.
+/// Whose turn it is to operate.
+const IDENTITY: &str = "bench";
+/// How often Prometheus has read the operator's metrics when its memory is measured: that costs memory, too.
+const SCRAPES: usize = 3;
+
+/// Dropped, both are killed.
 pub struct Plane {
     /// An administrator.
     pub client: Client,
-    process: Child,
+    server: Killed,
+    operator: Killed,
+    metrics: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
-impl Drop for Plane {
+struct Killed(Child);
+
+impl Drop for Killed {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Killed {
+    fn start(russet: &Path, arguments: &[&str], log: &Path) -> Result<Self, Error> {
+        let mut command = Command::new(russet);
+        command.args(arguments).arg("--exit-with-parent").stdin(Stdio::piped()).stdout(Stdio::null());
+        Ok(Self(command.stderr(std::fs::File::create(log)?).spawn()?))
+    }
+
+    /// Resident memory, in MB.
+    fn resident(&self) -> Result<f64, Error> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        Ok(line.trim().trim_end_matches("kB").trim().parse::<f64>()? * 1024.0 / 1e6)
     }
 }
 
 impl Plane {
-    /// Starts it and waits until its administrator can speak to it.
+    /// Starts an API server, and an operator of its own that takes the turn of the one beside the API server.
     pub async fn start(russet: &Path) -> Result<Self, Error> {
         let folder = tempfile::tempdir()?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let process = Command::new(russet)
-            .args(["serve", "--exit-with-parent", "--api-port", &port.to_string(), "--data-dir"])
-            .arg(folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(folder.path().join("log"))?)
-            .spawn()?;
+        let free = || std::net::TcpListener::bind("127.0.0.1:0")?.local_addr();
+        let (port, metrics) = (free()?.port().to_string(), free()?);
+        let (data, log) = (folder.path().display().to_string(), folder.path().join("serve.log"));
+        let server = Killed::start(russet, &["serve", "--api-port", &port, "--data-dir", &data], &log)?;
         let begun = Instant::now();
         let kubeconfig = folder.path().join("kubeconfig");
         while !kubeconfig.exists() {
             if begun.elapsed() > PATIENCE {
-                return Err(std::fs::read_to_string(folder.path().join("log"))?.into());
+                return Err(std::fs::read_to_string(log)?.into());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        Ok(Self { client: Client::try_from(config)?, process, _folder: folder })
+        let client = Client::try_from(config)?;
+        let own = folder.path().join("serve/operator/kubeconfig").display().to_string();
+        let listen = metrics.to_string();
+        let arguments =
+            ["operator", "--identity", IDENTITY, "--kubeconfig", &own, "--metrics-listen", &listen];
+        let operator = Killed::start(russet, &arguments, &folder.path().join("operator.log"))?;
+        let plane = Self { client, server, operator, metrics, _folder: folder };
+        plane.hand_over().await?;
+        Ok(plane)
     }
 
-    /// Resident memory, in MB.
-    pub fn resident(&self) -> Result<f64, Error> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-        Ok(line.trim().trim_end_matches("kB").trim().parse::<f64>()? * 1024.0 / 1e6)
+    /// Writes into the Lease that it is the bench's turn, until its operator says that it leads.
+    async fn hand_over(&self) -> Result<(), Error> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), names::SYSTEM_NAMESPACE);
+        let begun = Instant::now();
+        while !self.shown().is_ok_and(|text| text.contains("russet_inferencenode")) {
+            if begun.elapsed() > PATIENCE {
+                return Err("the operator of the bench does not come to lead".into());
+            }
+            let spec = json!({"spec": {"holderIdentity": IDENTITY, "leaseDurationSeconds": 15,
+                                       "renewTime": format!("{:.6}", Timestamp::now())}});
+            // It is there as soon as the first operator leads.
+            let _ = leases.patch(LEASE, &PatchParams::default(), &Patch::Merge(spec)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        Ok(())
+    }
+
+    /// The operator's metrics.
+    fn shown(&self) -> Result<String, Error> {
+        let mut stream = TcpStream::connect(self.metrics)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: operator\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// Resident memory of the operator and of the API server, in MB, with metrics read as they are read all day.
+    pub fn resident(&self) -> Result<(f64, f64), Error> {
+        for _ in 0..SCRAPES {
+            self.shown()?;
+        }
+        Ok((self.operator.resident()?, self.server.resident()?))
     }
 
     /// Waits until nobody writes any more; answers with how much the operator has written so far.
