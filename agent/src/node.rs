@@ -33,6 +33,8 @@ const LITTLE_MEMORY: u64 = 512 << 20;
 const MISSING: u32 = 3;
 /// Disk is reported in steps, or every log line would make a new version of the object.
 const DISK_STEP: u64 = 256 << 20;
+/// The steps of what is nearly full, where a small model more or less counts.
+const LEAST_STEP: u64 = 1 << 20;
 
 /// The reporting end of [`channel`].
 pub(crate) struct Channel {
@@ -181,6 +183,13 @@ fn bounds(total: u64, memory: &NodeMemoryLimits) -> Limits {
     Limits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
 }
 
+/// Bytes of disk as they are reported: within a sixteenth, and never more than there are.
+fn step(bytes: u64) -> u64 {
+    let exact = (bytes / 16).clamp(LEAST_STEP, DISK_STEP);
+    let step = 1_u64 << exact.ilog2();
+    bytes / step * step
+}
+
 fn status(
     node: &Node,
     limits: &Limits,
@@ -193,7 +202,6 @@ fn status(
     let mut addresses = vec![best];
     addresses.extend(hardware::interface_addresses().into_iter().filter(|other| *other != best));
     addresses.truncate(16);
-    let step = |bytes: u64| bytes / DISK_STEP * DISK_STEP;
     InferenceNodeStatus {
         chip,
         cores: Some(cores),
@@ -249,6 +257,22 @@ fn pressure(node: &Node, disk: &Disk) -> ((bool, String), (bool, String)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disk_is_reported_in_steps_that_suit_how_much_there_is() {
+        const MIB: u64 = 1 << 20;
+        for (bytes, want) in [
+            (0, 0),
+            (MIB - 1, 0),
+            (3 * MIB + 7, 3 * MIB),
+            (64 * MIB - 1, 62 * MIB),
+            (64 * MIB, 64 * MIB),
+            (1000 * MIB, 992 * MIB),
+            (40_000 * MIB, 39_936 * MIB),
+        ] {
+            assert_eq!(step(bytes), want, "{bytes}");
+        }
+    }
 
     #[test]
     fn the_owners_bounds_are_quantities() {

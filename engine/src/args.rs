@@ -82,6 +82,9 @@ pub struct Args {
     /// Seconds after which an engine that no agent watches ends itself.
     #[arg(long, default_value_t = 60)]
     pub orphan_seconds: u64,
+    /// Serve without the smoke prompt: for weights drawn at random, which choose tokens that no tokenizer has.
+    #[arg(long, hide = true)]
+    pub no_smoke_prompt: bool,
     /// Seconds that running requests get when the engine is asked to stop.
     #[arg(long, default_value_t = 30)]
     pub drain_seconds: u64,

@@ -320,10 +320,12 @@ async fn work(
         args.max_sequences,
     );
     life.advance(Phase::Loaded, "joined; tries the smoke prompt");
+    let tries =
+        async { if args.no_smoke_prompt { Ok(()) } else { schedule.smoke(args.context_tokens).await } };
     let tried = tokio::select! {
         biased;
         () = life.ended() => return,
-        tried = schedule.smoke(args.context_tokens) => tried,
+        tried = tries => tried,
     };
     if let Err(error) = tried {
         let reason = format!("the smoke prompt was not answered: {error}");

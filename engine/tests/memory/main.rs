@@ -91,8 +91,8 @@ async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec
     let mut lab = Lab::new();
     lab.dtype = "auto"; // as agents start them
     lab.context_tokens = room.context_tokens;
-    // No agent watches these engines.
-    lab.flags = vec!["--orphan-seconds", "3600"];
+    // No agent watches these engines, and nobody could read what they say.
+    lab.flags = vec!["--orphan-seconds", "3600", "--no-smoke-prompt"];
     let engines = lab.start_stages(model, layers, members);
     let client = lab.client(&engines[0]).await;
     let question = "a".repeat((room.context_tokens - MARKS - ANSWER) as usize);

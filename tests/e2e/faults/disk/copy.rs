@@ -1,5 +1,5 @@
-//! A full disk under a model's copy: what is missing is said with the numbers, the API server and what
-//! runs are not disturbed, and the copy goes on when there is room.
+//! A full disk under a model's copy: nothing is placed where its files cannot come, what is missing is said with the
+//! numbers, the API server and what runs are not disturbed, and the copy goes on when there is room.
 
 use std::path::Path;
 use std::time::Instant;
@@ -31,14 +31,23 @@ pub async fn copy(cluster: &mut Cluster) -> Result<()> {
     until_ready(cluster, &kubeconfig, "inferencenodes").await?;
 
     let ballast = disk.fill_but(RESERVE)?;
-    apply(&kubeconfig, &copies::manifest()).await?;
-    until_copy_says(cluster, &kubeconfig, &["DiskPressure", "more are needed", "1.0 GiB stay reserved"])
+    cluster
+        .until("the node says that models may take nothing", async |_| {
+            let list = russet(&kubeconfig, &["get", "inferencenodes", "-o", "json"]).await?;
+            let list: serde_json::Value = serde_json::from_str(&list)?;
+            Ok(list["items"][0]["status"]["disk"]["modelsLimitBytes"] == 0)
+        })
         .await?;
+    apply(&kubeconfig, &copies::manifest()).await?;
+    let lack =
+        ["the model's files do not come to node", "more are needed", "lower the node's spec.disk.reserve"];
+    until_says(cluster, &kubeconfig, "modeldeployments", &lack).await?;
+    ensure!(copies::part(&disk.path()) == 0, "files are fetched for which there is no room");
 
     let held = cluster.hub.hold();
     fill_in_copy(cluster, &disk, &ballast).await?;
     drop(held);
-    until_copy_says(cluster, &kubeconfig, &["DiskPressure", " has 0 B free"]).await?;
+    until_says(cluster, &kubeconfig, "modelcopies", &["DiskPressure", " has 0 B free"]).await?;
     // The model's own disk is full, and everything else works.
     russet(&kubeconfig, &["get", "modeldeployments"]).await?;
 
@@ -82,12 +91,12 @@ async fn until_ready(cluster: &mut Cluster, kubeconfig: &Path, kind: &str) -> Re
         .await
 }
 
-/// Waits until the only copy's condition mentions every word.
-async fn until_copy_says(cluster: &mut Cluster, kubeconfig: &Path, words: &[&str]) -> Result<()> {
+/// Waits until the conditions of the only object of a kind mention every word.
+async fn until_says(cluster: &mut Cluster, kubeconfig: &Path, kind: &str, words: &[&str]) -> Result<()> {
     let mut last = String::new();
     let said = cluster
-        .until("the copy says so", async |_| {
-            let Ok(list) = russet(kubeconfig, &["get", "modelcopies", "-o", "json"]).await else {
+        .until("it says so", async |_| {
+            let Ok(list) = russet(kubeconfig, &["get", kind, "-o", "json"]).await else {
                 return Ok(false);
             };
             let list: serde_json::Value = serde_json::from_str(&list)?;
@@ -95,5 +104,5 @@ async fn until_copy_says(cluster: &mut Cluster, kubeconfig: &Path, words: &[&str
             Ok(words.iter().all(|word| last.contains(word)))
         })
         .await;
-    said.with_context(|| format!("the copy says {last}, not {words:?}"))
+    said.with_context(|| format!("{kind} say {last}, not {words:?}"))
 }
