@@ -95,7 +95,7 @@ impl Plane {
     async fn hand_over(&self) -> Result<(), Error> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), names::SYSTEM_NAMESPACE);
         let begun = Instant::now();
-        while !self.shown().is_ok_and(|text| text.contains("russet_inferencenode")) {
+        while !self.shown().is_ok_and(|text| text.contains("russet_approvals")) {
             if begun.elapsed() > PATIENCE {
                 return Err("the operator of the bench does not come to lead".into());
             }

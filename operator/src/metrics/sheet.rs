@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use prometheus::core::{Collector as _, Desc};
-use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, Opts};
+use prometheus::core::Desc;
+use prometheus::proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 /// A gauge with `N` labels. A sample with any other number of them does not compile.
 pub struct Family<const N: usize> {
@@ -26,30 +25,31 @@ impl<const N: usize> Family<N> {
     }
 }
 
-/// Gauges of one look.
+/// Gauges of one look. A `GaugeVec` would keep a copy of name, help and labels beside every value, which at 1,000
+/// machines is more than all the operator knows besides.
 #[derive(Default)]
-pub struct Sheet(BTreeMap<&'static str, GaugeVec>);
+pub struct Sheet(BTreeMap<&'static str, Samples>);
+
+struct Samples {
+    help: &'static str,
+    labels: &'static [&'static str],
+    /// By the values of the labels, in their order.
+    values: BTreeMap<Vec<Box<str>>, f64>,
+}
 
 impl Sheet {
     /// Writes a value down; the newer one wins.
-    pub fn set<const N: usize>(&mut self, family: &Family<N>, labels: [&str; N], value: f64) {
-        if !self.0.contains_key(family.name) {
-            // Names and labels are constants, and `desc` has judged them when they were registered.
-            let Ok(gauge) = GaugeVec::new(Opts::new(family.name, family.help), &family.labels) else {
-                return;
-            };
-            self.0.insert(family.name, gauge);
-        }
-        let gauge = self.0.get(family.name);
-        if let Some(Ok(gauge)) = gauge.map(|gauge| gauge.get_metric_with_label_values(&labels)) {
-            gauge.set(value);
-        }
+    pub fn set<const N: usize>(&mut self, family: &'static Family<N>, labels: [&str; N], value: f64) {
+        let Family { name, help, labels: names } = family;
+        let samples = self.0.entry(name);
+        let samples = samples.or_insert_with(|| Samples { help, labels: names, values: BTreeMap::new() });
+        samples.values.insert(labels.map(Box::from).into(), value);
     }
 
     /// 1 under the word that holds, 0 under the others.
     pub fn set_state<const N: usize>(
         &mut self,
-        family: &Family<N>,
+        family: &'static Family<N>,
         labels: impl Fn(&'static str) -> [String; N],
         states: &[&'static str],
         now: &str,
@@ -63,7 +63,7 @@ impl Sheet {
     /// 1 while a condition holds, else 0, with its reason; `labels` is told that.
     pub fn set_condition<'a, const N: usize>(
         &mut self,
-        family: &Family<N>,
+        family: &'static Family<N>,
         condition: Option<&'a Condition>,
         labels: impl FnOnce(&'a str) -> [&'a str; N],
     ) {
@@ -73,8 +73,35 @@ impl Sheet {
     }
 
     /// What a registry hands out.
-    pub fn families(&self) -> Vec<MetricFamily> {
-        self.0.values().flat_map(|gauge| gauge.collect()).collect()
+    pub fn families(self) -> Vec<MetricFamily> {
+        self.0.into_iter().map(|(name, samples)| samples.family(name)).collect()
+    }
+}
+
+impl Samples {
+    fn family(self, name: &str) -> MetricFamily {
+        let Self { help, labels, values } = self;
+        let metrics = values.into_iter().map(|(values, value)| {
+            let pairs = labels.iter().zip(values).map(|(name, value)| {
+                let mut pair = LabelPair::default();
+                pair.set_name((*name).to_owned());
+                pair.set_value(value.into());
+                pair
+            });
+            let mut pairs: Vec<LabelPair> = pairs.collect();
+            pairs.sort_by(|a, b| a.name().cmp(b.name()));
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            let mut metric = Metric::from_label(pairs);
+            metric.set_gauge(gauge);
+            metric
+        });
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(MetricType::GAUGE);
+        family.set_metric(metrics.collect());
+        family
     }
 }
 

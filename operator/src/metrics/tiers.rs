@@ -80,7 +80,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn write(&self, sheet: &mut Sheet, name: &str, memory: Option<&PoolMemory>) {
+    fn write(&'static self, sheet: &mut Sheet, name: &str, memory: Option<&PoolMemory>) {
         // Who was never looked at has none.
         let Some(memory) = memory else { return };
         sheet.set(&self.limit, [name], number(memory.serving_limit_bytes));
