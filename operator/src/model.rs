@@ -23,6 +23,7 @@ use thiserror::Error;
 
 use self::preload::Choice;
 use self::stock::Seen;
+pub use self::stock::{is_ready, lacks_room};
 use crate::cluster;
 use crate::context::Context;
 use crate::reconcile::after;

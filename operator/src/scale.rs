@@ -122,8 +122,7 @@ fn decide(
 
 /// How many of so many replicas the planner finds a place for, beside all that runs.
 fn fits(context: &Context, deployment: &Arc<ModelDeployment>, replicas: i32, now: Timestamp) -> i32 {
-    let models = cluster::model(context, deployment).into_iter().collect();
-    let view = cluster::cached(context, models).snapshot(now);
+    let view = cluster::view(context, now);
     let mut more = ModelDeployment::clone(deployment);
     more.spec.replicas = replicas;
     match read(&view, &more) {

@@ -13,9 +13,10 @@ mod tunnel;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::{cargo, mlx, setup, suites};
 
@@ -30,6 +31,16 @@ const AREAS: &[Area] = &[
     Area { name: "plan", about: plan::ABOUT, run: plan::run },
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
+
+/// The figures that an area's program prints, a line of JSON each.
+fn figures(command: &mut Command, name: &str) -> Result<Vec<Value>> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot run the bench of the {name}"))?;
+    ensure!(output.status.success(), "the bench of the {name} ended with {}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let read = |line: &str| serde_json::from_str(line).with_context(|| format!("not a figure: {line}"));
+    text.lines().map(read).collect()
+}
 
 /// One thing to measure, with everything built that it needs.
 struct Area {

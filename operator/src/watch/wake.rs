@@ -6,10 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt as _};
-use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
     Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelRoute, NodePool,
     Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
@@ -17,7 +16,7 @@ use russet_crds::{
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::context::Stores;
-use crate::node;
+use crate::{model, node};
 
 /// What a controller is told to look at.
 pub struct Wake {
@@ -162,10 +161,7 @@ impl Wake {
         }
         let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
         // A transfer tells of itself every few seconds; what others wait for is that it comes to an end.
-        let ready = |copy: &ModelCopy| {
-            copy.status.as_ref().is_some_and(|status| is_true(&status.conditions, Type::Ready))
-        };
-        if change.matters(|before| ready(before) != ready(copy)) {
+        if change.matters(|before| model::is_ready(before) != model::is_ready(copy)) {
             self.deployments_of_model(Some(&reference.namespace), &reference.name);
         }
         // How far it has come is told where its model is to run.
@@ -262,21 +258,14 @@ impl Wake {
 
     /// What one model asks for no longer, another may have.
     fn models_without_room(&self) {
-        let said = |all: &[Condition], kind, reason: Reason| {
-            conditions::get(all, kind).is_some_and(|it| it.reason == format!("{reason:?}"))
-        };
         wake(&self.stores.models, &self.models, |model| {
-            model
-                .status
-                .as_ref()
-                .is_some_and(|it| said(&it.conditions, Type::Preloaded, Reason::DiskPressure))
+            let preloaded =
+                model.status.as_ref().and_then(|it| conditions::get(&it.conditions, Type::Preloaded));
+            preloaded.and_then(conditions::reason) == Some(Reason::DiskPressure)
         });
-        for copy in self.stores.copies.state() {
-            let Some(status) = &copy.status else { continue };
-            if said(&status.conditions, Type::Ready, Reason::DiskPressure) {
-                let reference = &copy.spec.model_ref;
-                let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
-            }
+        for copy in self.stores.copies.state().iter().filter(|copy| model::lacks_room(copy)) {
+            let reference = &copy.spec.model_ref;
+            let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
         }
     }
 

@@ -1,10 +1,11 @@
 //! `russet serve` against kube-apiserver with etcd and its controller manager.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use serde_json::Value;
 
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "`russet serve` (API server and operator, objects in a file, release build) against \
@@ -25,21 +26,13 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let example = ["build", "--release", "-p", "russet-apiserver", "--example", "control_plane"];
     cargo::run(&mut cargo::command(prepared, &example))?;
     let built = cargo::root().join("target/release");
-    let output = Command::new(built.join("examples/control_plane"))
-        .arg(built.join("russet"))
-        .args([etcd, kubernetes.apiserver, kubernetes.controller_manager])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the bench of the control plane")?;
-    ensure!(output.status.success(), "the bench of the control plane ended with {}", output.status);
-    String::from_utf8_lossy(&output.stdout).lines().map(row).collect()
+    let mut bench = Command::new(built.join("examples/control_plane"));
+    bench.arg(built.join("russet")).args([etcd, kubernetes.apiserver, kubernetes.controller_manager]);
+    figures(&mut bench, "control plane")?.iter().map(row).collect()
 }
 
-fn row(line: &str) -> Result<Row> {
-    let told: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
-    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {line}"));
+fn row(told: &Value) -> Result<Row> {
+    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
     let (unit, ratio) = match told["unit"].as_str() {
@@ -62,7 +55,7 @@ mod tests {
     fn ratios_say_how_many_times_better_and_memory_which_part() {
         let row = |what: &str, ours: f64, peer: f64, unit: &str| {
             let line = serde_json::json!({"what": what, "ours": ours, "peer": peer, "unit": unit});
-            super::row(&line.to_string()).unwrap_or_else(|error| panic!("{error}"))
+            super::row(&line).unwrap_or_else(|error| panic!("{error}"))
         };
         assert_eq!(row("from start to ready", 0.1, 2.0, "s").ratio, Some(20.0));
         assert_eq!(row("resident memory, idle", 40.0, 400.0, "MB").ratio, Some(0.1));

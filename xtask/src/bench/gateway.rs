@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "An engine that answers 16 tokens at once over gRPC and mutual TLS, the gateway before it \
@@ -26,20 +27,13 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
         &["build", "--release", "-p", "russet-gateway", "--example", "bench"],
     ))?;
     let program = cargo::root().join("target/release/examples/bench");
-    let output = Command::new(program)
-        .arg(nginx)
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the bench of the gateway")?;
-    ensure!(output.status.success(), "the bench of the gateway ended with {}", output.status);
-    String::from_utf8_lossy(&output.stdout).lines().map(row).collect()
+    let mut bench = Command::new(program);
+    bench.arg(nginx);
+    figures(&mut bench, "gateway")?.iter().map(row).collect()
 }
 
-fn row(line: &str) -> Result<Row> {
-    let told: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
-    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {line}"));
+fn row(told: &Value) -> Result<Row> {
+    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let judged = told["judged"] == true;
     Ok(Row {
         area: "gateway",

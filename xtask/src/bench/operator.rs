@@ -1,10 +1,11 @@
 //! What the operator takes and writes as clusters grow.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use serde_json::Value;
 
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "`russet operator` beside `russet serve` (release builds), filled \
@@ -24,21 +25,14 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let example = ["build", "--release", "-p", "russet-operator", "--example", "scale"];
     cargo::run(&mut cargo::command(prepared, &example))?;
     let built = cargo::root().join("target/release");
-    let output = Command::new(built.join("examples/scale"))
-        .arg(built.join("russet"))
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the bench of the operator")?;
-    ensure!(output.status.success(), "the bench of the operator ended with {}", output.status);
-    String::from_utf8_lossy(&output.stdout).lines().map(row).collect()
+    let mut bench = Command::new(built.join("examples/scale"));
+    bench.arg(built.join("russet"));
+    figures(&mut bench, "operator")?.iter().map(row).collect()
 }
 
-fn row(line: &str) -> Result<Row> {
-    let told: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
+fn row(told: &Value) -> Result<Row> {
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {line}"))?;
+    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
     let peer = told["peer"].as_f64();
     let ratio = peer.map(|peer| ours / peer);
     let (unit, goal) = match told["unit"].as_str() {
@@ -64,8 +58,7 @@ mod tests {
             ("writes", "writes", 200.0, Some(20.0), false),
             ("ready", "s", 500.0, None, true),
         ] {
-            let line =
-                serde_json::json!({"what": what, "ours": ours, "peer": peer, "unit": unit}).to_string();
+            let line = serde_json::json!({"what": what, "ours": ours, "peer": peer, "unit": unit});
             let row = super::row(&line).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(row.met(), met, "{line}");
         }
