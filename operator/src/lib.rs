@@ -22,6 +22,7 @@ mod metrics;
 mod model;
 mod node;
 mod pool;
+mod queue;
 mod reconcile;
 mod route;
 mod scale;

@@ -15,9 +15,9 @@ use kube::runtime::applier;
 use kube::runtime::controller::{Action, Config, Error as RunError};
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
 
 use crate::context::Context;
+use crate::queue::Queue;
 
 /// The first pause after a failure; most are writes that met another write, and those clear at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -25,9 +25,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
 /// Everything is looked at again this often, whatever a watch may have missed.
 pub const RESYNC: Duration = Duration::from_secs(300);
-
-/// References to look at.
-pub type Queue<K> = mpsc::UnboundedReceiver<ObjectRef<K>>;
 
 /// Runs one controller until its queue ends.
 pub async fn drive<K, E, F>(
@@ -41,10 +38,7 @@ pub async fn drive<K, E, F>(
     E: std::error::Error + Send + 'static,
     F: Future<Output = Result<Action, E>> + Send + 'static,
 {
-    let queue = futures::stream::unfold(queue, |mut queue| async {
-        let item = queue.recv().await?;
-        Some((Ok::<_, Infallible>(item), queue))
-    });
+    let queue = queue.stream().map(Ok::<_, Infallible>);
     let failures: Arc<Mutex<HashMap<ObjectRef<K>, u32>>> = Arc::default();
     let counted = failures.clone();
     // Shown from the beginning, so that the first failure counts.

@@ -17,13 +17,13 @@ use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use kube::{Api, Client};
 use russet_crds::names;
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
 
 use self::wake::{Change, Wake};
 use crate::accounts::Credential;
 use crate::context::{Context, Stores};
 use crate::metrics::Metrics;
-use crate::reconcile::{Queue, drive};
+use crate::queue::{Queue, queue};
+use crate::reconcile::drive;
 use crate::{approval, authority, csr, deployment, group, model, node, pool, route, scale, strategy, tier};
 
 /// Watches everything and runs every controller; returns the name of the first that ends.
@@ -63,17 +63,17 @@ pub async fn run(
         changes: Arc::new(AtomicU64::new(0)),
     };
 
-    let (node_sender, node_queue) = mpsc::unbounded_channel();
-    let (pool_sender, pool_queue) = mpsc::unbounded_channel();
-    let (strategy_sender, strategy_queue) = mpsc::unbounded_channel();
-    let (tier_sender, tier_queue) = mpsc::unbounded_channel();
-    let (approval_sender, approval_queue) = mpsc::unbounded_channel();
-    let (model_sender, model_queue) = mpsc::unbounded_channel();
-    let (deployment_sender, deployment_queue) = mpsc::unbounded_channel();
-    let (scale_sender, scale_queue) = mpsc::unbounded_channel();
-    let (group_sender, group_queue) = mpsc::unbounded_channel();
-    let (route_sender, route_queue) = mpsc::unbounded_channel();
-    let (request_sender, request_queue) = mpsc::unbounded_channel();
+    let (node_sender, node_queue) = queue();
+    let (pool_sender, pool_queue) = queue();
+    let (strategy_sender, strategy_queue) = queue();
+    let (tier_sender, tier_queue) = queue();
+    let (approval_sender, approval_queue) = queue();
+    let (model_sender, model_queue) = queue();
+    let (deployment_sender, deployment_queue) = queue();
+    let (scale_sender, scale_queue) = queue();
+    let (group_sender, group_queue) = queue();
+    let (route_sender, route_queue) = queue();
+    let (request_sender, request_queue) = queue();
     let wake = Arc::new(Wake {
         stores: stores.clone(),
         nodes: node_sender,

@@ -25,8 +25,7 @@ impl<const N: usize> Family<N> {
     }
 }
 
-/// Gauges of one look. A `GaugeVec` would keep a copy of name, help and labels beside every value, which at 1,000
-/// machines is more than all the operator knows besides.
+/// Gauges of one look. A `GaugeVec` would keep a copy of name, help and labels beside every value.
 #[derive(Default)]
 pub struct Sheet(BTreeMap<&'static str, Samples>);
 

@@ -13,25 +13,25 @@ use russet_crds::{
     Approval, InferenceNode, Model, ModelCopy, ModelDeployment, ModelDeploymentStatus, ModelRoute, NodePool,
     Scheduling, Shard, ShardGroup, ShardingStrategy, Tier, names,
 };
-use tokio::sync::mpsc::UnboundedSender;
 
 use crate::context::Stores;
+use crate::queue::Sender;
 use crate::{model, node};
 
 /// What a controller is told to look at.
 pub struct Wake {
     pub stores: Stores,
-    pub nodes: UnboundedSender<ObjectRef<InferenceNode>>,
-    pub pools: UnboundedSender<ObjectRef<NodePool>>,
-    pub strategies: UnboundedSender<ObjectRef<ShardingStrategy>>,
-    pub tiers: UnboundedSender<ObjectRef<Tier>>,
-    pub approvals: UnboundedSender<ObjectRef<Approval>>,
-    pub models: UnboundedSender<ObjectRef<Model>>,
-    pub deployments: UnboundedSender<ObjectRef<ModelDeployment>>,
-    pub scales: UnboundedSender<ObjectRef<ModelDeployment>>,
-    pub groups: UnboundedSender<ObjectRef<ShardGroup>>,
-    pub routes: UnboundedSender<ObjectRef<ModelRoute>>,
-    pub requests: UnboundedSender<ObjectRef<CertificateSigningRequest>>,
+    pub nodes: Sender<InferenceNode>,
+    pub pools: Sender<NodePool>,
+    pub strategies: Sender<ShardingStrategy>,
+    pub tiers: Sender<Tier>,
+    pub approvals: Sender<Approval>,
+    pub models: Sender<Model>,
+    pub deployments: Sender<ModelDeployment>,
+    pub scales: Sender<ModelDeployment>,
+    pub groups: Sender<ShardGroup>,
+    pub routes: Sender<ModelRoute>,
+    pub requests: Sender<CertificateSigningRequest>,
     /// Whether the caches were full once; whoever was woken before would be woken again then.
     pub began: AtomicBool,
 }
@@ -47,10 +47,12 @@ pub enum Change<K> {
 impl<K> Change<K> {
     /// Whether others care. They do where it is new or gone; else `differs` tells by what it was.
     fn matters(&self, differs: impl Fn(&K) -> bool) -> bool {
-        match self {
-            Self::Applied(Some(before)) => differs(before),
-            Self::Applied(None) | Self::Deleted => true,
-        }
+        !matches!(self, Self::Applied(Some(_))) || self.differs(differs)
+    }
+
+    /// Whether it was there before and was something else.
+    fn differs(&self, differs: impl Fn(&K) -> bool) -> bool {
+        matches!(self, Self::Applied(Some(before)) if differs(before))
     }
 
     fn is_deletion(&self) -> bool {
@@ -59,16 +61,15 @@ impl<K> Change<K> {
 }
 
 /// Has the controller of these objects look at those for which `whom` is true.
-fn wake<K>(store: &Store<K>, queue: &UnboundedSender<ObjectRef<K>>, whom: impl Fn(&K) -> bool)
+fn wake<K>(store: &Store<K>, queue: &Sender<K>, whom: impl Fn(&K) -> bool)
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
     for object in store.state().iter().filter(|object| whom(object.as_ref())) {
-        let _ = queue.send(ObjectRef::from_obj(object.as_ref()));
+        queue.put(ObjectRef::from_obj(object.as_ref()));
     }
 }
 
-/// A send fails only when the controllers have ended, and then nobody needs waking.
 impl Wake {
     /// Everything is looked at once: what happened before nobody knows.
     pub fn everything(&self) {
@@ -87,7 +88,7 @@ impl Wake {
     }
 
     pub fn node(&self, node: &InferenceNode, change: Change<InferenceNode>) {
-        let _ = self.nodes.send(ObjectRef::from_obj(node));
+        self.nodes.put(ObjectRef::from_obj(node));
         // Agents report more often than it matters.
         if !change.matters(|before| node::fingerprint(before) != node::fingerprint(node)) {
             return;
@@ -104,12 +105,12 @@ impl Wake {
 
     pub fn lease(&self, lease: &Lease, _: Change<Lease>) {
         if let Some(node) = lease.name_any().strip_prefix(&names::node_lease("")) {
-            let _ = self.nodes.send(ObjectRef::new(node));
+            self.nodes.put(ObjectRef::new(node));
         }
     }
 
     pub fn pool(&self, pool: &NodePool, _: Change<NodePool>) {
-        let _ = self.pools.send(ObjectRef::from_obj(pool));
+        self.pools.put(ObjectRef::from_obj(pool));
         let name = pool.name_any();
         wake(&self.stores.deployments, &self.deployments, |deployment| {
             deployment.spec.pool_refs.iter().any(|reference| reference.name == name)
@@ -120,7 +121,7 @@ impl Wake {
     }
 
     pub fn strategy(&self, strategy: &ShardingStrategy, _: Change<ShardingStrategy>) {
-        let _ = self.strategies.send(ObjectRef::from_obj(strategy));
+        self.strategies.put(ObjectRef::from_obj(strategy));
         let name = strategy.name_any();
         wake(&self.stores.deployments, &self.deployments, |deployment| {
             deployment.spec.strategy_ref.as_ref().is_some_and(|reference| reference.name == name)
@@ -138,13 +139,13 @@ impl Wake {
 
     /// The answer is what its deployment waits for.
     pub fn approval(&self, approval: &Approval, _: Change<Approval>) {
-        let _ = self.approvals.send(ObjectRef::from_obj(approval));
+        self.approvals.put(ObjectRef::from_obj(approval));
         let deployment = ObjectRef::new(&approval.spec.deployment_ref.name);
-        let _ = self.deployments.send(deployment.within(&approval.namespace().unwrap_or_default()));
+        self.deployments.put(deployment.within(&approval.namespace().unwrap_or_default()));
     }
 
     pub fn model(&self, model: &Model, _: Change<Model>) {
-        let _ = self.models.send(ObjectRef::from_obj(model));
+        self.models.put(ObjectRef::from_obj(model));
         self.all_strategies();
         self.all_tiers();
         self.deployments_of_model(model.namespace().as_deref(), &model.name_any());
@@ -154,12 +155,12 @@ impl Wake {
     pub fn copy(&self, copy: &ModelCopy, change: Change<ModelCopy>) {
         let reference = &copy.spec.model_ref;
         let pinned = |copy: &ModelCopy| copy.spec.retention.unwrap_or_default().pinned;
-        if change.is_deletion() || change.matters(|before| pinned(before) != pinned(copy)) {
-            // Its room may be what another model's files wait for, and a replica for them.
+        // Its room may be what another model's files wait for, and a replica for them. A new one only takes.
+        if change.is_deletion() || change.differs(|before| pinned(before) != pinned(copy)) {
             self.all_models();
             self.all_deployments();
         }
-        let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
+        self.models.put(ObjectRef::new(&reference.name).within(&reference.namespace));
         // A transfer tells of itself every few seconds; what others wait for is that it comes to an end.
         if change.matters(|before| model::is_ready(before) != model::is_ready(copy)) {
             self.deployments_of_model(Some(&reference.namespace), &reference.name);
@@ -171,15 +172,15 @@ impl Wake {
                 && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name)
             {
                 let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
-                let _ = self.deployments.send(deployment.within(&reference.namespace));
-                let _ = self.groups.send(ObjectRef::from_obj(group.as_ref()));
+                self.deployments.put(deployment.within(&reference.namespace));
+                self.groups.put(ObjectRef::from_obj(group.as_ref()));
             }
         }
     }
 
     pub fn deployment(&self, deployment: &ModelDeployment, change: Change<ModelDeployment>) {
-        let _ = self.deployments.send(ObjectRef::from_obj(deployment));
-        let _ = self.scales.send(ObjectRef::from_obj(deployment));
+        self.deployments.put(ObjectRef::from_obj(deployment));
+        self.scales.put(ObjectRef::from_obj(deployment));
         // Gateways report demand more often than it matters to others.
         let told = |deployment: &ModelDeployment| {
             let status = deployment.status.clone().unwrap_or_default();
@@ -191,7 +192,7 @@ impl Wake {
         self.outweighed();
         // How long files are kept, and where they are worth most, is also its deployments' business.
         let model = ObjectRef::new(&deployment.spec.model_ref.name);
-        let _ = self.models.send(model.within(&deployment.namespace().unwrap_or_default()));
+        self.models.put(model.within(&deployment.namespace().unwrap_or_default()));
         // Also those it named before, which nobody remembers.
         self.all_strategies();
         self.all_tiers();
@@ -202,7 +203,7 @@ impl Wake {
     }
 
     pub fn group(&self, group: &ShardGroup, change: Change<ShardGroup>) {
-        let _ = self.groups.send(ObjectRef::from_obj(group));
+        self.groups.put(ObjectRef::from_obj(group));
         // Pools show what is promised, and a group promises the same for as long as it lives.
         if change.is_deletion() || group.status.is_none() {
             self.all_pools();
@@ -216,17 +217,17 @@ impl Wake {
             self.all_deployments();
         } else {
             let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
-            let _ = self.deployments.send(deployment.within(&group.namespace().unwrap_or_default()));
+            self.deployments.put(deployment.within(&group.namespace().unwrap_or_default()));
         }
     }
 
     pub fn shard(&self, shard: &Shard, change: Change<Shard>) {
         let group = ObjectRef::new(&shard.spec.group_ref.name);
-        let _ = self.groups.send(group.within(&shard.namespace().unwrap_or_default()));
+        self.groups.put(group.within(&shard.namespace().unwrap_or_default()));
         // A draining node shows what is still bound to it.
         let node = ObjectRef::new(&shard.spec.node_name);
         if self.stores.nodes.get(&node).is_some_and(|node| node.spec.scheduling == Scheduling::Draining) {
-            let _ = self.nodes.send(node);
+            self.nodes.put(node);
         }
         if change.is_deletion() {
             self.all_deployments();
@@ -237,11 +238,11 @@ impl Wake {
     }
 
     pub fn route(&self, route: &ModelRoute, _: Change<ModelRoute>) {
-        let _ = self.routes.send(ObjectRef::from_obj(route));
+        self.routes.put(ObjectRef::from_obj(route));
     }
 
     pub fn request(&self, request: &CertificateSigningRequest, _: Change<CertificateSigningRequest>) {
-        let _ = self.requests.send(ObjectRef::from_obj(request));
+        self.requests.put(ObjectRef::from_obj(request));
     }
 
     fn all_pools(&self) {
@@ -265,7 +266,7 @@ impl Wake {
         });
         for copy in self.stores.copies.state().iter().filter(|copy| model::lacks_room(copy)) {
             let reference = &copy.spec.model_ref;
-            let _ = self.models.send(ObjectRef::new(&reference.name).within(&reference.namespace));
+            self.models.put(ObjectRef::new(&reference.name).within(&reference.namespace));
         }
     }
 
