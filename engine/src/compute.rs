@@ -3,8 +3,8 @@
 //! without MLX. No tokens of text, no sockets, no clock here.
 //!
 //! ```text
-//! rank 0:      load ─▶ join ─▶ step(slot, offset, tokens, choice) ─▶ token
-//! other ranks: load ─▶ join ─▶ step(slot, offset, tokens)         ─▶ nothing to say
+//! rank 0:      load ─▶ join ─▶ run [(slot, offset, tokens, choice), …] ─▶ [token, …]
+//! other ranks: load ─▶ join ─▶ run [(slot, offset, tokens), …]         ─▶ nothing to say
 //! ```
 
 use std::net::SocketAddr;
@@ -14,6 +14,8 @@ use russet_wire::request::Sampling;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
+
+use crate::sample::SampleError;
 
 /// Tokens of one sequence to run through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +77,10 @@ pub struct Memory {
 #[error("{0}")]
 pub struct ComputeError(pub String);
 
+/// What came of one step of a batch: `Some(token)` exactly when the step holds a [`Choice`]. An error ends that
+/// sequence and no other.
+pub type Chosen = Result<Option<u32>, SampleError>;
+
 /// An answer that arrives when the compute thread got there. A dropped sender means the thread is
 /// gone, which is a failure like any other.
 pub type Answer<T> = oneshot::Receiver<Result<T, ComputeError>>;
@@ -89,8 +95,8 @@ pub trait Compute: Send + Sync + 'static {
     /// Join the rings of ranks; answers when every neighbour is connected. With one rank it answers
     /// at once. May block for ever when a peer dies, so nobody waits for it alone.
     fn join(&self, addresses: Addresses) -> Answer<()>;
-    /// Run a step. `Some(token)` exactly when the step holds a [`Choice`].
-    fn step(&self, step: Step) -> Answer<Option<u32>>;
+    /// Run steps of different sequences together; what came of each, in their order.
+    fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>>;
     /// Forget a sequence: the slot's cache is empty afterwards.
     fn reset(&self, slot: u32);
     /// What MLX holds; cheap, asked twice a second.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::compute::{Addresses, Answer, Compute, ComputeError, Memory, Progress, Step};
+use crate::compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, Step};
+use crate::sample::SampleError;
 
 pub use crate::model::*;
 
@@ -23,17 +24,19 @@ pub enum Mood {
     Broken,
     /// Chooses this token whatever it is asked.
     Stuck(u32),
+    /// Finds no number for sequences that hold this token.
+    Poisoned(u32),
     /// Panics in the caller's face, as only a bug does.
     Buggy,
 }
 
 /// A compute half that says back what the user said, byte by byte and over and over, then ends
-/// its turn unless that is banned. Every step is recorded.
+/// its turn unless that is banned. Every batch is recorded.
 pub struct Fake {
     state: Arc<Mutex<FakeState>>,
-    /// Released once per step when set: lets a test watch one step at a time.
+    /// Released once per batch when set: lets a test watch one batch at a time.
     pub gate: Option<Arc<Notify>>,
-    /// How long a step takes.
+    /// How long a batch takes.
     pub pace: Duration,
 }
 
@@ -41,7 +44,7 @@ struct FakeState {
     mood: Mood,
     /// Tokens of each sequence.
     sequences: HashMap<u32, Vec<u32>>,
-    steps: Vec<Step>,
+    batches: Vec<Vec<Step>>,
     resets: Vec<u32>,
     loadable: bool,
 }
@@ -62,7 +65,7 @@ impl Fake {
         let state = FakeState {
             mood: Mood::Fine,
             sequences: HashMap::new(),
-            steps: Vec::new(),
+            batches: Vec::new(),
             resets: Vec::new(),
             loadable: true,
         };
@@ -78,8 +81,13 @@ impl Fake {
         self.state.lock().loadable = false;
     }
 
+    /// Everything it was asked to run, one behind the other.
     pub fn steps(&self) -> Vec<Step> {
-        self.state.lock().steps.clone()
+        self.batches().concat()
+    }
+
+    pub fn batches(&self) -> Vec<Vec<Step>> {
+        self.state.lock().batches.clone()
     }
 
     pub fn resets(&self) -> Vec<u32> {
@@ -88,20 +96,27 @@ impl Fake {
 }
 
 impl FakeState {
-    fn run(&mut self, step: &Step) -> Option<u32> {
+    fn run(&mut self, step: &Step) -> Chosen {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
         sequence.extend(&step.tokens);
-        let choice = step.choice.as_ref()?;
+        let Some(choice) = &step.choice else { return Ok(None) };
+        match self.mood {
+            Mood::Stuck(token) => return Ok(Some(token)),
+            Mood::Poisoned(token) if sequence.contains(&token) => {
+                return Err(SampleError::NotFinite { bad: 1, vocabulary: 300 });
+            }
+            _ => {}
+        }
         let start = sequence.iter().rposition(|&token| token == USER).map_or(0, |at| at + 1);
         let answer = sequence[start..].iter().position(|&token| token == ASSISTANT);
         let end = answer.map_or(sequence.len(), |length| start + length);
         let said: Vec<u32> = sequence[start..end].iter().copied().filter(|&token| token < 256).collect();
         let length = said.len() as u32;
         if length == 0 || (choice.index >= length && !choice.banned.contains(&END)) {
-            return Some(END);
+            return Ok(Some(END));
         }
-        Some(said[(choice.index % length) as usize])
+        Ok(Some(said[(choice.index % length) as usize]))
     }
 }
 
@@ -127,16 +142,16 @@ impl Compute for Fake {
         answer
     }
 
-    fn step(&self, step: Step) -> Answer<Option<u32>> {
+    fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
         let (sender, answer) = oneshot::channel();
         let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.pace);
         // The state is touched in the order of the calls; only the answer takes time.
-        let (mood, token) = {
+        let (mood, tokens) = {
             let mut state = state.lock();
             assert_ne!(state.mood, Mood::Buggy, "the fake was told to panic");
-            let token = state.run(&step);
-            state.steps.push(step);
-            (state.mood, token)
+            let tokens: Vec<Chosen> = batch.iter().map(|step| state.run(step)).collect();
+            state.batches.push(batch);
+            (state.mood, tokens)
         };
         tokio::spawn(async move {
             if let Some(gate) = gate {
@@ -144,8 +159,7 @@ impl Compute for Fake {
             }
             tokio::time::sleep(pace).await;
             match mood {
-                Mood::Fine => drop(sender.send(Ok(token))),
-                Mood::Stuck(stuck) => drop(sender.send(Ok(token.map(|_| stuck)))),
+                Mood::Fine | Mood::Stuck(_) | Mood::Poisoned(_) => drop(sender.send(Ok(tokens))),
                 Mood::Broken => {
                     drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into()))))
                 }

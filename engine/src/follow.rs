@@ -3,7 +3,7 @@
 //! when a peer dies and a gRPC stream does not.
 //!
 //! ```text
-//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Step, …, Reset ─▶ Tried ─▶ Step, Reset, Step, …
+//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ Tried ─▶ Batch, Reset, Batch, …
 //!                                                              the smoke prompt
 //! ```
 
@@ -20,16 +20,17 @@ use crate::compute::Step;
 /// Senders to every higher rank.
 #[derive(Clone, Debug, Default)]
 pub struct Followers {
-    // Not bounded: at most one step a slot is on its way.
+    // Not bounded: at most one step of a slot is on its way.
     senders: Vec<UnboundedSender<pb::FollowCommand>>,
 }
 
 impl Followers {
-    /// Makes every follower run the step too.
-    pub fn step(&self, step: &Step) {
+    /// Makes every follower run the steps too.
+    pub fn run(&self, batch: &[Step]) {
         // The choice is rank 0's own business.
-        let Step { slot, offset, tokens, choice: _ } = step;
-        self.send(Command::Step(pb::Step { slot: *slot, offset: *offset, tokens: tokens.clone() }));
+        let step =
+            |step: &Step| pb::Step { slot: step.slot, offset: step.offset, tokens: step.tokens.clone() };
+        self.send(Command::Batch(pb::Batch { steps: batch.iter().map(step).collect() }));
     }
 
     /// Makes every follower forget the slot.

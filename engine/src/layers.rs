@@ -2,6 +2,7 @@
 //! does, operation by operation, sharded or whole; none knows which rank it runs on.
 
 pub mod attention;
+pub mod batch;
 pub mod embedding;
 pub mod linear;
 pub mod mlp;

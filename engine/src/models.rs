@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::{
     cache::KvCache,
-    layers::{rope::RopeError, stage::Stage},
+    layers::{batch::Batch, rope::RopeError, stage::Stage},
     partition::Slice,
     weights::{Checkpoint, LoadDtype, Weights, WeightsError},
 };
@@ -53,8 +53,8 @@ pub trait Model {
     fn new_cache(&self) -> Vec<KvCache>;
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError>;
-    /// Runs the layers held, together with the other members of `stage`.
-    fn forward(&self, hidden: Array, cache: &mut [KvCache], stage: &Stage) -> Result<Array, Exception>;
+    /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
+    fn forward(&self, hidden: Array, batch: &mut Batch<'_>, stage: &Stage) -> Result<Array, Exception>;
     /// Logits of hidden states; only on the rank with the head.
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError>;
 }

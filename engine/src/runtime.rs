@@ -24,7 +24,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::{
-    compute::{Addresses, Answer, Compute, ComputeError, Memory, Progress, Step},
+    compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, Step},
     jaccl::Devices,
     models::{ConfigError, ModelError},
     sample::{SampleError, Sampled},
@@ -114,9 +114,6 @@ pub enum RuntimeError {
         /// Tokens of the vocabulary.
         vocabulary: u32,
     },
-    /// The logits allow no choice.
-    #[error(transparent)]
-    Sample(#[from] SampleError),
     /// MLX failed in a step; in a group, mostly because a neighbour is lost.
     #[error("MLX failed on rank {rank} of {size}: {reason}")]
     Mlx {
@@ -150,13 +147,16 @@ pub struct Stepped {
     pub logprobs: Vec<f32>,
 }
 
+/// [`Stepped`], or why no token could be chosen, for each step of a batch; `None` where there was no choice.
+pub type InDetail = Result<Option<Stepped>, SampleError>;
+
 type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
 
 enum Command {
     Load(Reply<()>),
     Join(Addresses, Reply<()>),
-    Step(Step, Reply<Option<u32>>),
-    StepInDetail(Step, Reply<Option<Stepped>>),
+    Run(Vec<Step>, Reply<Vec<Chosen>>),
+    RunInDetail(Vec<Step>, Reply<Vec<InDetail>>),
     Reset(u32),
     Stop,
 }
@@ -191,9 +191,9 @@ impl Runtime {
         Ok(Self { commands, bytes, thread: Some(thread) })
     }
 
-    /// As [`Compute::step`], with the log-probabilities too.
-    pub fn step_in_detail(&self, step: Step) -> Answer<Option<Stepped>> {
-        self.ask(|reply| Command::StepInDetail(step, reply))
+    /// As [`Compute::run`], with the log-probabilities too.
+    pub fn run_in_detail(&self, batch: Vec<Step>) -> Answer<Vec<InDetail>> {
+        self.ask(|reply| Command::RunInDetail(batch, reply))
     }
 
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Answer<T> {
@@ -237,8 +237,8 @@ impl Compute for Runtime {
         self.ask(|reply| Command::Join(addresses, reply))
     }
 
-    fn step(&self, step: Step) -> Answer<Option<u32>> {
-        self.ask(|reply| Command::Step(step, reply))
+    fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
+        self.ask(|reply| Command::Run(batch, reply))
     }
 
     fn reset(&self, slot: u32) {
@@ -281,12 +281,13 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
                 };
                 let _ = reply.send(joined.map_err(ComputeError::from));
             }
-            Command::Step(step, reply) => {
-                let stepped = step_on(rank.as_mut(), &step, too_early("step"));
-                let _ = reply.send(stepped.map(|stepped| stepped.map(|stepped| stepped.sampled.token)));
+            Command::Run(batch, reply) => {
+                let token = |stepped: InDetail| stepped.map(|stepped| stepped.map(|it| it.sampled.token));
+                let answers = run_on(rank.as_mut(), &batch, too_early("step"));
+                let _ = reply.send(answers.map(|answers| answers.into_iter().map(token).collect()));
             }
-            Command::StepInDetail(step, reply) => {
-                let _ = reply.send(step_on(rank.as_mut(), &step, too_early("step")));
+            Command::RunInDetail(batch, reply) => {
+                let _ = reply.send(run_on(rank.as_mut(), &batch, too_early("step")));
             }
             Command::Stop => return,
             Command::Reset(slot) => {
@@ -298,12 +299,12 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
     }
 }
 
-fn step_on(
+fn run_on(
     rank: Option<&mut Rank>,
-    step: &Step,
+    batch: &[Step],
     too_early: RuntimeError,
-) -> Result<Option<Stepped>, ComputeError> {
-    Ok(rank.ok_or(too_early)?.step(step)?)
+) -> Result<Vec<InDetail>, ComputeError> {
+    Ok(rank.ok_or(too_early)?.run(batch)?)
 }
 
 #[cfg(test)]
@@ -332,7 +333,7 @@ mod tests {
     #[test]
     fn a_missing_model_and_early_steps_are_answers_not_the_end() {
         let runtime = Runtime::start(config(None, 0)).unwrap();
-        let early = runtime.step(Step { slot: 0, offset: 0, tokens: vec![1], choice: None });
+        let early = runtime.run(vec![Step { slot: 0, offset: 0, tokens: vec![1], choice: None }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().0.contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();
         assert!(error.0.contains("/nowhere/config.json"), "{error}");

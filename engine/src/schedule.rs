@@ -1,12 +1,13 @@
-//! Requests to slots, slots to steps: one loop that gives every running sequence one step in turn.
+//! Requests to slots, slots to batches: one loop that runs all sequences together, a step at a time.
 //! Answers end here and in `entrance` only, so every request gets exactly one `Finished` or
 //! `Failed` (invariant 10). How tokens become text is `sequence`'s business.
 //!
 //! ```text
-//! submit ─▶ tokenise ─▶ waiting ─▶ slot: step, step, … ─▶ Finished
-//!    └──────────┴──────────┴────────┴───────────────────▶ Failed
+//! submit ─▶ tokenise ─▶ waiting ─▶ slot: a turn in every round ─▶ Finished
+//!    └──────────┴──────────┴──────────────────┴──────────────────▶ Failed
 //! ```
 
+mod deal;
 mod entrance;
 pub mod smoke;
 
@@ -18,13 +19,14 @@ use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::Instant;
 
-use crate::compute::{Answer, Compute, Step};
+use crate::compute::{Answer, Chosen, Compute, Step};
 use crate::follow::Followers;
 use crate::life::Life;
 use crate::metrics::Metrics;
 use crate::sequence::{Accepted, Sequence};
-use crate::tokens::{Tokens, TokensError};
+use crate::tokens::Tokens;
 
+use deal::{Turn, deal};
 use entrance::{Caller, Ticket, unavailable};
 pub use entrance::{Entrance, MOST_WAITING};
 
@@ -43,6 +45,17 @@ struct Running {
     alone: bool,
 }
 
+/// What a group has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Tokens of one sequence.
+    pub context_tokens: u32,
+    /// Sequences at a time.
+    pub max_sequences: u32,
+    /// Batches at a time: the stages of its pipeline.
+    pub stages: u32,
+}
+
 /// The loop over slots.
 pub struct Schedule {
     compute: Arc<dyn Compute>,
@@ -52,22 +65,25 @@ pub struct Schedule {
     metrics: Metrics,
     tickets: UnboundedReceiver<Ticket>,
     waiting: VecDeque<Ticket>,
+    /// In the order in which they came.
     running: Vec<Running>,
     free: BTreeSet<u32>,
     capacity: f64,
+    /// Stages of the pipeline.
+    stages: usize,
 }
 
 impl Schedule {
-    /// A loop over `max_sequences` slots, and its entrance.
+    /// A loop over the slots of `room`, and its entrance.
     pub fn new(
         compute: Arc<dyn Compute>,
         followers: Followers,
         tokens: Arc<Tokens>,
         life: Life,
         metrics: Metrics,
-        context_tokens: u32,
-        max_sequences: u32,
+        room: Room,
     ) -> (Self, Entrance) {
+        let Room { context_tokens, max_sequences, stages } = room;
         let (sender, tickets) = mpsc::unbounded_channel();
         let entrance = Entrance {
             tickets: sender,
@@ -87,6 +103,7 @@ impl Schedule {
             running: Vec::new(),
             free: (0..max_sequences).collect(),
             capacity: f64::from(context_tokens) * f64::from(max_sequences),
+            stages: stages as usize,
         };
         (schedule, entrance)
     }
@@ -165,8 +182,8 @@ impl Schedule {
         }
     }
 
-    /// One step for every running sequence. The steps of all are handed out before the first is
-    /// waited for, so that ranks of a pipeline work on different sequences at the same time.
+    /// One round of turns. All batches are handed out before the first is waited for, so that the stages of a
+    /// pipeline work on different ones at the same time.
     async fn round(&mut self) -> Result<(), String> {
         let (gone, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|one| one.caller.gone());
         self.running = running;
@@ -175,24 +192,31 @@ impl Schedule {
         }
         let (begun, streams) = (Instant::now(), self.running.len() as u32);
         let answering = self.running.iter().all(|one| one.first.is_some());
-        let mut answers = Vec::with_capacity(self.running.len());
-        for one in &mut self.running {
-            one.alone &= streams == 1;
-            let step = one.sequence.step();
-            self.followers.step(&step);
-            let Step { tokens, choice, .. } = &step;
-            if one.first.is_none() {
-                self.metrics.prompt_tokens.inc_by(tokens.len() as u64);
+        let left: Vec<u32> = self.running.iter().map(|one| one.sequence.left()).collect();
+        let mut answers = Vec::new();
+        for turns in deal(&left, self.stages) {
+            let mut steps = Vec::with_capacity(turns.len());
+            for Turn { index, tokens } in &turns {
+                let one = &mut self.running[*index];
+                one.alone &= streams == 1;
+                let step = one.sequence.step(*tokens);
+                if one.first.is_none() {
+                    self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
+                }
+                steps.push(step);
             }
-            answers.push((choice.is_some(), self.compute.step(step)));
+            answers.push((turns, self.ask(steps)));
         }
-        self.metrics.steps.inc_by(answers.len() as u64);
         let mut finished = Vec::new();
-        for (index, (chooses, answer)) in answers.into_iter().enumerate() {
-            if let Some(token) = chosen(chooses, answer).await?
-                && let Some(end) = self.running[index].take(token, &self.metrics)
-            {
-                finished.push((index, end));
+        for (turns, answer) in answers {
+            let chosen = answer.answered().await?;
+            for (Turn { index, .. }, chosen) in turns.into_iter().zip(chosen) {
+                let end = match chosen {
+                    Ok(None) => None,
+                    Ok(Some(token)) => self.running[index].take(token, &self.metrics),
+                    Err(error) => Some(Err(error.to_string())),
+                };
+                finished.extend(end.map(|end| (index, end)));
             }
         }
         let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
@@ -200,20 +224,29 @@ impl Schedule {
             self.metrics.rates.lock().round(streams, cached, begun.elapsed());
         }
         // From the back, so that the indices in front stay true.
-        for (index, end) in finished.into_iter().rev() {
-            let one = self.running.swap_remove(index);
+        finished.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
+        for (index, end) in finished {
+            let one = self.running.remove(index);
             match end {
                 Ok(reason) => self.release(one, reason),
-                Err(error) => {
+                Err(message) => {
                     let Running { sequence, caller, .. } = one;
                     self.vacate(sequence.slot());
-                    caller.fail(Failure { kind: FailureKind::Internal, message: error.to_string() });
+                    caller.fail(Failure { kind: FailureKind::Internal, message });
                 }
             }
         }
         let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
         self.metrics.kv_usage.set(f64::from(cached) / self.capacity);
         Ok(())
+    }
+
+    /// Has every rank run the steps together.
+    fn ask(&self, batch: Vec<Step>) -> Asked {
+        let chooses = batch.iter().map(|step| step.choice.is_some()).collect();
+        self.metrics.steps.inc_by(batch.len() as u64);
+        self.followers.run(&batch);
+        Asked { chooses, answer: self.compute.run(batch) }
     }
 
     fn release(&mut self, one: Running, reason: FinishReason) {
@@ -248,24 +281,41 @@ impl Schedule {
     }
 }
 
-/// The token that a step chose, where it was to choose one; an error is why the group cannot go on.
-async fn chosen(chooses: bool, answer: Answer<Option<u32>>) -> Result<Option<u32>, String> {
-    match tokio::time::timeout(STEP_DEADLINE, answer).await {
-        Ok(Ok(Ok(None))) if chooses => Err("the compute half chose no token where it had to".into()),
-        Ok(Ok(Ok(token))) => Ok(token.filter(|_| chooses)),
-        Ok(Ok(Err(error))) => Err(error.to_string()),
-        Ok(Err(_)) => Err("the compute thread is gone; see the engine's log".into()),
-        Err(_) => Err(format!("a step did not end within {} s; the group hangs", STEP_DEADLINE.as_secs())),
+/// A batch on its way.
+struct Asked {
+    /// Which of its steps choose a token.
+    chooses: Vec<bool>,
+    answer: Answer<Vec<Chosen>>,
+}
+
+impl Asked {
+    /// What came of each step; an error is why the group cannot go on.
+    async fn answered(self) -> Result<Vec<Chosen>, String> {
+        let answered = match tokio::time::timeout(STEP_DEADLINE, self.answer).await {
+            Ok(Ok(answered)) => answered.map_err(|error| error.to_string())?,
+            Ok(Err(_)) => return Err("the compute thread is gone; see the engine's log".into()),
+            Err(_) => {
+                let seconds = STEP_DEADLINE.as_secs();
+                return Err(format!("a step did not end within {seconds} s; the group hangs"));
+            }
+        };
+        let as_asked = |(chooses, chosen): (&bool, &Chosen)| {
+            chosen.as_ref().map_or(*chooses, |token| token.is_some() == *chooses)
+        };
+        if answered.len() != self.chooses.len() || !self.chooses.iter().zip(&answered).all(as_asked) {
+            return Err("the compute half did not choose tokens where it had to, and only there".into());
+        }
+        Ok(answered)
     }
 }
 
 impl Running {
     /// Takes a chosen token; says how the answer ended if it did.
-    fn take(&mut self, token: u32, metrics: &Metrics) -> Option<Result<FinishReason, TokensError>> {
+    fn take(&mut self, token: u32, metrics: &Metrics) -> Option<Result<FinishReason, String>> {
         let now = Instant::now();
         let Accepted { event, finished } = match self.sequence.accept(token) {
             Ok(accepted) => accepted,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Some(Err(error.to_string())),
         };
         match self.first {
             None => {

@@ -11,9 +11,6 @@ use crate::tokens::TokensError;
 use crate::tokens::stops::Stops;
 use crate::tokens::stream::TextStream;
 
-/// Prompt tokens read in one step: what mlx-lm reads at once, so that both compute the same sums
-/// in the same order. The prompt's last token always goes alone, for the same reason.
-const PROMPT_STEP: usize = 2048;
 /// More stop texts than any client's API takes.
 const MOST_STOPS: usize = 32;
 /// Every stop text is looked for after every token.
@@ -132,11 +129,16 @@ impl Sequence {
         Usage { prompt_tokens: self.prompt_tokens, completion_tokens: self.generated }
     }
 
-    /// The step to run next; without a choice while the prompt is being read. A step with a choice
-    /// is followed by [`Sequence::accept`] before the next one.
-    pub fn step(&mut self) -> Step {
-        let last = self.next.len().saturating_sub(1);
-        let rest = if last == 0 { Vec::new() } else { self.next.split_off(last.min(PROMPT_STEP)) };
+    /// Tokens of the prompt to be read before its last one, which always goes alone: so mlx-lm computes it.
+    pub fn left(&self) -> u32 {
+        self.next.len().saturating_sub(1) as u32
+    }
+
+    /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. A
+    /// step with a choice is followed by [`Sequence::accept`] before the next one.
+    pub fn step(&mut self, tokens: u32) -> Step {
+        let left = self.left();
+        let rest = if left == 0 { Vec::new() } else { self.next.split_off(left.min(tokens.max(1)) as usize) };
         let tokens = std::mem::replace(&mut self.next, rest);
         let offset = self.cached;
         self.cached += tokens.len() as u32;
@@ -214,8 +216,8 @@ mod tests {
         let tokens = Tokens::load(dir.path()).unwrap();
         let mut sequence =
             Sequence::new(0, request, vec![1, 2, 3], limit, 7, tokens.ends().clone(), tokens.stream());
-        sequence.step();
-        sequence.step();
+        sequence.step(2048);
+        sequence.step(2048);
         let mut text = String::new();
         for &choice in choices {
             let Accepted { event, finished } = sequence.accept(choice).unwrap();
@@ -225,7 +227,7 @@ mod tests {
             if finished.is_some() {
                 return (text, finished, sequence.usage().completion_tokens);
             }
-            assert_eq!(sequence.step().tokens, [choice]);
+            assert_eq!(sequence.step(1).tokens, [choice]);
         }
         (text, None, sequence.usage().completion_tokens)
     }
@@ -257,17 +259,17 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_read_in_large_steps_and_its_last_token_alone() {
+    fn a_prompt_is_read_as_it_is_dealt_and_its_last_token_alone() {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();
         let mut sequence =
             Sequence::new(3, &request(), vec![9; 5000], 10, 7, tokens.ends().clone(), tokens.stream());
-        let steps: Vec<Step> = (0..4).map(|_| sequence.step()).collect();
+        let steps: Vec<Step> = (0..4).map(|_| sequence.step(2048)).collect();
         let shapes: Vec<_> =
             steps.iter().map(|step| (step.offset, step.tokens.len(), step.choice.is_some())).collect();
         assert_eq!(shapes, [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)]);
         let mut single = Sequence::new(0, &request(), vec![9], 10, 7, tokens.ends().clone(), tokens.stream());
-        assert!(single.step().choice.is_some());
+        assert!(single.step(2048).choice.is_some());
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::follow::obey::Follower;
 use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
 use crate::rings::Carriers;
-use crate::schedule::{Entrance, Schedule};
+use crate::schedule::{Entrance, Room, Schedule};
 use crate::server::{Role, Service};
 use crate::tokens::Tokens;
 use crate::tunnel::TunnelError;
@@ -316,8 +316,11 @@ async fn work(
         Arc::new(tokens),
         life.clone(),
         metrics,
-        args.context_tokens,
-        args.max_sequences,
+        Room {
+            context_tokens: args.context_tokens,
+            max_sequences: args.max_sequences,
+            stages: args.size() / args.tensor_size.max(1),
+        },
     );
     life.advance(Phase::Loaded, "joined; tries the smoke prompt");
     let tries =

@@ -1,5 +1,6 @@
 //! A higher rank's side: check who leads, join when told, and run every step in the order it came.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -117,9 +118,10 @@ impl Follower {
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
                 }
                 message = commands.message() => match self.command(message) {
-                    Ok(Some(Command::Step(pb::Step { slot, offset, tokens }))) => {
-                        self.metrics.steps.inc();
-                        running.push(self.compute.step(Step { slot, offset, tokens, choice: None }));
+                    Ok(Some(Command::Batch(pb::Batch { steps }))) => {
+                        self.metrics.steps.inc_by(steps.len() as u64);
+                        let step = |pb::Step { slot, offset, tokens }| Step { slot, offset, tokens, choice: None };
+                        running.push(self.compute.run(steps.into_iter().map(step).collect()));
                     }
                     Ok(Some(Command::Reset(pb::Reset { slot }))) => self.compute.reset(slot),
                     Ok(Some(Command::Tried(pb::Tried { failure: None }))) => self.life.advance(Phase::Serving, ""),
@@ -146,15 +148,7 @@ impl Follower {
         };
         match message {
             Ok(Some(pb::FollowCommand { command: Some(command) })) => match &command {
-                Command::Step(pb::Step { slot, tokens, .. })
-                    if *slot >= self.max_sequences || tokens.is_empty() =>
-                {
-                    Err(format!(
-                        "rank 0 sent a step of {} tokens for slot {slot}, but there are {} slots; start all ranks with the same --max-sequences",
-                        tokens.len(),
-                        self.max_sequences,
-                    ))
-                }
+                Command::Batch(batch) => sound(batch, self.max_sequences).map(|()| Some(command)),
                 _ => Ok(Some(command)),
             },
             Ok(Some(pb::FollowCommand { command: None })) => {
@@ -167,6 +161,23 @@ impl Follower {
             }
         }
     }
+}
+
+/// Whether every step of a batch has a slot of its own and tokens.
+fn sound(batch: &pb::Batch, max_sequences: u32) -> Result<(), String> {
+    let mut slots = BTreeSet::new();
+    for pb::Step { slot, tokens, .. } in &batch.steps {
+        if *slot >= max_sequences || tokens.is_empty() {
+            return Err(format!(
+                "rank 0 sent a step of {} tokens for slot {slot}, but there are {max_sequences} slots; start all ranks with the same --max-sequences",
+                tokens.len(),
+            ));
+        }
+        if !slots.insert(slot) {
+            return Err(format!("rank 0 sent two steps for slot {slot} at once; report it with both logs"));
+        }
+    }
+    Ok(())
 }
 
 fn trouble<T>(

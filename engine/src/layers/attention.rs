@@ -8,7 +8,13 @@ use mlx_rs::{
     ops::{concatenate, indexing::TryIndexOp},
 };
 
-use super::{linear::Linear, norm::RmsNorm, rope::Rope, stage::Stage};
+use super::{
+    batch::{Batch, Row},
+    linear::Linear,
+    norm::RmsNorm,
+    rope::Rope,
+    stage::Stage,
+};
 use crate::{
     cache::KvCache,
     weights::{Weights, WeightsError},
@@ -84,45 +90,133 @@ impl Attention {
         })
     }
 
-    /// Attends from every position of `x` to itself and all before it.
+    /// Attends from every position of `x`, `[1, positions, width]`, to itself and all before it in its sequence;
+    /// `layer` is which of the caches of `batch` are this one's.
     pub fn forward(
         &self,
         x: &Array,
         rope: &Rope,
-        cache: &mut KvCache,
+        batch: &mut Batch<'_>,
+        layer: usize,
         stage: &Stage,
     ) -> Result<Array, Exception> {
-        let (batch, length) = (x.dim(0), x.dim(1));
+        let positions = x.dim(1);
         let split = |projected: Array, heads: i32, norm: Option<&RmsNorm>| {
-            let split = projected.reshape(&[batch, length, heads, self.head_dim])?;
-            let split = norm.map_or(Ok(split.clone()), |norm| norm.forward(&split))?;
-            split.transpose_axes(&[0, 2, 1, 3])
+            let split = projected.reshape(&[1, positions, heads, self.head_dim])?;
+            norm.map_or(Ok(split.clone()), |norm| norm.forward(&split))
         };
         let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
         let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
         let values = split(self.value.forward(x)?, self.kv_heads, None)?;
+        let projected = Projected { queries, keys, values };
 
-        let offset = cache.offset();
-        let queries = rope.forward(&queries, offset)?;
-        let (keys, values) = cache.append(&rope.forward(&keys, offset)?, &values)?;
-
-        let scale = (self.head_dim as f32).powf(-0.5);
-        let attended = attend(&queries, &keys, &values, scale)?;
-        let joined =
-            attended.transpose_axes(&[0, 2, 1, 3])?.reshape(&[batch, length, self.heads * self.head_dim])?;
+        let Batch { singles, offsets, longer } = batch;
+        let mut pieces = Vec::new();
+        let mut scores = Scores::default();
+        let mut from = singles.len() as i32;
+        if from > 0 {
+            let caches = singles.iter_mut().map(|row| &mut row.caches[layer]);
+            let own = projected.span(0, from)?;
+            pieces.push(self.attend_singles(&own, rope, offsets, caches, &mut scores)?);
+        }
+        for Row { length, offset, caches } in longer {
+            let own = projected.span(from, *length)?;
+            pieces.push(self.attend_row(&own, rope, *offset, &mut caches[layer], &mut scores)?);
+            from += *length;
+        }
+        let joined = match pieces.as_slice() {
+            [whole] => whole.clone(),
+            pieces => concatenate(pieces, 1)?,
+        };
         self.output.forward_summed(&joined, stage)
+    }
+
+    /// Rows of one position each: rotated together, then each attends to its own sequence.
+    fn attend_singles<'a>(
+        &self,
+        projected: &Projected,
+        rope: &Rope,
+        offsets: &Array,
+        caches: impl Iterator<Item = &'a mut KvCache>,
+        scores: &mut Scores,
+    ) -> Result<Array, Exception> {
+        let Projected { queries, keys, values } = projected;
+        let rows = queries.dim(1);
+        let apart = |all: &Array, heads: i32| all.reshape(&[rows, heads, 1, self.head_dim]);
+        let queries = rope.forward_each(&apart(queries, self.heads)?, offsets)?;
+        let keys = rope.forward_each(&apart(keys, self.kv_heads)?, offsets)?;
+        let values = apart(values, self.kv_heads)?;
+        let mut attended = Vec::with_capacity(rows as usize);
+        for (row, cache) in caches.enumerate() {
+            let row = row as i32;
+            let own = |all: &Array| all.try_index((row..row + 1, .., .., ..));
+            let (keys, values) = cache.append(&own(&keys)?, &own(&values)?)?;
+            attended.push(attend(&own(&queries)?, &keys, &values, self.scale(), scores)?);
+        }
+        concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
+    }
+
+    /// One sequence's positions.
+    fn attend_row(
+        &self,
+        Projected { queries, keys, values }: &Projected,
+        rope: &Rope,
+        offset: i32,
+        cache: &mut KvCache,
+        scores: &mut Scores,
+    ) -> Result<Array, Exception> {
+        let length = queries.dim(1);
+        let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]);
+        let queries = rope.forward(&by_head(queries)?, offset)?;
+        let (keys, values) = cache.append(&rope.forward(&by_head(keys)?, offset)?, &by_head(values)?)?;
+        let attended = attend(&queries, &keys, &values, self.scale(), scores)?;
+        by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
+    }
+
+    fn scale(&self) -> f32 {
+        (self.head_dim as f32).powf(-0.5)
+    }
+}
+
+/// Queries, keys and values, `[1, positions, heads, width]` each.
+struct Projected {
+    queries: Array,
+    keys: Array,
+    values: Array,
+}
+
+impl Projected {
+    /// `length` positions of them.
+    fn span(&self, from: i32, length: i32) -> Result<Self, Exception> {
+        let span = |all: &Array| {
+            if length == all.dim(1) {
+                Ok(all.clone())
+            } else {
+                all.try_index((.., from..from + length, .., ..))
+            }
+        };
+        Ok(Self { queries: span(&self.queries)?, keys: span(&self.keys)?, values: span(&self.values)? })
     }
 }
 
 /// What the queries, the last positions of the sequence, see of it: as many of them at once as [`SCORES`]
 /// allows. A row of the result depends on no other, so the pieces are what the whole would be.
-fn attend(queries: &Array, keys: &Array, values: &Array, scale: f32) -> Result<Array, Exception> {
+fn attend(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f32,
+    scores: &mut Scores,
+) -> Result<Array, Exception> {
     let (length, context) = (queries.dim(2), keys.dim(2));
     // A single position may see everything, so it needs no mask.
     let causal = || (length > 1).then_some(ScaledDotProductAttentionMask::Causal);
-    let rows = rows_at_once(queries, context)?;
+    let row = row_of_scores(queries, context)?;
+    let rows = rows_at_once(row, length);
     if rows >= length {
-        return scaled_dot_product_attention(queries, keys, values, scale, causal(), None);
+        let attended = scaled_dot_product_attention(queries, keys, values, scale, causal(), None)?;
+        scores.add(row * length as usize, &attended)?;
+        return Ok(attended);
     }
     let mut pieces = Vec::new();
     for from in (0..length).step_by(rows as usize) {
@@ -144,16 +238,36 @@ fn attend(queries: &Array, keys: &Array, values: &Array, scale: f32) -> Result<A
     concatenate(&pieces, 2)
 }
 
-/// How many queries are attended at once.
-fn rows_at_once(queries: &Array, context: i32) -> Result<i32, Exception> {
-    let (heads, length, width) = (queries.dim(1), queries.dim(2), queries.dim(3));
+/// Bytes of scores that are written down for one position; none where MLX's own kernel writes none.
+fn row_of_scores(queries: &Array, context: i32) -> Result<usize, Exception> {
+    let (heads, width) = (queries.dim(1), queries.dim(3));
     let on_gpu = matches!(Device::try_default()?.get_type()?, DeviceType::Gpu);
     // The widths MLX's kernel for prompts is built for.
     if on_gpu && matches!(width, 64 | 80 | 128) {
-        return Ok(length);
+        return Ok(0);
     }
-    let row = heads as usize * context as usize * queries.item_size();
-    Ok((SCORES / row.max(1)).clamp(1, length.max(1) as usize) as i32)
+    Ok(heads as usize * context as usize * queries.item_size())
+}
+
+/// How many of `length` positions are attended at once, where one writes `row` bytes of scores.
+fn rows_at_once(row: usize, length: i32) -> i32 {
+    SCORES.checked_div(row).map_or(length, |rows| rows.clamp(1, length.max(1) as usize) as i32)
+}
+
+/// Scores of a batch's sequences that may be there at the same time, because nothing was evaluated since.
+#[derive(Default)]
+struct Scores(usize);
+
+impl Scores {
+    /// Counts those of `attended`, and evaluates it before they are too many.
+    fn add(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
+        self.0 += bytes;
+        if self.0 > SCORES {
+            attended.eval()?;
+            self.0 = 0;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -173,9 +287,8 @@ mod tests {
         let (heads, length, context) = (512, 40, 2000);
         let queries = numbers([1, heads, length, 2]);
         let (keys, values) = (numbers([1, 1, context, 2]), numbers([1, 1, context, 2]));
-        let rows = rows_at_once(&queries, context).unwrap();
-        assert_eq!(rows, 16);
-        let pieces = attend(&queries, &keys, &values, 1.0).unwrap();
+        assert_eq!(rows_at_once(row_of_scores(&queries, context).unwrap(), length), 16);
+        let pieces = attend(&queries, &keys, &values, 1.0, &mut Scores::default()).unwrap();
         let mask = Some(ScaledDotProductAttentionMask::Causal);
         let whole = scaled_dot_product_attention(&queries, &keys, &values, 1.0, mask, None).unwrap();
         let (pieces, whole) = (pieces.contiguous().unwrap(), whole.contiguous().unwrap());
@@ -189,10 +302,8 @@ mod tests {
     #[test]
     fn one_token_and_short_prompts_are_never_cut() {
         for (length, context) in [(1, 100_000), (1, 16_000_000), (300, 300), (1000, 1000)] {
-            assert_eq!(
-                rows_at_once(&Array::zeros::<f32>(&[1, 12, length, 64]).unwrap(), context).unwrap(),
-                length
-            );
+            let queries = Array::zeros::<f32>(&[1, 12, length, 64]).unwrap();
+            assert_eq!(rows_at_once(row_of_scores(&queries, context).unwrap(), length), length);
         }
     }
 }

@@ -102,6 +102,17 @@ impl Rope {
     }
 }
 
+impl Rope {
+    /// `x` of `[rows, heads, 1, width]`, each row at its own one of `offsets`, `[rows]`.
+    pub fn forward_each(&self, x: &Array, offsets: &Array) -> Result<Array, Exception> {
+        let (base, scale, table) = match &self.frequencies {
+            Frequencies::Base { base, scale } => (Some(*base), *scale, None),
+            Frequencies::Table(table) => (None, 1.0, Some(table)),
+        };
+        fast::rope_dynamic(x, self.width, self.traditional, base, scale, offsets, table)
+    }
+}
+
 /// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between blended.
 struct Llama3 {
     factor: f32,

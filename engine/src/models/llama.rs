@@ -10,6 +10,7 @@ use crate::{
     cache::KvCache,
     layers::{
         attention::{Attention, AttentionShape},
+        batch::Batch,
         embedding::Embedding,
         linear::Linear,
         mlp::GatedMlp,
@@ -250,10 +251,11 @@ impl Block {
         &self,
         x: &Array,
         rope: &Rope,
-        cache: &mut KvCache,
+        batch: &mut Batch<'_>,
+        layer: usize,
         stage: &Stage,
     ) -> Result<Array, Exception> {
-        let attended = self.attention.forward(&self.input_norm.forward(x)?, rope, cache, stage)?;
+        let attended = self.attention.forward(&self.input_norm.forward(x)?, rope, batch, layer, stage)?;
         let x = x.add(attended)?;
         x.add(self.mlp.forward(&self.post_norm.forward(&x)?, stage)?)
     }
@@ -269,11 +271,10 @@ impl Model for Llama {
         Ok(embedding.forward(tokens)?)
     }
 
-    fn forward(&self, hidden: Array, cache: &mut [KvCache], stage: &Stage) -> Result<Array, Exception> {
-        self.blocks
-            .iter()
-            .zip(cache)
-            .try_fold(hidden, |hidden, (block, cache)| block.forward(&hidden, &self.rope, cache, stage))
+    fn forward(&self, hidden: Array, batch: &mut Batch<'_>, stage: &Stage) -> Result<Array, Exception> {
+        self.blocks.iter().enumerate().try_fold(hidden, |hidden, (layer, block)| {
+            block.forward(&hidden, &self.rope, batch, layer, stage)
+        })
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array, ModelError> {

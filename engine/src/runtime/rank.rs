@@ -12,11 +12,12 @@ use mlx_rs::{
 };
 use russet_wire::{partition::Part, shape::role_of};
 
-use super::{RuntimeConfig, RuntimeError, Stepped, groups, groups::Groups, part_of};
+use super::{InDetail, RuntimeConfig, RuntimeError, Stepped, groups, groups::Groups, part_of};
 use crate::{
     cache::KvCache,
     compute::{Addresses, Step},
     jaccl::Devices,
+    layers::batch::{Batch, Row},
     models::{self, Model},
     partition::{Slice, holds},
     sample,
@@ -100,36 +101,44 @@ impl Rank {
         }
     }
 
-    /// `Some` exactly when the step has a choice, which only rank 0's have.
-    pub(super) fn step(&mut self, step: &Step) -> Result<Option<Stepped>, RuntimeError> {
+    /// Runs steps of different sequences together; what came of each, in their order. Only rank 0's steps choose.
+    pub(super) fn run(&mut self, batch: &[Step]) -> Result<Vec<InDetail>, RuntimeError> {
         let alone = Groups::default();
         let groups = match &self.groups {
             Some(groups) => groups,
             None if self.part.size == 1 => &alone,
             None => return Err(RuntimeError::TooEarly { rank: self.part.rank, asked: "step" }),
         };
-        self.check_tokens(&step.tokens)?;
-        let mut sequence = self
-            .sequences
-            .remove(&step.slot)
-            .unwrap_or_else(|| Sequence { cache: self.model.new_cache(), length: 0 });
-        if sequence.length != step.offset {
-            return Err(RuntimeError::OutOfStep {
-                slot: step.slot,
-                have: sequence.length,
-                wanted: step.offset,
-            });
-        }
-        let logprobs = self.compute(groups, &mut sequence, step)?;
-        sequence.length += step.tokens.len() as u32;
-        self.sequences.insert(step.slot, sequence);
-        match (&step.choice, logprobs) {
-            (Some(choice), Some(logprobs)) => {
-                let sampled = sample::choose(choice, &mut logprobs.clone())?;
-                Ok(Some(Stepped { sampled, logprobs }))
+        // A batch has its single tokens first, on every rank alike.
+        let mut order: Vec<usize> = (0..batch.len()).collect();
+        order.sort_by_key(|&index| batch[index].tokens.len() > 1);
+        let steps: Vec<&Step> = order.iter().map(|&index| &batch[index]).collect();
+        let mut sequences = Vec::with_capacity(steps.len());
+        for step in &steps {
+            self.check_tokens(&step.tokens)?;
+            let sequence = self
+                .sequences
+                .remove(&step.slot)
+                .unwrap_or_else(|| Sequence { cache: self.model.new_cache(), length: 0 });
+            if sequence.length != step.offset {
+                let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
+                return Err(RuntimeError::OutOfStep { slot, have, wanted });
             }
-            _ => Ok(None),
+            sequences.push(sequence);
         }
+        let mut logprobs = self.compute(groups, &mut sequences, &steps)?.into_iter();
+        let mut answers: Vec<InDetail> = batch.iter().map(|_| Ok(None)).collect();
+        for ((index, step), mut sequence) in order.into_iter().zip(steps).zip(sequences) {
+            sequence.length += step.tokens.len() as u32;
+            self.sequences.insert(step.slot, sequence);
+            if let Some(choice) = &step.choice
+                && let Some(logprobs) = logprobs.next()
+            {
+                let sampled = sample::choose(choice, &mut logprobs.clone());
+                answers[index] = sampled.map(|sampled| Some(Stepped { sampled, logprobs }));
+            }
+        }
+        Ok(answers)
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
@@ -142,27 +151,34 @@ impl Rank {
         }
     }
 
-    /// Runs the step through this rank's layers, and evaluates. On rank 0 the log-probabilities of the
-    /// last position come back, if the step has a choice to make.
+    /// Runs the steps through this rank's layers, and evaluates. On rank 0 the log-probabilities of the last
+    /// position come back of each step that has a choice to make.
     fn compute(
         &self,
         groups: &Groups,
-        sequence: &mut Sequence,
-        step: &Step,
-    ) -> Result<Option<Vec<f32>>, RuntimeError> {
+        sequences: &mut [Sequence],
+        steps: &[&Step],
+    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
         let Part { rank, size, stage, .. } = self.part;
         let failed = |reason: String| RuntimeError::Mlx { rank, size, reason };
         let mlx = |error: Exception| failed(without_place(error.what()));
         let wire = |error: russet_mlx::Error| failed(error.to_string());
 
-        let length = step.tokens.len() as i32;
+        let tokens: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
+        let length = tokens.len() as i32;
         let hidden = match &groups.pipeline {
             Some(pipeline) if !self.part.embedding => {
                 pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)?
             }
-            _ => self.model.embed(&Array::from_slice(&step.tokens, &[1, length]))?,
+            _ => self.model.embed(&Array::from_slice(&tokens, &[1, length]))?,
         };
-        let hidden = self.model.forward(hidden, &mut sequence.cache, &groups.stage).map_err(mlx)?;
+        let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| Row {
+            length: step.tokens.len() as i32,
+            offset: sequence.length as i32,
+            caches: &mut sequence.cache,
+        });
+        let mut rows = Batch::new(rows.collect());
+        let hidden = self.model.forward(hidden, &mut rows, &groups.stage).map_err(mlx)?;
 
         let mut results = Vec::new();
         let mut logprobs = None;
@@ -176,20 +192,36 @@ impl Rank {
             _ if !groups.stage.is_alone() => results.push(hidden.clone()),
             _ => {}
         }
-        if self.part.head && step.choice.is_some() {
-            let last = hidden.try_index((.., -1.., ..)).map_err(mlx)?;
-            logprobs = Some(normalised(&self.model.logits(&last)?).map_err(mlx)?);
+        let choosing = choosing(steps);
+        if self.part.head && !choosing.is_empty() {
+            let last = if steps.len() == 1 {
+                hidden.try_index((.., -1.., ..))
+            } else {
+                hidden.take_axis(Array::from_slice(&choosing, &[choosing.len() as i32]), 1)
+            };
+            logprobs = Some(normalised(&self.model.logits(&last.map_err(mlx)?)?).map_err(mlx)?);
         }
         results.extend(logprobs.clone());
         // The caches are part of the result: a prompt's chunk is read by nothing else.
-        eval(results.iter().chain(sequence.cache.iter().flat_map(KvCache::arrays))).map_err(mlx)?;
-        if step.tokens.len() > 1 {
+        let caches = sequences.iter().flat_map(|sequence| &sequence.cache);
+        eval(results.iter().chain(caches.flat_map(KvCache::arrays))).map_err(mlx)?;
+        if steps.iter().any(|step| step.tokens.len() > 1) {
             let _ = memory::clear_cache();
         }
-        logprobs
-            .map(|logprobs| logprobs.to_vec_exact::<f32>().map_err(|error| failed(error.to_string())))
-            .transpose()
+        let Some(logprobs) = logprobs else { return Ok(Vec::new()) };
+        let numbers = logprobs.to_vec_exact::<f32>().map_err(|error| failed(error.to_string()))?;
+        Ok(numbers.chunks_exact(self.vocabulary.max(1) as usize).map(<[f32]>::to_vec).collect())
     }
+}
+
+/// The last positions of the steps that choose, of steps that lie one behind the other.
+fn choosing(steps: &[&Step]) -> Vec<i32> {
+    let mut end = 0;
+    let ends = steps.iter().map(|step| {
+        end += step.tokens.len() as i32;
+        (step, end - 1)
+    });
+    ends.filter(|(step, _)| step.choice.is_some()).map(|(_, last)| last).collect()
 }
 
 /// MLX's message without the place in its source that it ends with.
@@ -202,8 +234,7 @@ fn without_place(message: &str) -> String {
 
 /// Log-probabilities in the model's own type, as mlx-lm computes them, then widened.
 fn normalised(logits: &Array) -> Result<Array, Exception> {
-    let flat = logits.flatten(None, None)?;
-    flat.subtract(logsumexp_axis(&flat, -1, true)?)?.as_dtype(Dtype::Float32)
+    logits.subtract(logsumexp_axis(logits, -1, true)?)?.as_dtype(Dtype::Float32)
 }
 
 /// The type of the embedding's output, read from the header by every rank, so that all agree on the

@@ -7,7 +7,8 @@ use russet_wire::request::{GenerationRequest, Message, Sampling};
 use thiserror::Error;
 use tokio::time::Instant;
 
-use super::{Schedule, chosen};
+use super::Schedule;
+use super::deal::deal;
 use crate::sequence::{self, Accepted, Sequence};
 use crate::tokens::TokensError;
 
@@ -80,12 +81,11 @@ impl Schedule {
     async fn answer(&self, sequence: &mut Sequence) -> Result<(Vec<u32>, String), SmokeError> {
         let (mut tokens, mut text) = (Vec::new(), String::new());
         loop {
-            let step = sequence.step();
-            let chooses = step.choice.is_some();
-            self.followers.step(&step);
-            self.metrics.steps.inc();
-            let token = chosen(chooses, self.compute.step(step)).await.map_err(SmokeError::Step)?;
-            let Some(token) = token else { continue };
+            let turns = deal(&[sequence.left()], 1).concat();
+            let steps = turns.iter().map(|turn| sequence.step(turn.tokens)).collect();
+            let chosen = self.ask(steps).answered().await.map_err(SmokeError::Step)?.pop();
+            let chosen = chosen.transpose().map_err(|error| SmokeError::Step(error.to_string()))?;
+            let Some(token) = chosen.flatten() else { continue };
             tokens.push(token);
             if !self.tokens.knows(token) {
                 return Err(SmokeError::Unknown { index: tokens.len(), token });

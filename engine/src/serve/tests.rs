@@ -261,7 +261,7 @@ async fn one_rank_answers_and_says_what_it_cost() {
 }
 
 #[tokio::test]
-async fn requests_interleave_step_by_step_and_wait_for_a_slot() {
+async fn requests_run_together_and_wait_for_a_slot() {
     let lab = Lab::new();
     let fake = Fake::with(Duration::from_millis(5), None);
     let rank = lab.start("n0", "--max-sequences 2", fake.clone()).await;
@@ -276,10 +276,55 @@ async fn requests_interleave_step_by_step_and_wait_for_a_slot() {
     assert_eq!(collect(&mut first).await.0, "a".repeat(40));
     assert_eq!(collect(&mut second).await.0, "b".repeat(40));
     assert_eq!(collect(&mut third).await.0, "c");
-    let slots: Vec<u32> = fake.steps().iter().map(|step| step.slot).collect();
-    let turns = slots.windows(2).filter(|pair| pair[0] != pair[1]).count();
-    assert!(turns > 30, "the two slots took turns only {turns} times: {slots:?}");
+    let sizes: Vec<usize> = fake.batches().iter().map(Vec::len).collect();
+    let shared = sizes.iter().filter(|&&size| size == 2).count();
+    assert!(shared > 30, "the two slots shared only {shared} batches: {sizes:?}");
     assert!(fake.steps().iter().all(|step| step.slot < 2));
+}
+
+#[tokio::test]
+async fn a_long_prompt_holds_up_no_answer() {
+    let lab = Lab::new();
+    let fake = Fake::with(Duration::from_millis(1), None);
+    let rank = lab.start("n0", "--max-sequences 2 --context-tokens 10000", fake.clone()).await;
+    rank.serving().await;
+    let mut client = lab.client(&rank);
+    let mut answer = ask(&mut client, say_for("a", 9_000)).await;
+    while !matches!(next(&mut answer).await, Some(Event::Token { .. })) {}
+    let mut long = ask(&mut client, say_for(&"x".repeat(5_000), 1)).await;
+    assert_eq!(collect(&mut long).await.0, "x");
+    drop(answer);
+    let reading = |step: &&Step| step.tokens.contains(&fixture::token_of_byte(b'x')) && step.choice.is_none();
+    let batches: Vec<Vec<Step>> =
+        fake.batches().into_iter().filter(|batch| batch.iter().any(|step| reading(&step))).collect();
+    assert!(batches.len() > 15, "the prompt was read in {} batches", batches.len());
+    for batch in batches {
+        let read = batch.iter().find(reading).map_or(0, |step| step.tokens.len());
+        assert!(read <= 256, "{read} tokens were read at a time");
+        assert!(batch.iter().any(|step| step.choice.is_some()), "the answer waited for {read} tokens");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_number_ends_alone() {
+    let lab = Lab::new();
+    let fake = Fake::with(Duration::from_millis(1), None);
+    let rank = lab.start("n0", "--max-sequences 2 --context-tokens 2000", fake.clone()).await;
+    rank.serving().await;
+    fake.set_mood(Mood::Poisoned(fixture::token_of_byte(b'!')));
+    let mut client = lab.client(&rank);
+    let mut sound = ask(&mut client, say_for("a", 200)).await;
+    while !matches!(next(&mut sound).await, Some(Event::Token { .. })) {}
+    for _ in 0..3 {
+        let mut poisoned = ask(&mut client, say("b!")).await;
+        let failure = failure(collect(&mut poisoned).await.1);
+        assert_eq!(failure.kind, FailureKind::Internal);
+        assert!(failure.message.contains("no finite numbers"), "{}", failure.message);
+    }
+    let (text, end) = collect(&mut sound).await;
+    assert_eq!(text.len(), 199, "{end:?}");
+    assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+    assert_eq!(rank.life.now().phase, Phase::Serving);
 }
 
 #[tokio::test]

@@ -92,6 +92,8 @@ impl Case {
 /// What rank 0 found.
 #[derive(Default, Serialize, Deserialize)]
 struct Report {
+    /// What was compared, where it is not the engine with its oracle.
+    beside: String,
     tokens: usize,
     largest_difference: f32,
     close_calls: usize,
@@ -227,14 +229,14 @@ fn compare_on(case: &Case) -> Result<String> {
     group.end()?;
     let told: Vec<String> = reports
         .iter()
-        .map(|Report { tokens, largest_difference, close_calls, excused }| {
+        .map(|Report { beside, tokens, largest_difference, close_calls, excused }| {
             format!(
-                "{tokens} tokens, {excused} excused, {close_calls} close calls, log-probabilities within {largest_difference:.1e}"
+                "{beside}{tokens} tokens, {excused} excused, {close_calls} close calls, log-probabilities within {largest_difference:.1e}"
             )
         })
         .collect();
     let seconds = group.started.elapsed().as_secs_f32();
-    Ok(format!("{} ({seconds:.1} s)", told.join("; beside a single rank: ")))
+    Ok(format!("{} ({seconds:.1} s)", told.join("; ")))
 }
 
 /// An oracle that says another token has to be contradicted, or all of this would prove nothing.

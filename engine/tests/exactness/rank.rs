@@ -16,6 +16,26 @@ use crate::{Case, Oracle, Report, group::Orders};
 /// Sequences that run at once, step by step in turn, as a busy engine's do.
 const SLOTS: usize = 4;
 
+/// How sequences that run at once take their turns.
+#[derive(Clone, Copy)]
+enum Turns {
+    /// Each in a batch by itself, as mlx-lm computes one.
+    Apart,
+    /// All in one batch. Products of several rows are summed in another order than those of one.
+    Together,
+}
+
+impl Turns {
+    /// Tokens of every answer that are compared. Sequences that are compared one by one need no more of it in batches
+    /// than that batches begin, grow and end.
+    fn answers(self) -> usize {
+        match self {
+            Self::Apart => usize::MAX,
+            Self::Together => 16,
+        }
+    }
+}
+
 /// What may differ.
 #[derive(Clone, Copy)]
 struct Rule {
@@ -49,8 +69,26 @@ impl Rule {
 /// What rank 0 tells the others, through the parent.
 #[derive(Serialize, Deserialize)]
 enum Order {
-    Step { slot: u32, offset: u32, tokens: Vec<u32> },
+    Run(Vec<Told>),
     Reset { slot: u32 },
+}
+
+/// A step, as the others are told it.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    slot: u32,
+    offset: u32,
+    tokens: Vec<u32>,
+}
+
+impl Told {
+    fn of(step: &Step) -> Self {
+        Self { slot: step.slot, offset: step.offset, tokens: step.tokens.clone() }
+    }
+
+    fn step(self) -> Step {
+        Step { slot: self.slot, offset: self.offset, tokens: self.tokens, choice: None }
+    }
 }
 
 /// `rank PURPOSE ORDERS`: one process of a group.
@@ -87,9 +125,10 @@ pub fn run(arguments: &[String]) -> Result<()> {
 fn follow(runtime: &Runtime) -> Result<()> {
     for line in std::io::stdin().lines() {
         match serde_json::from_str(&line?)? {
-            Order::Step { slot, offset, tokens } => {
-                let answer = runtime.step(Step { slot, offset, tokens, choice: None }).blocking_recv()??;
-                ensure!(answer.is_none(), "a follower chose a token");
+            Order::Run(batch) => {
+                let batch: Vec<Step> = batch.into_iter().map(Told::step).collect();
+                let answers = runtime.run(batch).blocking_recv()??;
+                ensure!(answers.iter().all(|answer| *answer == Ok(None)), "a follower chose a token");
             }
             Order::Reset { slot } => runtime.reset(slot),
         }
@@ -103,9 +142,9 @@ fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
         oracle.prompts.iter().find(|prompt| prompt.len() > 10).context("no prompt is long enough")?;
     let mut said = false;
     for (offset, &token) in prompt.iter().enumerate() {
-        let (slot, offset, tokens) = (0, offset as u32, vec![token]);
-        say("order", &Order::Step { slot, offset, tokens: tokens.clone() })?;
-        if let Err(error) = runtime.step(Step { slot, offset, tokens, choice: None }).blocking_recv()? {
+        let step = Step { slot: 0, offset: offset as u32, tokens: vec![token], choice: None };
+        say("order", &Order::Run(vec![Told::of(&step)]))?;
+        if let Err(error) = runtime.run(vec![step]).blocking_recv()? {
             return say("failed", &error.to_string());
         }
         if !said {
@@ -138,23 +177,37 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     };
     let answered = oracle.tokens.iter().map(Vec::len).min().unwrap_or_default();
     ensure!(oracle.prompts.len() >= prompts && answered >= tokens, "the oracle answered too little");
-    let mut reports = vec![compare(runtime, &case.oracle, oracle, oracle, Rule::equal(&oracle.dtype))?];
+    let equal = Rule::equal(&oracle.dtype);
+    let batched = if case.members == 1 { equal } else { Rule::rounding(&oracle.dtype) };
+    let apart = compare(runtime, &case.oracle, oracle, oracle, equal, Turns::Apart)?;
+    let together = compare(runtime, &case.oracle, oracle, oracle, batched, Turns::Together);
+    let together = together.context("in batches")?;
+    let mut reports = vec![apart, Report { beside: "in batches ".to_owned(), ..together }];
     if case.members > 1 {
         let alone = Oracle::read(&case.model)?;
-        let report = compare(runtime, &case.model, &alone, oracle, Rule::rounding(&alone.dtype));
-        reports.push(report.context("compared with a single rank")?);
+        let report =
+            compare(runtime, &case.model, &alone, oracle, Rule::rounding(&alone.dtype), Turns::Apart);
+        let report = report.context("compared with a single rank")?;
+        reports.push(Report { beside: "beside a single rank ".to_owned(), ..report });
     }
     say("report", &reports)
 }
 
 /// Runs every prompt that `asked` has too, a few at a time, for as many tokens, and compares.
-fn compare(runtime: &Runtime, folder: &Path, oracle: &Oracle, asked: &Oracle, rule: Rule) -> Result<Report> {
+fn compare(
+    runtime: &Runtime,
+    folder: &Path,
+    oracle: &Oracle,
+    asked: &Oracle,
+    rule: Rule,
+    turns: Turns,
+) -> Result<Report> {
     let bytes = std::fs::read(folder.join("oracle.f32"))?;
     let logprobs: Vec<f32> =
         bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
     let per_prompt = oracle.tokens.first().map_or(0, Vec::len) * oracle.vocabulary;
     ensure!(logprobs.len() == per_prompt * oracle.prompts.len(), "oracle.f32 does not belong to oracle.json");
-    let wanted = asked.tokens.first().map_or(0, Vec::len);
+    let wanted = asked.tokens.first().map_or(0, Vec::len).min(turns.answers());
     let mut sequences: Vec<Sequence<'_>> = oracle
         .prompts
         .iter()
@@ -174,34 +227,40 @@ fn compare(runtime: &Runtime, folder: &Path, oracle: &Oracle, asked: &Oracle, ru
     ensure!(sequences.len() == asked.prompts.len(), "the oracles were not asked the same");
     let mut report = Report::default();
     for some in sequences.chunks_mut(SLOTS) {
-        run_together(runtime, some, oracle, rule, &mut report)?;
+        run_some(runtime, some, oracle, (rule, turns), &mut report)?;
     }
     let share = report.excused as f64 / report.tokens as f64;
     ensure!(share <= rule.excused, "{} of {} tokens were excused, too many", report.excused, report.tokens);
     Ok(report)
 }
 
-fn run_together(
+fn run_some(
     runtime: &Runtime,
     sequences: &mut [Sequence<'_>],
     oracle: &Oracle,
-    rule: Rule,
+    (rule, turns): (Rule, Turns),
     report: &mut Report,
 ) -> Result<()> {
     while sequences.iter().any(|sequence| sequence.compared < sequence.tokens.len()) {
         // All are asked before any is waited for, so that ranks work on different sequences at once.
+        let steps = sequences.iter_mut().enumerate();
+        let steps = steps.filter(|(_, sequence)| sequence.compared < sequence.tokens.len());
+        let steps: Vec<Step> = steps.map(|(slot, sequence)| sequence.next_step(slot as u32)).collect();
+        let batches: Vec<Vec<Step>> = match turns {
+            Turns::Apart => steps.into_iter().map(|step| vec![step]).collect(),
+            Turns::Together => vec![steps],
+        };
         let mut answers = Vec::new();
-        for (slot, sequence) in sequences.iter_mut().enumerate() {
-            if sequence.compared < sequence.tokens.len() {
-                let step = sequence.next_step(slot as u32);
-                let Step { slot, offset, tokens, .. } = step.clone();
-                say("order", &Order::Step { slot, offset, tokens })?;
-                answers.push((slot as usize, runtime.step_in_detail(step)));
-            }
+        for batch in batches {
+            say("order", &Order::Run(batch.iter().map(Told::of).collect()))?;
+            let slots: Vec<usize> = batch.iter().map(|step| step.slot as usize).collect();
+            answers.push((slots, runtime.run_in_detail(batch)));
         }
-        for (slot, answer) in answers {
-            if let Some(stepped) = answer.blocking_recv()?? {
-                sequences[slot].compare(&stepped, oracle, rule, report)?;
+        for (slots, answer) in answers {
+            for (slot, stepped) in slots.into_iter().zip(answer.blocking_recv()??) {
+                if let Some(stepped) = stepped? {
+                    sequences[slot].compare(&stepped, oracle, rule, report)?;
+                }
             }
         }
     }
