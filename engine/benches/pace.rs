@@ -11,11 +11,10 @@ mod engines;
 mod identities;
 #[path = "../tests/support/model.rs"]
 mod model;
+#[path = "support/peer.rs"]
+mod peer;
 
-use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use russet_rpc::engine::engine_client::EngineClient;
@@ -25,10 +24,15 @@ use tonic::transport::Channel;
 
 use engines::{Lab, ask, next, say};
 use model::Shape;
+use peer::{Peer, median, tell};
 
 /// About 100 million parameters, nearly all of them in the layers.
 const MODEL: Shape =
     Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
+/// Of mlx-lm's pace.
+const PACE: f64 = 0.97;
+/// Of the ratio that bare layers reach.
+const SHARDED: f64 = 0.9;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
 /// Tokens of an answer.
@@ -78,8 +82,8 @@ async fn against_mlx_lm(lab: &Lab, model: &Path) {
     }
     let decode = |paces: &[Pace]| median(paces.iter().map(|pace| pace.rate));
     let prefill = |paces: &[Pace]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
-    tell("decode, one rank", "tokens/s", decode(&ours[0]), decode(&theirs[0]));
-    tell("prefill of 1,000 tokens, one rank", "tokens/s", prefill(&ours[1]), prefill(&theirs[1]));
+    tell("decode, one rank", "tokens/s", PACE, decode(&ours[0]), decode(&theirs[0]));
+    tell("prefill of 1,000 tokens, one rank", "tokens/s", PACE, prefill(&ours[1]), prefill(&theirs[1]));
 }
 
 /// A stage of two members with a core each against one rank with one core, and the same of bare layers,
@@ -111,7 +115,7 @@ async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
         two / one
     };
     let what = format!("decode, tensor 2 ranks of one core against 1, {through}");
-    tell(&what, "×", gain(ours), gain(theirs));
+    tell(&what, "×", SHARDED, gain(ours), gain(theirs));
 }
 
 /// Asks a question of so many bytes; the tokens of its prompt, and the pace of the answer.
@@ -134,78 +138,16 @@ async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, Pace
     (prompt, Pace { first: times[0], rate })
 }
 
-/// A process of mlx-lm.
-struct Peer {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Peer {
-    /// On one core if it is named; a rank of a sharded model if there are hosts.
-    fn start(model: &Path, core: Option<usize>, hosts: Option<&Path>) -> Self {
-        let python =
-            std::env::var_os("RUSSET_PYTHON").expect("RUSSET_PYTHON; use `cargo xtask bench engine`");
-        let environment = std::env::var("RUSSET_PYTHON_ENV").unwrap_or_else(|_| "{}".into());
-        let environment: HashMap<String, String> = serde_json::from_str(&environment).unwrap();
-        let mut command = match core {
-            None => Command::new(python),
-            Some(core) => {
-                let mut command = Command::new("taskset");
-                command.args(["-c", &core.to_string()]).arg(python);
-                command
-            }
-        };
-        if let (Some(rank), Some(hosts)) = (core, hosts) {
-            command.env("MLX_RANK", rank.to_string()).env("MLX_HOSTFILE", hosts);
-        }
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/pace.py");
-        command.envs(environment).arg(script).arg(model);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, input, output }
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "mlx-lm ended");
-        line.trim().to_owned()
-    }
-}
-
 /// All of them the same; the answer of the first.
 fn ask_peers(peers: &mut [Peer], work: &str, prompt: u32) -> Pace {
     for peer in peers.iter_mut() {
-        writeln!(peer.input, "{work} {prompt} {ANSWER}").unwrap();
-        peer.input.flush().unwrap();
+        peer.ask(&format!("{work} {prompt} {ANSWER}"));
     }
     let mut answers = peers.iter_mut().map(|peer| {
-        let mut line = peer.line();
-        if line == "ready" {
-            line = peer.line();
-        }
-        let numbers: Vec<f64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+        let numbers: Vec<f64> = peer.answer().split(' ').map(|number| number.parse().unwrap()).collect();
         Pace { first: numbers[0], rate: f64::from(ANSWER - 1) / numbers[1] }
     });
     let first = answers.next().unwrap();
     answers.for_each(drop);
     first
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn tell(what: &str, unit: &str, ours: f64, peer: f64) {
-    println!("{}", serde_json::json!({"what": what, "unit": unit, "ours": ours, "peer": peer}));
 }

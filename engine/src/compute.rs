@@ -24,11 +24,19 @@ pub struct Step {
     pub slot: u32,
     /// Tokens of the sequence already in the cache.
     pub offset: u32,
-    /// The tokens that follow them; never empty.
+    /// The tokens that follow them. None stands for the one that was chosen last in this slot, which nobody needs
+    /// to know yet; only on a rank that is alone.
     pub tokens: Vec<u32>,
     /// How rank 0 chooses the next token; absent while a prompt is still being read and on every
     /// other rank.
     pub choice: Option<Choice>,
+}
+
+impl Step {
+    /// How many tokens it adds to the cache.
+    pub fn length(&self) -> u32 {
+        self.tokens.len().max(1) as u32
+    }
 }
 
 /// How the next token is chosen from the logits of a step's last token.

@@ -44,6 +44,8 @@ struct FakeState {
     mood: Mood,
     /// Tokens of each sequence.
     sequences: HashMap<u32, Vec<u32>>,
+    /// The token chosen last for each.
+    chosen: HashMap<u32, u32>,
     batches: Vec<Vec<Step>>,
     resets: Vec<u32>,
     loadable: bool,
@@ -65,6 +67,7 @@ impl Fake {
         let state = FakeState {
             mood: Mood::Fine,
             sequences: HashMap::new(),
+            chosen: HashMap::new(),
             batches: Vec::new(),
             resets: Vec::new(),
             loadable: true,
@@ -99,12 +102,24 @@ impl FakeState {
     fn run(&mut self, step: &Step) -> Chosen {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
+        if step.tokens.is_empty() {
+            sequence.push(self.chosen[&step.slot]);
+        }
         sequence.extend(&step.tokens);
+        let chosen = self.choose(step);
+        if let Some(token) = chosen.clone().unwrap_or(Some(0)) {
+            self.chosen.insert(step.slot, token);
+        }
+        chosen
+    }
+
+    fn choose(&self, step: &Step) -> Chosen {
+        let sequence = &self.sequences[&step.slot];
         let Some(choice) = &step.choice else { return Ok(None) };
         match self.mood {
             Mood::Stuck(token) => return Ok(Some(token)),
             Mood::Poisoned(token) if sequence.contains(&token) => {
-                return Err(SampleError::NotFinite { bad: 1, vocabulary: 300 });
+                return Err(SampleError::NotFinite);
             }
             _ => {}
         }

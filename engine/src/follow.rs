@@ -25,6 +25,11 @@ pub struct Followers {
 }
 
 impl Followers {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.senders.is_empty()
+    }
+
     /// Makes every follower run the steps too.
     pub fn run(&self, batch: &[Step]) {
         // The choice is rank 0's own business.

@@ -10,6 +10,7 @@ mod groups;
 mod rank;
 
 use std::{
+    collections::VecDeque,
     path::PathBuf,
     sync::{
         Arc,
@@ -27,10 +28,10 @@ use crate::{
     compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, Step},
     jaccl::Devices,
     models::{ConfigError, ModelError},
-    sample::{SampleError, Sampled},
+    sample::SampleError,
     weights::{LoadDtype, WeightsError},
 };
-use rank::Rank;
+use rank::{Rank, Run};
 
 /// What one rank is.
 #[derive(Clone, Debug)]
@@ -142,7 +143,7 @@ impl From<RuntimeError> for ComputeError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stepped {
     /// The token chosen.
-    pub sampled: Sampled,
+    pub token: u32,
     /// Log-probabilities of the whole vocabulary, before any filter.
     pub logprobs: Vec<f32>,
 }
@@ -152,11 +153,22 @@ pub type InDetail = Result<Option<Stepped>, SampleError>;
 
 type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
 
+/// How much of an answer is asked for.
+enum Replies {
+    Tokens(Reply<Vec<Chosen>>),
+    InDetail(Reply<Vec<InDetail>>),
+}
+
+impl Replies {
+    fn in_detail(&self) -> bool {
+        matches!(self, Self::InDetail(_))
+    }
+}
+
 enum Command {
     Load(Reply<()>),
     Join(Addresses, Reply<()>),
-    Run(Vec<Step>, Reply<Vec<Chosen>>),
-    RunInDetail(Vec<Step>, Reply<Vec<InDetail>>),
+    Run(Vec<Step>, Replies),
     Reset(u32),
     Stop,
 }
@@ -176,6 +188,12 @@ pub struct Runtime {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
+/// Batches that MLX is given before the first one's tokens are read.
+const AHEAD: usize = 2;
+/// Time to hear of the next batch after the last one's tokens were told, before the tokens of the one that is being
+/// computed are waited for.
+const ANSWERING: Duration = Duration::from_micros(300);
+
 /// How long a dropped runtime waits for its thread. A thread that waits for a lost neighbour never ends.
 const LAST_STEP: Duration = Duration::from_secs(2);
 
@@ -193,7 +211,7 @@ impl Runtime {
 
     /// As [`Compute::run`], with the log-probabilities too.
     pub fn run_in_detail(&self, batch: Vec<Step>) -> Answer<Vec<InDetail>> {
-        self.ask(|reply| Command::RunInDetail(batch, reply))
+        self.ask(|reply| Command::Run(batch, Replies::InDetail(reply)))
     }
 
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Answer<T> {
@@ -238,7 +256,7 @@ impl Compute for Runtime {
     }
 
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
-        self.ask(|reply| Command::Run(batch, reply))
+        self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
     }
 
     fn reset(&self, slot: u32) {
@@ -264,7 +282,8 @@ fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
 /// The thread. A reply nobody waits for any more is not an error: its request went away.
 fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
     let mut rank: Option<Rank> = None;
-    while let Ok(command) = inbox.recv() {
+    let mut begun: VecDeque<Begun> = VecDeque::new();
+    while let Some(command) = next(inbox, &mut begun) {
         let too_early = |asked| RuntimeError::TooEarly { rank: config.rank, asked };
         match command {
             Command::Load(reply) => {
@@ -282,12 +301,11 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
                 let _ = reply.send(joined.map_err(ComputeError::from));
             }
             Command::Run(batch, reply) => {
-                let token = |stepped: InDetail| stepped.map(|stepped| stepped.map(|it| it.sampled.token));
-                let answers = run_on(rank.as_mut(), &batch, too_early("step"));
-                let _ = reply.send(answers.map(|answers| answers.into_iter().map(token).collect()));
-            }
-            Command::RunInDetail(batch, reply) => {
-                let _ = reply.send(run_on(rank.as_mut(), &batch, too_early("step")));
+                let run = rank
+                    .as_mut()
+                    .ok_or(too_early("step"))
+                    .and_then(|rank| rank.begin(&batch, reply.in_detail()));
+                begun.push_back(Begun { run, reply });
             }
             Command::Stop => return,
             Command::Reset(slot) => {
@@ -299,12 +317,51 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
     }
 }
 
-fn run_on(
-    rank: Option<&mut Rank>,
-    batch: &[Step],
-    too_early: RuntimeError,
-) -> Result<Vec<InDetail>, ComputeError> {
-    Ok(rank.ok_or(too_early)?.run(batch)?)
+/// A batch that MLX works on, and who waits for it.
+struct Begun {
+    run: Result<Run, RuntimeError>,
+    reply: Replies,
+}
+
+impl Begun {
+    /// Waits for it and answers.
+    fn end(self) {
+        let ended = self.run.and_then(Run::end);
+        match self.reply {
+            Replies::Tokens(reply) => {
+                let tokens = |steps: Vec<InDetail>| {
+                    steps.into_iter().map(|step| step.map(|step| step.map(|step| step.token))).collect()
+                };
+                let _ = reply.send(ended.map(tokens).map_err(ComputeError::from));
+            }
+            Replies::InDetail(reply) => drop(reply.send(ended.map_err(ComputeError::from))),
+        }
+    }
+}
+
+/// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
+/// first, but not before the next one had a chance to be begun: MLX should never be without work.
+fn next(inbox: &mpsc::Receiver<Command>, begun: &mut VecDeque<Begun>) -> Option<Command> {
+    loop {
+        let command = match begun.len() {
+            0 => return inbox.recv().ok(),
+            1 => inbox.recv_timeout(ANSWERING),
+            _ => inbox.try_recv().map_err(|error| match error {
+                mpsc::TryRecvError::Empty => mpsc::RecvTimeoutError::Timeout,
+                mpsc::TryRecvError::Disconnected => mpsc::RecvTimeoutError::Disconnected,
+            }),
+        };
+        match command {
+            // One that waits for tokens nobody knows yet is begun while others are on their way; never more than that.
+            Ok(command @ Command::Run(..)) if begun.len() >= AHEAD => {
+                begun.drain(..=begun.len() - AHEAD).for_each(Begun::end);
+                return Some(command);
+            }
+            Ok(command) => return Some(command),
+            Err(mpsc::RecvTimeoutError::Timeout) => begun.drain(..1).for_each(Begun::end),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
-//! Requests to slots, slots to batches: one loop that runs all sequences together, a step at a time.
+//! Requests to slots, slots to batches: one loop that runs all sequences together, a step at a time. On a rank by
+//! itself a batch is begun before the tokens of the one before it are read, so that MLX is never without work.
 //! Answers end here and in `entrance` only, so every request gets exactly one `Finished` or
 //! `Failed` (invariant 10). How tokens become text is `sequence`'s business.
 //!
 //! ```text
-//! submit ─▶ tokenise ─▶ waiting ─▶ slot: a turn in every round ─▶ Finished
+//! submit ─▶ tokenise ─▶ waiting ─▶ slot: a turn in every batch ─▶ Finished
 //!    └──────────┴──────────┴──────────────────┴──────────────────▶ Failed
 //! ```
 
-mod deal;
+pub mod deal;
 mod entrance;
 pub mod smoke;
 
@@ -26,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::sequence::{Accepted, Sequence};
 use crate::tokens::Tokens;
 
-use deal::{Turn, deal};
+use deal::{Ready, Turn, deal};
 use entrance::{Caller, Ticket, unavailable};
 pub use entrance::{Entrance, MOST_WAITING};
 
@@ -36,6 +37,8 @@ const STEP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// A sequence and who waits for it.
 struct Running {
+    /// Never used again, unlike its slot.
+    number: u64,
     sequence: Sequence,
     caller: Caller,
     started: Instant,
@@ -69,8 +72,14 @@ pub struct Schedule {
     running: Vec<Running>,
     free: BTreeSet<u32>,
     capacity: f64,
+    context_tokens: u32,
     /// Stages of the pipeline.
     stages: usize,
+    /// Whether there is no other rank.
+    alone: bool,
+    /// Sequences so far.
+    number: u64,
+    lap: Option<Lap>,
 }
 
 impl Schedule {
@@ -84,6 +93,7 @@ impl Schedule {
         room: Room,
     ) -> (Self, Entrance) {
         let Room { context_tokens, max_sequences, stages } = room;
+        let alone = followers.is_empty();
         let (sender, tickets) = mpsc::unbounded_channel();
         let entrance = Entrance {
             tickets: sender,
@@ -103,7 +113,11 @@ impl Schedule {
             running: Vec::new(),
             free: (0..max_sequences).collect(),
             capacity: f64::from(context_tokens) * f64::from(max_sequences),
+            context_tokens,
             stages: stages as usize,
+            alone,
+            number: 0,
+            lap: None,
         };
         (schedule, entrance)
     }
@@ -111,9 +125,16 @@ impl Schedule {
     /// Runs until the rank failed, or until it was asked to stop and everything is answered.
     pub async fn run(mut self) {
         let life = self.life.clone();
+        let mut begun = VecDeque::new();
         loop {
             self.admit();
-            if self.running.is_empty() && self.waiting.is_empty() {
+            self.drop_callers_that_left();
+            while begun.len() < self.most_batches()
+                && let Some(batch) = self.begin()
+            {
+                begun.push_back(batch);
+            }
+            let Some(Begun { rows, reads, answer }) = begun.pop_front() else {
                 tokio::select! {
                     biased;
                     reason = life.failed() => return self.fail(&reason),
@@ -127,16 +148,25 @@ impl Schedule {
                     }
                 }
                 continue;
-            }
-            let round = self.round();
+            };
             tokio::select! {
                 biased;
                 reason = life.failed() => return self.fail(&reason),
-                result = round => if let Err(reason) = result {
-                    life.fail(reason);
+                answered = answer.answered() => match answered {
+                    Ok(chosen) => self.end(rows, reads, chosen),
+                    Err(reason) => {
+                        life.fail(reason);
+                        return self.fail(&life.failed().await);
+                    }
                 },
             }
         }
+    }
+
+    /// Batches that are on their way at the same time: one for each stage of a pipeline, so that all of them work;
+    /// of a rank by itself one that follows another whose tokens nobody has read yet.
+    fn most_batches(&self) -> usize {
+        if self.alone { 2 } else { self.stages }
     }
 
     /// Moves requests towards slots, dropping those whose caller left.
@@ -171,7 +201,10 @@ impl Schedule {
                 self.tokens.ends().clone(),
                 self.tokens.stream(),
             );
+            self.number += 1;
+            self.lap = None;
             self.running.push(Running {
+                number: self.number,
                 sequence,
                 caller,
                 started: now,
@@ -182,50 +215,51 @@ impl Schedule {
         }
     }
 
-    /// One round of turns. All batches are handed out before the first is waited for, so that the stages of a
-    /// pipeline work on different ones at the same time.
-    async fn round(&mut self) -> Result<(), String> {
+    fn drop_callers_that_left(&mut self) {
         let (gone, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|one| one.caller.gone());
         self.running = running;
         for one in gone {
             self.release(one, FinishReason::Cancelled);
         }
-        let (begun, streams) = (Instant::now(), self.running.len() as u32);
-        let answering = self.running.iter().all(|one| one.first.is_some());
-        let left: Vec<u32> = self.running.iter().map(|one| one.sequence.left()).collect();
-        let mut answers = Vec::new();
-        for turns in deal(&left, self.stages) {
-            let mut steps = Vec::with_capacity(turns.len());
-            for Turn { index, tokens } in &turns {
-                let one = &mut self.running[*index];
-                one.alone &= streams == 1;
-                let step = one.sequence.step(*tokens);
-                if one.first.is_none() {
-                    self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
-                }
-                steps.push(step);
+    }
+
+    /// Has the next batch run, if anybody can go on.
+    fn begin(&mut self) -> Option<Begun> {
+        let ready: Vec<Ready> = self.running.iter().map(|one| one.sequence.ready(self.alone)).collect();
+        let answering = self.running.iter().any(|one| one.first.is_some());
+        let turns = deal(&ready, self.stages, answering, self.context_tokens);
+        if turns.is_empty() {
+            return None;
+        }
+        let (mut rows, mut steps) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
+        let streams = self.running.len();
+        for Turn { index, tokens } in &turns {
+            let one = &mut self.running[*index];
+            one.alone &= streams == 1;
+            let step = one.sequence.step(*tokens);
+            if one.first.is_none() {
+                self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
-            answers.push((turns, self.ask(steps)));
+            rows.push(one.number);
+            steps.push(step);
         }
-        let mut finished = Vec::new();
-        for (turns, answer) in answers {
-            let chosen = answer.answered().await?;
-            for (Turn { index, .. }, chosen) in turns.into_iter().zip(chosen) {
-                let end = match chosen {
-                    Ok(None) => None,
-                    Ok(Some(token)) => self.running[index].take(token, &self.metrics),
-                    Err(error) => Some(Err(error.to_string())),
-                };
-                finished.extend(end.map(|end| (index, end)));
-            }
-        }
-        let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
-        if answering && streams > 0 {
-            self.metrics.rates.lock().round(streams, cached, begun.elapsed());
-        }
-        // From the back, so that the indices in front stay true.
-        finished.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
-        for (index, end) in finished {
+        let reads = steps.iter().any(|step| step.choice.is_none());
+        Some(Begun { rows, reads, answer: self.ask(steps) })
+    }
+
+    /// Takes what came of a batch: of `rows`, by their numbers. Who ended meanwhile wants no more of it.
+    fn end(&mut self, rows: Vec<u64>, reads: bool, chosen: Vec<Chosen>) {
+        let (streams, mut told, mut some_ended) = (self.running.len() as u32, 0, false);
+        for (number, chosen) in rows.into_iter().zip(chosen) {
+            let Some(index) = self.running.iter().position(|one| one.number == number) else { continue };
+            let end = match chosen {
+                Ok(None) => continue,
+                Ok(Some(token)) => self.running[index].take(token, &self.metrics),
+                Err(error) => Some(Err(error.to_string())),
+            };
+            told += 1;
+            let Some(end) = end else { continue };
+            some_ended = true;
             let one = self.running.remove(index);
             match end {
                 Ok(reason) => self.release(one, reason),
@@ -238,7 +272,22 @@ impl Schedule {
         }
         let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
         self.metrics.kv_usage.set(f64::from(cached) / self.capacity);
-        Ok(())
+        if reads || some_ended {
+            self.lap = None;
+            return;
+        }
+        // Every stream got its token, in one batch or in those of all stages.
+        let now = Instant::now();
+        let lap = self.lap.take().filter(|lap| lap.streams == streams);
+        self.lap = Some(match lap {
+            Some(lap) if lap.told + told < streams => Lap { told: lap.told + told, ..lap },
+            lap => {
+                if let Some(lap) = lap {
+                    self.metrics.rates.lock().round(streams, cached, now - lap.begun);
+                }
+                Lap { begun: now, told: 0, streams }
+            }
+        });
     }
 
     /// Has every rank run the steps together.
@@ -281,7 +330,24 @@ impl Schedule {
     }
 }
 
-/// A batch on its way.
+/// A batch on its way, and whose it is.
+struct Begun {
+    /// Numbers of its sequences.
+    rows: Vec<u64>,
+    /// Whether a prompt is read.
+    reads: bool,
+    answer: Asked,
+}
+
+/// From one token of every stream to the next.
+struct Lap {
+    begun: Instant,
+    /// Tokens so far.
+    told: u32,
+    streams: u32,
+}
+
+/// What was asked of a batch.
 struct Asked {
     /// Which of its steps choose a token.
     chooses: Vec<bool>,

@@ -7,6 +7,7 @@ use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
 use russet_wire::request::GenerationRequest;
 
 use crate::compute::{Choice, Step};
+use crate::schedule::deal::Ready;
 use crate::tokens::TokensError;
 use crate::tokens::stops::Stops;
 use crate::tokens::stream::TextStream;
@@ -68,6 +69,8 @@ pub struct Sequence {
     /// Tokens not yet in the cache, oldest first: the rest of the prompt, then one chosen token.
     next: Vec<u32>,
     cached: u32,
+    /// Choices that were handed out and not yet accepted.
+    pending: u32,
     prompt_tokens: u32,
     generated: u32,
     limit: u32,
@@ -104,6 +107,7 @@ impl Sequence {
             prompt_tokens: prompt.len() as u32,
             next: prompt,
             cached: 0,
+            pending: 0,
             generated: 0,
             limit,
             choice: Choice { sampling: request.sampling.clone(), seed, index: 0, banned },
@@ -129,33 +133,49 @@ impl Sequence {
         Usage { prompt_tokens: self.prompt_tokens, completion_tokens: self.generated }
     }
 
-    /// Tokens of the prompt to be read before its last one, which always goes alone: so mlx-lm computes it.
-    pub fn left(&self) -> u32 {
-        self.next.len().saturating_sub(1) as u32
+    /// What it can do next; `ahead` allows to choose a token after one that is not known yet. A prompt's last token
+    /// always goes alone: so mlx-lm computes it.
+    pub fn ready(&self, ahead: bool) -> Ready {
+        match self.next.len() {
+            0 if ahead && self.pending == 1 && self.generated + self.pending < self.limit => Ready::Choose,
+            0 => Ready::Busy,
+            1 => Ready::Choose,
+            length => Ready::Read(length as u32 - 1),
+        }
     }
 
-    /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. A
-    /// step with a choice is followed by [`Sequence::accept`] before the next one.
+    /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. Steps
+    /// with a choice are followed by [`Sequence::accept`], in their order.
     pub fn step(&mut self, tokens: u32) -> Step {
-        let left = self.left();
-        let rest = if left == 0 { Vec::new() } else { self.next.split_off(left.min(tokens.max(1)) as usize) };
+        let rest = match self.ready(false) {
+            Ready::Read(left) => self.next.split_off(left.min(tokens.max(1)) as usize),
+            Ready::Choose | Ready::Busy => Vec::new(),
+        };
         let tokens = std::mem::replace(&mut self.next, rest);
         let offset = self.cached;
-        self.cached += tokens.len() as u32;
-        let choice = self.next.is_empty().then(|| self.choice.clone());
-        Step { slot: self.slot, offset, tokens, choice }
+        let choice = self.next.is_empty().then(|| {
+            let index = self.generated + self.pending;
+            self.pending += 1;
+            Choice { index, ..self.choice.clone() }
+        });
+        let step = Step { slot: self.slot, offset, tokens, choice };
+        self.cached += step.length();
+        step
     }
 
     /// Takes the token that a step chose.
     pub fn accept(&mut self, token: u32) -> Result<Accepted, TokensError> {
+        self.pending = self.pending.saturating_sub(1);
         if self.ends.contains(&token) && !self.ignore_eos {
             let text = self.rest()?;
             let event = (!text.is_empty()).then_some(Event::Token { id: token, text });
             return Ok(Accepted { event, finished: Some(FinishReason::Stop) });
         }
         self.generated += 1;
-        self.choice.index = self.generated;
-        self.next = vec![token];
+        // Else a step that was handed out already goes on from it.
+        if self.pending == 0 {
+            self.next = vec![token];
+        }
         let piece = self.text.push(token)?;
         let mut pushed = self.stops.push(&piece);
         let finished = if pushed.stopped {

@@ -124,7 +124,7 @@ async fn weights_that_are_no_numbers_end_every_rank_before_it_serves() {
                 engine.node,
                 state.message
             );
-            assert!(state.message.contains("the logits of 1024 of 1024 tokens"), "{}", state.message);
+            assert!(state.message.contains("some logits are no finite numbers"), "{}", state.message);
         }
         for engine in &mut engines {
             assert_eq!(engine.exit().await.code(), Some(1), "{tensor}, {}", engine.node);

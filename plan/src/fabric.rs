@@ -15,7 +15,7 @@ use std::fmt;
 use russet_crds::{Backend, GroupPlan, Link, LinkKind, Peer, Transport};
 
 use crate::nodes::Nodes;
-use cabling::{links, offers_rdma};
+use cabling::{differing_systems, is_too_slow, links, offers_rdma};
 
 pub use cabling::{Cable, Cabling};
 pub use domain::{Web, show_bits};
@@ -131,6 +131,17 @@ impl<'a> Fabric<'a> {
                     first.interface
                 );
             }
+            if links.iter().all(|link| is_too_slow(link)) {
+                let bits = first.bits_per_second.unwrap_or(0) / 1_000_000_000;
+                return format!(
+                    "the Thunderbolt link {} of node {node} to node {peer} has {bits} Gbit/s, and RDMA needs Thunderbolt 5 (80) at both ends",
+                    first.interface
+                );
+            }
+        }
+        let systems = self.nodes.get(a).zip(self.nodes.get(b));
+        if let Some((own, other)) = systems.and_then(|(a, b)| differing_systems(a, b)) {
+            return format!("node {a} has {own} and node {b} {other}, and RDMA needs the same build on both");
         }
         let mut cables = self.nodes.cabling().between(a, b).to_vec();
         cables.sort();

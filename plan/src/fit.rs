@@ -42,9 +42,9 @@ const SCORES: u64 = 64 << 20;
 const CACHE_STEP: u64 = 256;
 /// Layers whose cache is held twice while that of one sequence grows, being copied: as far as MLX is ahead.
 const GROWING_LAYERS: u64 = 2;
-/// Bytes of one word's logits: as computed, flattened, normalised and widened by MLX, and in the two copies
-/// that sampling works on, four bytes each. Steps come one after another, so the sequences share them.
-const LOGIT_BYTES: u64 = 24;
+/// Bytes of one word's logits of one sequence: as computed, normalised and widened, and what sampling makes of them
+/// (without banned words, sorted, their places, masses and sums, noise, and what is kept), four bytes each.
+const LOGIT_BYTES: u64 = 64;
 
 /// Room for conversations, resolved against the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +216,7 @@ impl<'a> Fit<'a> {
         // Bytes of a value as the model computes it, which the cache keeps too.
         let value = kv.checked_div(keys.saturating_mul(2)).unwrap_or(4);
         let context = u64::from(self.room.context_tokens);
+        let sequences = u64::from(self.room.max_sequences);
         let tokens = context.min(PREFILL_TOKENS);
 
         let shared = [(mlp, MLP_STATES), (queries, QUERY_STATES), (keys, KEY_STATES)]
@@ -229,12 +230,12 @@ impl<'a> Fit<'a> {
         // One position attends to the whole context, whatever the bound.
         let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
         let scores = row.saturating_mul(tokens).min(SCORES.max(row));
-        let unused = (context.next_multiple_of(CACHE_STEP) - context)
-            .saturating_mul(count)
-            .saturating_mul(u64::from(self.room.max_sequences));
+        let unused =
+            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(count).saturating_mul(sequences);
         let growing = context.saturating_mul(count.min(GROWING_LAYERS));
         let caches = kv.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
-        let logits = if head { u64::from(vocabulary).saturating_mul(LOGIT_BYTES) } else { 0 };
+        let words = u64::from(vocabulary).saturating_mul(sequences);
+        let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
         [states, scores, caches, logits].into_iter().fold(ENGINE_BASE, u64::saturating_add)
     }
 }
@@ -314,7 +315,7 @@ mod tests {
         let shared = 2048 * 2 * (4 * 14336 + 7 * 4096 + 4 * 1024);
         let growing = 2 * 4096 * 8192;
         let scores = 64 << 20;
-        let logits = 24 * 128_256;
+        let logits = 64 * 4 * 128_256;
         for (context, head, size, bytes) in [
             (8192, true, 1, hidden + shared + scores + growing + logits),
             (8192, false, 1, hidden + shared + scores + growing),

@@ -58,6 +58,8 @@ pub struct Node {
     pub unreleased: u64,
     /// Whether new work may come.
     pub availability: Availability,
+    /// Its operating system and the build of it, as it names them.
+    pub os: Option<String>,
     /// Build of the engine; ranks of one group need equal ones.
     pub engine_build: Option<String>,
     /// Distributed backends the engine offers; empty when the agent does not say.

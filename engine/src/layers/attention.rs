@@ -256,16 +256,20 @@ fn rows_at_once(row: usize, length: i32) -> i32 {
 
 /// Scores of a batch's sequences that may be there at the same time, because nothing was evaluated since.
 #[derive(Default)]
-struct Scores(usize);
+struct Scores {
+    bytes: usize,
+    last: Option<Array>,
+}
 
 impl Scores {
-    /// Counts those of `attended`, and evaluates it before they are too many.
+    /// Counts those of `attended`; what was attended before is evaluated first if they would be too many together.
     fn add(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
-        self.0 += bytes;
-        if self.0 > SCORES {
-            attended.eval()?;
-            self.0 = 0;
+        if self.bytes + bytes > SCORES {
+            self.bytes = 0;
+            self.last.take().map_or(Ok(()), |last| last.eval())?;
         }
+        self.bytes += bytes;
+        self.last = (bytes > 0).then(|| attended.clone());
         Ok(())
     }
 }

@@ -7,20 +7,20 @@ use mlx_rs::{
     Array, Dtype,
     error::Exception,
     memory,
-    ops::{indexing::TryIndexOp, logsumexp_axis},
-    transforms::eval,
+    ops::{concatenate, indexing::TryIndexOp, logsumexp_axis},
+    transforms::{async_eval, eval},
 };
 use russet_wire::{partition::Part, shape::role_of};
 
 use super::{InDetail, RuntimeConfig, RuntimeError, Stepped, groups, groups::Groups, part_of};
 use crate::{
     cache::KvCache,
-    compute::{Addresses, Step},
+    compute::{Addresses, Choice, Step},
     jaccl::Devices,
     layers::batch::{Batch, Row},
     models::{self, Model},
     partition::{Slice, holds},
-    sample,
+    sample::{self, Tokens},
     weights::{Checkpoint, LoadDtype, WeightsError},
 };
 
@@ -39,6 +39,22 @@ pub(super) struct Rank {
 struct Sequence {
     cache: Vec<KvCache>,
     length: u32,
+    /// The token chosen last.
+    chosen: Option<Chosen>,
+}
+
+/// A token that may not be computed yet.
+struct Chosen {
+    /// Those of its batch.
+    ids: Array,
+    /// Which of them.
+    row: i32,
+}
+
+impl Sequence {
+    fn new(cache: Vec<KvCache>) -> Self {
+        Self { cache, length: 0, chosen: None }
+    }
 }
 
 impl Rank {
@@ -101,8 +117,8 @@ impl Rank {
         }
     }
 
-    /// Runs steps of different sequences together; what came of each, in their order. Only rank 0's steps choose.
-    pub(super) fn run(&mut self, batch: &[Step]) -> Result<Vec<InDetail>, RuntimeError> {
+    /// Has MLX begin to run steps of different sequences together. Only rank 0's steps choose.
+    pub(super) fn begin(&mut self, batch: &[Step], in_detail: bool) -> Result<Run, RuntimeError> {
         let alone = Groups::default();
         let groups = match &self.groups {
             Some(groups) => groups,
@@ -111,34 +127,35 @@ impl Rank {
         };
         // A batch has its single tokens first, on every rank alike.
         let mut order: Vec<usize> = (0..batch.len()).collect();
-        order.sort_by_key(|&index| batch[index].tokens.len() > 1);
+        order.sort_by_key(|&index| batch[index].length() > 1);
         let steps: Vec<&Step> = order.iter().map(|&index| &batch[index]).collect();
         let mut sequences = Vec::with_capacity(steps.len());
         for step in &steps {
-            self.check_tokens(&step.tokens)?;
-            let sequence = self
-                .sequences
-                .remove(&step.slot)
-                .unwrap_or_else(|| Sequence { cache: self.model.new_cache(), length: 0 });
-            if sequence.length != step.offset {
-                let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
-                return Err(RuntimeError::OutOfStep { slot, have, wanted });
-            }
+            let sequence = self.sequences.remove(&step.slot);
+            let sequence = sequence.unwrap_or_else(|| Sequence::new(self.model.new_cache()));
+            self.check(step, &sequence)?;
             sequences.push(sequence);
         }
-        let mut logprobs = self.compute(groups, &mut sequences, &steps)?.into_iter();
-        let mut answers: Vec<InDetail> = batch.iter().map(|_| Ok(None)).collect();
-        for ((index, step), mut sequence) in order.into_iter().zip(steps).zip(sequences) {
-            sequence.length += step.tokens.len() as u32;
+        let mut run = self.compute(groups, &mut sequences, &steps, in_detail)?;
+        run.answers = order.iter().zip(&steps).map(|(index, step)| (*index, step.choice.clone())).collect();
+        for (step, mut sequence) in steps.into_iter().zip(sequences) {
+            sequence.length += step.length();
             self.sequences.insert(step.slot, sequence);
-            if let Some(choice) = &step.choice
-                && let Some(logprobs) = logprobs.next()
-            {
-                let sampled = sample::choose(choice, &mut logprobs.clone());
-                answers[index] = sampled.map(|sampled| Some(Stepped { sampled, logprobs }));
-            }
         }
-        Ok(answers)
+        Ok(run)
+    }
+
+    /// Whether a step can follow what the sequence has.
+    fn check(&self, step: &Step, sequence: &Sequence) -> Result<(), RuntimeError> {
+        if sequence.length != step.offset {
+            let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
+            return Err(RuntimeError::OutOfStep { slot, have, wanted });
+        }
+        if step.tokens.is_empty() && sequence.chosen.is_some() {
+            Ok(())
+        } else {
+            self.check_tokens(&step.tokens)
+        }
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
@@ -151,29 +168,28 @@ impl Rank {
         }
     }
 
-    /// Runs the steps through this rank's layers, and evaluates. On rank 0 the log-probabilities of the last
-    /// position come back of each step that has a choice to make.
+    /// Begins to run the steps through this rank's layers.
     fn compute(
         &self,
         groups: &Groups,
         sequences: &mut [Sequence],
         steps: &[&Step],
-    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        in_detail: bool,
+    ) -> Result<Run, RuntimeError> {
         let Part { rank, size, stage, .. } = self.part;
-        let failed = |reason: String| RuntimeError::Mlx { rank, size, reason };
+        let failed = move |reason: String| RuntimeError::Mlx { rank, size, reason };
         let mlx = |error: Exception| failed(without_place(error.what()));
         let wire = |error: russet_mlx::Error| failed(error.to_string());
 
-        let tokens: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
-        let length = tokens.len() as i32;
+        let length = steps.iter().map(|step| step.length() as i32).sum();
         let hidden = match &groups.pipeline {
             Some(pipeline) if !self.part.embedding => {
                 pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)?
             }
-            _ => self.model.embed(&Array::from_slice(&tokens, &[1, length]))?,
+            _ => self.model.embed(&inputs(steps, sequences).map_err(mlx)?)?,
         };
         let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| Row {
-            length: step.tokens.len() as i32,
+            length: step.length() as i32,
             offset: sequence.length as i32,
             caches: &mut sequence.cache,
         });
@@ -181,7 +197,6 @@ impl Rank {
         let hidden = self.model.forward(hidden, &mut rows, &groups.stage).map_err(mlx)?;
 
         let mut results = Vec::new();
-        let mut logprobs = None;
         match &groups.pipeline {
             Some(pipeline) if stage > 0 => {
                 let hidden = hidden.as_dtype(self.hidden).map_err(mlx)?;
@@ -192,6 +207,7 @@ impl Rank {
             _ if !groups.stage.is_alone() => results.push(hidden.clone()),
             _ => {}
         }
+        let mut run = Run::default();
         let choosing = choosing(steps);
         if self.part.head && !choosing.is_empty() {
             let last = if steps.len() == 1 {
@@ -199,26 +215,101 @@ impl Rank {
             } else {
                 hidden.take_axis(Array::from_slice(&choosing, &[choosing.len() as i32]), 1)
             };
-            logprobs = Some(normalised(&self.model.logits(&last.map_err(mlx)?)?).map_err(mlx)?);
+            let logits = self.model.logits(&last.map_err(mlx)?)?;
+            let logprobs =
+                normalised(&logits.reshape(&[choosing.len() as i32, -1]).map_err(mlx)?).map_err(mlx)?;
+            let choices: Vec<&Choice> = steps.iter().filter_map(|step| step.choice.as_ref()).collect();
+            let tokens = Tokens::choose(&choices, &logprobs).map_err(mlx)?;
+            let chosen = sequences.iter_mut().zip(steps).filter(|(_, step)| step.choice.is_some());
+            for (row, (sequence, _)) in chosen.enumerate() {
+                sequence.chosen = Some(Chosen { ids: tokens.ids.clone(), row: row as i32 });
+            }
+            results.extend(tokens.arrays().cloned());
+            run.tokens = Some(tokens);
+            if in_detail {
+                results.push(logprobs.clone());
+                run.logprobs = Some(logprobs);
+            }
         }
-        results.extend(logprobs.clone());
-        // The caches are part of the result: a prompt's chunk is read by nothing else.
-        let caches = sequences.iter().flat_map(|sequence| &sequence.cache);
-        eval(results.iter().chain(caches.flat_map(KvCache::arrays))).map_err(mlx)?;
-        if steps.iter().any(|step| step.tokens.len() > 1) {
+        // A prompt's piece is read by nothing else.
+        for (sequence, _) in sequences.iter().zip(steps).filter(|(_, step)| step.choice.is_none()) {
+            if let Some(cache) = sequence.cache.last() {
+                results.extend(cache.witness().map_err(mlx)?);
+            }
+        }
+        async_eval(&results).map_err(mlx)?;
+        run.results = results;
+        run.vocabulary = self.vocabulary;
+        run.reads_prompt = steps.iter().any(|step| step.tokens.len() > 1);
+        run.place = (rank, size);
+        Ok(run)
+    }
+}
+
+/// A batch that MLX works on.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// For each step as computed: its place in the batch as asked, and its choice.
+    answers: Vec<(usize, Option<Choice>)>,
+    /// What has to be computed.
+    results: Vec<Array>,
+    /// One for each step that chooses, as computed.
+    tokens: Option<Tokens>,
+    logprobs: Option<Array>,
+    vocabulary: u32,
+    reads_prompt: bool,
+    /// Rank, and size of the group.
+    place: (u32, u32),
+}
+
+impl Run {
+    /// Waits for what came of each step, in their order.
+    pub(super) fn end(self) -> Result<Vec<InDetail>, RuntimeError> {
+        let (rank, size) = self.place;
+        let mlx = |error: Exception| RuntimeError::Mlx { rank, size, reason: without_place(error.what()) };
+        eval(&self.results).map_err(mlx)?;
+        if self.reads_prompt {
             let _ = memory::clear_cache();
         }
-        let Some(logprobs) = logprobs else { return Ok(Vec::new()) };
-        let numbers = logprobs.to_vec_exact::<f32>().map_err(|error| failed(error.to_string()))?;
-        Ok(numbers.chunks_exact(self.vocabulary.max(1) as usize).map(<[f32]>::to_vec).collect())
+        let tokens = self.tokens.map_or(Ok(Vec::new()), |tokens| tokens.read()).map_err(mlx)?;
+        let logprobs = self.logprobs.map_or(Ok(Vec::new()), |numbers| numbers.to_vec_exact::<f32>());
+        let logprobs =
+            logprobs.map_err(|error| RuntimeError::Mlx { rank, size, reason: error.to_string() })?;
+        let mut rows = logprobs.chunks_exact(self.vocabulary.max(1) as usize).map(<[f32]>::to_vec);
+        let mut tokens = tokens.into_iter();
+        let mut ended: Vec<InDetail> = self.answers.iter().map(|_| Ok(None)).collect();
+        for (index, choice) in self.answers {
+            if let Some(choice) = choice
+                && let Some(token) = tokens.next()
+            {
+                let logprobs = rows.next().unwrap_or_default();
+                let token = sample::check(&choice, self.vocabulary).and(token);
+                ended[index] = token.map(|token| Some(Stepped { token, logprobs }));
+            }
+        }
+        Ok(ended)
     }
+}
+
+/// Tokens of the steps, one behind the other: those that were told, and those that were chosen just now.
+fn inputs(steps: &[&Step], sequences: &[Sequence]) -> Result<Array, Exception> {
+    let length: i32 = steps.iter().map(|step| step.length() as i32).sum();
+    let told: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
+    if told.len() == length as usize {
+        return Ok(Array::from_slice(&told, &[1, length]));
+    }
+    let pieces = steps.iter().zip(sequences).map(|(step, sequence)| match &sequence.chosen {
+        Some(Chosen { ids, row }) if step.tokens.is_empty() => ids.try_index(*row..*row + 1),
+        _ => Ok(Array::from_slice(&step.tokens, &[step.tokens.len() as i32])),
+    });
+    concatenate(&pieces.collect::<Result<Vec<_>, _>>()?, 0)?.reshape(&[1, length])
 }
 
 /// The last positions of the steps that choose, of steps that lie one behind the other.
 fn choosing(steps: &[&Step]) -> Vec<i32> {
     let mut end = 0;
     let ends = steps.iter().map(|step| {
-        end += step.tokens.len() as i32;
+        end += step.length() as i32;
         (step, end - 1)
     });
     ends.filter(|(step, _)| step.choice.is_some()).map(|(_, last)| last).collect()

@@ -7,25 +7,38 @@ const PROMPT_STEP: u32 = 2048;
 /// stand still: this many take a few times as long as a step without.
 const PROMPT_STEP_BESIDE: u32 = 256;
 
+/// What a sequence can do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Nothing before its token is known.
+    Busy,
+    /// Read so many tokens of its prompt, all but the last one.
+    Read(u32),
+    /// Choose a token.
+    Choose,
+}
+
 /// A sequence's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// Which one, by its place among those asked about.
     pub index: usize,
-    /// Tokens of its prompt to read; at its prompt's last token, and from then on, one.
+    /// Tokens of its prompt to read; one where it chooses a token.
     pub tokens: u32,
 }
 
-/// Deals turns to sequences, given how many tokens of its prompt each has still to read before the last one, in
-/// the order in which they came. Whoever has none left chooses a token in every round, and prompts share what
-/// else there is room for, the first come first. The batches are for stages of a pipeline that work at the same
-/// time, as many as there are stages if there are as many turns.
-pub fn deal(left: &[u32], stages: usize) -> Vec<Vec<Turn>> {
-    let turns = left.iter().enumerate();
-    let mut turns: Vec<Turn> =
-        turns.filter(|(_, left)| **left == 0).map(|(index, _)| Turn { index, tokens: 1 }).collect();
-    let mut budget = if turns.is_empty() { PROMPT_STEP } else { PROMPT_STEP_BESIDE };
-    for (index, left) in left.iter().enumerate().filter(|(_, left)| **left > 0) {
+/// Deals turns in the next batch to sequences in the order in which they came. Those that choose do so every time,
+/// and prompts share what else there is room for, the first come first; little of it where an answer has begun.
+/// While `stages` of a pipeline work at the same time, each gets its share of those that choose. All prompts together
+/// get no more than one of `context_tokens` might: for so much the planner reserves room.
+pub fn deal(ready: &[Ready], stages: usize, answering: bool, context_tokens: u32) -> Vec<Turn> {
+    let share = ready.len().div_ceil(stages.max(1));
+    let choosing = ready.iter().enumerate().filter(|(_, ready)| **ready == Ready::Choose);
+    let mut turns: Vec<Turn> = choosing.take(share).map(|(index, _)| Turn { index, tokens: 1 }).collect();
+    let budget = if turns.is_empty() && !answering { PROMPT_STEP } else { PROMPT_STEP_BESIDE };
+    let mut budget = budget.min(context_tokens);
+    for (index, ready) in ready.iter().enumerate() {
+        let Ready::Read(left) = ready else { continue };
         let tokens = (*left).min(budget);
         if tokens == 0 {
             break;
@@ -33,54 +46,63 @@ pub fn deal(left: &[u32], stages: usize) -> Vec<Vec<Turn>> {
         budget -= tokens;
         turns.push(Turn { index, tokens });
     }
-    let count = stages.clamp(1, turns.len().max(1));
-    let mut batches = vec![Vec::new(); count];
-    for (place, turn) in turns.into_iter().enumerate() {
-        batches[place % count].push(turn);
-    }
-    batches
+    turns
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Ready::{Busy, Choose, Read};
     use super::*;
 
     #[test]
     fn everybody_gets_a_turn_and_prompts_what_room_there_is() {
-        for (left, stages, expected) in [
+        for (ready, stages, answering, expected) in [
             // Alone, a prompt is read as mlx-lm reads it.
-            (&[5000][..], 1, vec![vec![(0, 2048)]]),
-            (&[904], 1, vec![vec![(0, 904)]]),
-            (&[0], 1, vec![vec![(0, 1)]]),
+            (&[Read(5000)][..], 1, false, &[(0, 2048)][..]),
+            (&[Read(904)], 1, false, &[(0, 904)]),
+            (&[Choose], 1, false, &[(0, 1)]),
             // Short prompts are read together, long ones after those that came before.
-            (&[10, 20, 3000, 5], 1, vec![vec![(0, 10), (1, 20), (2, 2018)]]),
+            (&[Read(10), Read(20), Read(3000), Read(5)], 1, false, &[(0, 10), (1, 20), (2, 2018)]),
             // Beside answers little of a prompt is read, and every answer goes on.
-            (&[0, 5000, 0], 1, vec![vec![(0, 1), (2, 1), (1, 256)]]),
-            (&[0, 200, 100, 7], 1, vec![vec![(0, 1), (1, 200), (2, 56)]]),
+            (&[Choose, Read(5000), Choose], 1, true, &[(0, 1), (2, 1), (1, 256)]),
+            (&[Choose, Read(200), Read(100), Read(7)], 1, true, &[(0, 1), (1, 200), (2, 56)]),
+            // Also while no answer can go on.
+            (&[Busy, Read(5000)], 1, true, &[(1, 256)]),
+            (&[Busy], 1, true, &[]),
             // Stages of a pipeline work on different sequences.
-            (&[0, 0, 0, 0, 0], 2, vec![vec![(0, 1), (2, 1), (4, 1)], vec![(1, 1), (3, 1)]]),
-            (&[0, 300], 2, vec![vec![(0, 1)], vec![(1, 256)]]),
-            (&[0], 4, vec![vec![(0, 1)]]),
-            (&[], 2, vec![vec![]]),
+            (&[Choose; 5], 2, true, &[(0, 1), (1, 1), (2, 1)]),
+            (&[Busy, Busy, Busy, Choose, Choose], 2, true, &[(3, 1), (4, 1)]),
+            (&[Busy, Read(300)], 2, true, &[(1, 256)]),
+            (&[Choose], 4, true, &[(0, 1)]),
+            (&[], 2, false, &[]),
         ] {
-            let dealt: Vec<Vec<(usize, u32)>> = deal(left, stages)
+            let dealt: Vec<(usize, u32)> = deal(ready, stages, answering, 100_000)
                 .into_iter()
-                .map(|batch| batch.into_iter().map(|Turn { index, tokens }| (index, tokens)).collect())
+                .map(|Turn { index, tokens }| (index, tokens))
                 .collect();
-            assert_eq!(dealt, expected, "{left:?} over {stages}");
+            assert_eq!(dealt, expected, "{ready:?} over {stages}");
         }
     }
 
     #[test]
+    fn short_contexts_are_read_no_faster_than_one_of_them_could_be() {
+        let turns = deal(&[Read(60), Read(60)], 1, false, 64);
+        assert_eq!(turns, [Turn { index: 0, tokens: 60 }, Turn { index: 1, tokens: 4 }]);
+    }
+
+    #[test]
     fn no_prompt_waits_for_ever() {
-        let mut left = vec![0, 4000, 4000, 10];
+        let mut ready = vec![Choose, Read(4000), Read(4000), Read(10)];
         let mut rounds = 0;
-        while left.iter().any(|left| *left > 0) {
-            for Turn { index, tokens } in deal(&left, 1).concat() {
-                left[index] -= tokens.min(left[index]);
+        while ready.iter().any(|ready| *ready != Choose) {
+            for Turn { index, tokens } in deal(&ready, 1, true, 100_000) {
+                ready[index] = match ready[index] {
+                    Read(left) if left > tokens => Read(left - tokens),
+                    _ => Choose,
+                };
             }
             rounds += 1;
-            assert!(rounds < 100, "{left:?}");
+            assert!(rounds < 100, "{ready:?}");
         }
         assert_eq!(rounds, 8010_usize.div_ceil(256));
     }

@@ -81,7 +81,7 @@ impl Schedule {
     async fn answer(&self, sequence: &mut Sequence) -> Result<(Vec<u32>, String), SmokeError> {
         let (mut tokens, mut text) = (Vec::new(), String::new());
         loop {
-            let turns = deal(&[sequence.left()], 1).concat();
+            let turns = deal(&[sequence.ready(false)], 1, false, self.context_tokens);
             let steps = turns.iter().map(|turn| sequence.step(turn.tokens)).collect();
             let chosen = self.ask(steps).answered().await.map_err(SmokeError::Step)?.pop();
             let chosen = chosen.transpose().map_err(|error| SmokeError::Step(error.to_string()))?;

@@ -183,6 +183,9 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     let together = compare(runtime, &case.oracle, oracle, oracle, batched, Turns::Together);
     let together = together.context("in batches")?;
     let mut reports = vec![apart, Report { beside: "in batches ".to_owned(), ..together }];
+    if case.layers_per_rank().len() == 1 {
+        reports.push(unread(runtime, oracle, equal).context("with tokens that nobody has read")?);
+    }
     if case.members > 1 {
         let alone = Oracle::read(&case.model)?;
         let report =
@@ -271,6 +274,59 @@ fn run_some(
     Ok(())
 }
 
+/// Tokens of every answer whose steps are begun before the tokens are read.
+const UNREAD: usize = 24;
+
+/// Some prompts together, each step begun before the token of the one before it is read: what is chosen goes into
+/// the next step by itself. Equal to the oracle up to the first token where its two best are close.
+fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
+    let mut report = Report { beside: "unread ".to_owned(), ..Report::default() };
+    for (group, prompts) in oracle.prompts.chunks(SLOTS).take(2).enumerate() {
+        let step = |slot: usize, offset: usize, tokens: &[u32], index: Option<usize>| {
+            let choice = index.map(|index| Choice {
+                sampling: Sampling::default(),
+                seed: 0,
+                index: index as u32,
+                banned: Arc::from([]),
+            });
+            Step { slot: slot as u32, offset: offset as u32, tokens: tokens.to_vec(), choice }
+        };
+        let each = |make: &dyn Fn(usize, &Vec<u32>) -> Step| -> Vec<Step> {
+            prompts.iter().enumerate().map(|(slot, prompt)| make(slot, prompt)).collect()
+        };
+        for (slot, prompt) in prompts.iter().enumerate().filter(|(_, prompt)| prompt.len() > 1) {
+            runtime.run(vec![step(slot, 0, &prompt[..prompt.len() - 1], None)]).blocking_recv()??;
+        }
+        let last = each(&|slot, prompt| step(slot, prompt.len() - 1, &prompt[prompt.len() - 1..], Some(0)));
+        let mut answers = vec![runtime.run(last)];
+        for index in 1..UNREAD {
+            let next = each(&|slot, prompt| step(slot, prompt.len() + index - 1, &[], Some(index)));
+            answers.push(runtime.run(next));
+        }
+        let mut open = vec![true; prompts.len()];
+        for (at, answer) in answers.into_iter().enumerate() {
+            for (slot, chosen) in answer.blocking_recv()??.into_iter().enumerate() {
+                if !open[slot] {
+                    continue;
+                }
+                let index = group * SLOTS + slot;
+                let (theirs, gap) = (oracle.tokens[index][at], oracle.gaps[index][at]);
+                let ours = chosen?.context("no token was chosen")?;
+                report.tokens += 1;
+                report.close_calls += usize::from(gap <= rule.gap);
+                if ours != theirs {
+                    ensure!(gap <= rule.gap, "token {at} of prompt {index}: {ours}, not {theirs}, gap {gap}");
+                    report.excused += 1;
+                    open[slot] = false;
+                }
+            }
+        }
+        (0..prompts.len() as u32).for_each(|slot| runtime.reset(slot));
+    }
+    ensure!(report.excused * 20 <= report.tokens, "{} of {} tokens differ", report.excused, report.tokens);
+    Ok(report)
+}
+
 impl Sequence<'_> {
     /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does.
     fn next_step(&mut self, slot: u32) -> Step {
@@ -308,7 +364,7 @@ impl Sequence<'_> {
         );
 
         let close = self.gaps[at] <= rule.gap;
-        let (ours, theirs) = (stepped.sampled.token, self.tokens[at]);
+        let (ours, theirs) = (stepped.token, self.tokens[at]);
         if ours != theirs {
             ensure!(close, "{}: {ours} instead of {theirs}, with a gap of {}", place(), self.gaps[at]);
             report.excused += 1;

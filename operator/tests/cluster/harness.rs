@@ -9,6 +9,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Config, Resource};
 use russet_apiserver::Running;
+use russet_crds::conditions::{self, Type};
 use russet_crds::{
     InferenceNode, LocalReference, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec,
     Sharding,
@@ -93,6 +94,14 @@ impl Cluster {
             Api::all(cluster.admin.clone()).create(&Default::default(), &node).await.unwrap();
             cluster.play(name, *bytes).await;
         }
+        // What is placed before the operator has seen every machine is placed on those it has seen.
+        let api: Api<InferenceNode> = Api::all(cluster.admin.clone());
+        until("every machine takes work", || async {
+            let all = api.list(&Default::default()).await.ok()?.items;
+            let conditions = |node: &InferenceNode| node.status.clone().unwrap_or_default().conditions;
+            all.iter().all(|node| conditions::is_true(&conditions(node), Type::Ready)).then_some(())
+        })
+        .await;
         cluster
     }
 

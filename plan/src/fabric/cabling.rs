@@ -79,23 +79,39 @@ pub(super) fn offers_rdma(node: &Node) -> bool {
     node.backends.is_empty() || node.backends.iter().any(|backend| backend.eq_ignore_ascii_case("jaccl"))
 }
 
+/// The systems of two Macs whose builds differ, which keeps them from RDMA; those of others do not matter.
+pub(super) fn differing_systems<'a>(own: &'a Node, other: &'a Node) -> Option<(&'a str, &'a str)> {
+    let (own, other) = (own.os.as_deref()?, other.os.as_deref()?);
+    let macs = own.starts_with("macOS") && other.starts_with("macOS");
+    (macs && own != other).then_some((own, other))
+}
+
+/// Thunderbolt 4 carries 40 Gbit/s, and no RDMA that can be used, although its ports have devices.
+const TOO_SLOW_FOR_RDMA: u64 = 40_000_000_000;
+
+/// Whether a link was negotiated too slowly for RDMA.
+pub(super) fn is_too_slow(link: &Link) -> bool {
+    link.bits_per_second.is_some_and(|bits| bits <= TOO_SLOW_FOR_RDMA)
+}
+
 /// The Thunderbolt links that a node reports to a peer.
 pub(super) fn links<'a>(node: &'a Node, peer: &str) -> impl Iterator<Item = &'a Link> {
     node.links.iter().filter(move |link| link.peer == peer && link.kind == LinkKind::Thunderbolt)
 }
 
-/// Ends at `node` of cables to `peer`: links with a device no other link of the node names.
+/// Ends at `node` of cables to `peer`: links of Thunderbolt 5 with a device no other link of the node names.
 fn ends<'a>(node: &'a Node, peer: &str) -> Vec<(&'a Link, &'a str)> {
     let alone = |device: &str| {
         node.links.iter().filter(|link| link.rdma_device.as_deref() == Some(device)).count() == 1
     };
-    let named = links(node, peer).filter_map(|link| Some((link, link.rdma_device.as_deref()?)));
+    let links = links(node, peer).filter(|link| !is_too_slow(link));
+    let named = links.filter_map(|link| Some((link, link.rdma_device.as_deref()?)));
     named.filter(|(_, device)| alone(device)).collect()
 }
 
 /// The cables between two nodes, as far as their reports agree.
 fn matched(near: &str, own: &Node, far: &str, other: &Node) -> Vec<Cable> {
-    if !offers_rdma(own) || !offers_rdma(other) {
+    if !offers_rdma(own) || !offers_rdma(other) || differing_systems(own, other).is_some() {
         return Vec::new();
     }
     let (own, other) = (ends(own, far), ends(other, near));

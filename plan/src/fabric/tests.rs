@@ -195,3 +195,33 @@ fn no_tunnel_is_left_out_unless_every_connection_stays_on_a_cable() {
         assert_eq!(transport(&plan, &peers, &links), wanted, "{story}");
     }
 }
+
+#[test]
+fn rdma_needs_the_same_build_and_thunderbolt_5_at_both_ends() {
+    let end = |peer: &str, bits| Link { bits_per_second: bits, ..link(peer, Some("x"), None, None) };
+    let node = |peer: &str, os: Option<&str>, bits| Node {
+        links: vec![end(peer, bits)],
+        os: os.map(str::to_owned),
+        ..Node::default()
+    };
+    let (older, newer) = (Some("macOS 26.2 (25C56)"), Some("macOS 26.2 (25C57)"));
+    let (four, five) = (Some(40_000_000_000), Some(80_000_000_000));
+    for (systems, speeds, lack) in [
+        ([newer, newer], [five, five], None),
+        ([newer, None], [five, None], None),
+        ([older, newer], [five, five], Some("macOS 26.2 (25C56) and node b macOS 26.2 (25C57)")),
+        ([Some("Debian 12 (6.1)"), Some("Debian 13 (6.12)")], [five, five], None),
+        ([newer, newer], [five, four], Some("en5 of node b to node a has 40 Gbit/s")),
+        ([newer, newer], [four, four], Some("en5 of node a to node b has 40 Gbit/s")),
+    ] {
+        let nodes: Nodes = [("a", "b", 0), ("b", "a", 1)]
+            .map(|(name, peer, index)| (name.to_owned(), node(peer, systems[index], speeds[index])))
+            .into_iter()
+            .collect();
+        let fabric = fabric(&nodes);
+        assert_eq!(fabric.joined("a", "b"), lack.is_none(), "{systems:?} {speeds:?}");
+        if let Some(lack) = lack {
+            assert!(fabric.lack("a", "b").contains(lack), "{}", fabric.lack("a", "b"));
+        }
+    }
+}

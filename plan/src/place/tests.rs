@@ -281,6 +281,7 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
             serving_limit: seeded.below(40) * GIB / 2,
             unreleased: if seeded.below(6) == 0 { seeded.below(GIB) } else { 0 },
             availability,
+            os: None,
             engine_build: Some(seeded.below(5).min(1).to_string()),
             backends: match seeded.below(6) {
                 0 => vec![],
@@ -382,7 +383,8 @@ fn random_links(seeded: &mut Seeded, view: &mut Snapshot) {
                         address: address(node),
                         peer_address: address(peer),
                         rdma_device: (flaw != 2 || node == near).then(|| format!("rdma_en{peer}{wire}")),
-                        bits_per_second: [None, Some(40), Some(80)][seeded.below(3) as usize],
+                        bits_per_second: [None, Some(50_000_000_000), Some(80_000_000_000)]
+                            [seeded.below(3) as usize],
                     };
                     if flaw != 3 || node == near {
                         view.nodes.get_mut(node).unwrap().links.push(link);
@@ -447,7 +449,7 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             mode,
             ranks,
             layers_per_rank,
-            min_bits_per_second: (seeded.below(8) == 0).then(|| "40".to_owned()),
+            min_bits_per_second: (seeded.below(8) == 0).then(|| "50G".to_owned()),
             kv: KvRoom {
                 context_tokens: 16 + seeded.below(20_000) as u32,
                 max_sequences: 1 + seeded.below(8) as u32,

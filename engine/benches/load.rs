@@ -1,0 +1,183 @@
+//! Many requests at once, beside mlx-lm's batches on the same weights in the same run, and what a second stage of a
+//! pipeline brings. Prints one JSON object per figure for `cargo xtask bench engine`.
+
+#![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
+
+#[path = "../tests/support/engines.rs"]
+mod engines;
+#[path = "../tests/support/identities.rs"]
+mod identities;
+#[path = "../tests/support/model.rs"]
+mod model;
+#[path = "support/peer.rs"]
+mod peer;
+
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::event::Event;
+use russet_wire::request::GenerationRequest;
+use tonic::transport::Channel;
+
+use engines::{Lab, ask, next, say};
+use model::Shape;
+use peer::{Peer, median, tell};
+
+/// About 100 million parameters, nearly all of them in the layers.
+const MODEL: Shape =
+    Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
+/// About 8 million: reading 8,000 tokens with the other one takes a minute here.
+const SMALL: Shape =
+    Shape { hidden: 384, intermediate: 1024, heads: 6, kv_heads: 6, layers: 4, spread: 0.03 };
+/// Odd, so that a median is one of them.
+const ROUNDS: usize = 7;
+/// What the template of these models puts around a question.
+const FRAME: usize = 4;
+
+/// A request, and when it comes.
+#[derive(Clone, Copy)]
+struct Arrival {
+    /// Seconds after the first one.
+    at: f64,
+    prompt: usize,
+    answer: u32,
+}
+
+/// When each token of each request came, in seconds.
+type Times = Vec<Vec<f64>>;
+
+fn main() {
+    tokio::runtime::Runtime::new().unwrap().block_on(run());
+}
+
+async fn run() {
+    let (model, small) = (model::random_model(MODEL), model::random_model(SMALL));
+    let mut lab = Lab::new();
+    lab.context_tokens = 16384;
+    // No agent watches these engines.
+    lab.flags = vec!["--orphan-seconds", "3600", "--max-sequences", "16"];
+
+    let engines = lab.start(model.path(), &[MODEL.layers]);
+    let client = lab.client(&engines[0]).await;
+    let mut peer = Peer::start(model.path(), None, None);
+    let uniform = vec![Arrival { at: 0.0, prompt: 32, answer: 48 }; 8];
+    let what = "8 equal requests at once, throughput";
+    beside(what, "tokens/s", 0.97, &client, &mut peer, &uniform, throughput).await;
+    let what = "16 requests of mixed lengths, staggered, goodput";
+    beside(what, "tokens/s", 1.3, &client, &mut peer, &staggered(), throughput).await;
+    drop((engines, peer));
+
+    let engines = lab.start(small.path(), &[SMALL.layers]);
+    let client = lab.client(&engines[0]).await;
+    let mut peer = Peer::start(small.path(), None, None);
+    let running = Arrival { at: 0.0, prompt: 32, answer: 200 };
+    let disturbed = vec![running, running, Arrival { at: 0.3, prompt: 8000, answer: 1 }];
+    let what = "stall of running answers while 8,000 tokens are read";
+    beside(what, "ms", 5.0, &client, &mut peer, &disturbed, stall).await;
+    drop((engines, peer));
+
+    pipeline(&lab, model.path()).await;
+}
+
+/// Sixteen requests whose prompts and answers differ, one after the other before the one before has ended.
+fn staggered() -> Vec<Arrival> {
+    (0..16)
+        .map(|index| Arrival {
+            at: 0.15 * f64::from(index),
+            prompt: [24, 200, 60, 400][index as usize % 4],
+            answer: [64, 16, 40, 24][index as usize % 4],
+        })
+        .collect()
+}
+
+/// Both sides in turns.
+async fn beside(
+    what: &str,
+    unit: &str,
+    least: f64,
+    client: &EngineClient<Channel>,
+    peer: &mut Peer,
+    arrivals: &[Arrival],
+    figure: fn(&Times) -> f64,
+) {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 0..=ROUNDS {
+        let (own, other) = (figure(&serve(client, arrivals).await), figure(&serve_peer(peer, arrivals)));
+        // The first round warms both.
+        if round > 0 {
+            ours.push(own);
+            theirs.push(other);
+        }
+    }
+    tell(what, unit, least, median(ours.into_iter()), median(theirs.into_iter()));
+}
+
+/// Two stages with a core each against one rank with one core.
+async fn pipeline(lab: &Lab, model: &std::path::Path) {
+    let half = MODEL.layers / 2;
+    let one = lab.start_pinned(model, &[MODEL.layers], 1);
+    let two = lab.start_pinned(model, &[MODEL.layers - half, half], 1);
+    let clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
+    let arrivals = vec![Arrival { at: 0.0, prompt: 32, answer: 32 }; 8];
+    let mut rates = [Vec::new(), Vec::new()];
+    for round in 0..=ROUNDS {
+        for (client, rates) in clients.iter().zip(&mut rates) {
+            let rate = throughput(&serve(client, &arrivals).await);
+            if round > 0 {
+                rates.push(rate);
+            }
+        }
+    }
+    let [one, two] = rates.map(|rates| median(rates.into_iter()));
+    tell("8 requests, pipeline of 2 ranks of one core against 1", "tokens/s", 1.6, two, one);
+}
+
+/// Asks an engine.
+async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
+    let begun = Instant::now();
+    join_all(arrivals.iter().map(|Arrival { at, prompt, answer }| async move {
+        tokio::time::sleep(Duration::from_secs_f64(*at)).await;
+        let question: String = (FRAME..*prompt).map(|place| char::from(b'a' + (place % 26) as u8)).collect();
+        let request = GenerationRequest { max_tokens: Some(*answer), ignore_eos: true, ..say(&question) };
+        let mut events = ask(&mut client.clone(), request).await;
+        let mut times = Vec::new();
+        loop {
+            match next(&mut events).await {
+                Some(Event::Started { prompt_tokens }) => assert_eq!(prompt_tokens as usize, *prompt),
+                Some(Event::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
+                Some(Event::Finished { .. }) => break,
+                other => panic!("{other:?} in the middle of an answer"),
+            }
+        }
+        assert_eq!(times.len(), *answer as usize);
+        times
+    }))
+    .await
+}
+
+/// Asks mlx-lm.
+fn serve_peer(peer: &mut Peer, arrivals: &[Arrival]) -> Times {
+    let requests = arrivals.iter().map(|Arrival { at, prompt, answer }| format!("{at}:{prompt}:{answer}"));
+    peer.ask(&format!("serve {}", requests.collect::<Vec<_>>().join(" ")));
+    let times: Times = serde_json::from_str(&peer.answer()).unwrap();
+    assert!(times.iter().zip(arrivals).all(|(times, arrival)| times.len() == arrival.answer as usize));
+    times
+}
+
+/// Tokens a second until the last one.
+fn throughput(times: &Times) -> f64 {
+    let last = times.iter().flatten().copied().fold(0.0, f64::max);
+    times.iter().map(Vec::len).sum::<usize>() as f64 / last
+}
+
+/// The 99th percentile, in milliseconds, of the time between tokens of all requests but the last, while the last
+/// one's prompt is read.
+fn stall(times: &Times) -> f64 {
+    let (last, running) = times.split_last().unwrap();
+    let pairs = running.iter().flat_map(|times| times.windows(2));
+    let during = pairs.filter(|pair| pair[1] > 0.3 && pair[0] < last[0]);
+    let mut gaps: Vec<f64> = during.map(|pair| (pair[1] - pair[0]) * 1e3).collect();
+    gaps.sort_by(f64::total_cmp);
+    gaps[((gaps.len() as f64 * 0.99).ceil() as usize).saturating_sub(1)]
+}
