@@ -15,8 +15,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::sample::SampleError;
-
 /// Tokens of one sequence to run through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -50,6 +48,36 @@ pub struct Choice {
     pub index: u32,
     /// Tokens that must not be chosen.
     pub banned: Arc<[u32]>,
+}
+
+impl Choice {
+    /// Whether it leaves any of the vocabulary's tokens.
+    pub fn check(&self, vocabulary: u32) -> Result<(), SampleError> {
+        // Few are banned as a rule, so that this is all there is to do.
+        if self.banned.len() < vocabulary as usize
+            || (0..vocabulary).any(|token| !self.banned.contains(&token))
+        {
+            Ok(())
+        } else {
+            Err(SampleError::NothingLeft { vocabulary: vocabulary as usize })
+        }
+    }
+}
+
+/// No token can be chosen.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SampleError {
+    /// The model computed something that is not a number, or is infinite.
+    #[error(
+        "some logits are no finite numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
+    )]
+    NotFinite,
+    /// Every token is banned.
+    #[error("all {vocabulary} tokens are banned; ban fewer")]
+    NothingLeft {
+        /// Tokens in all.
+        vocabulary: usize,
+    },
 }
 
 /// Where MLX is told to meet this rank's neighbours: one address for each rank of a ring, in the order

@@ -8,8 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, Step};
-use crate::sample::SampleError;
+use crate::compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step};
 
 pub use crate::model::*;
 

@@ -20,7 +20,6 @@ pub mod life;
 pub mod metrics;
 pub mod rates;
 pub mod rings;
-pub mod sample;
 pub mod schedule;
 pub mod sequence;
 pub mod serve;
@@ -47,5 +46,7 @@ pub mod models;
 pub mod partition;
 #[cfg(feature = "mlx")]
 pub mod runtime;
+#[cfg(feature = "mlx")]
+pub mod sample;
 #[cfg(feature = "mlx")]
 pub mod weights;

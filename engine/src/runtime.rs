@@ -25,10 +25,9 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::{
-    compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, Step},
+    compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     models::{ConfigError, ModelError},
-    sample::SampleError,
     weights::{LoadDtype, WeightsError},
 };
 use rank::{Rank, Run};

@@ -11,28 +11,11 @@ use mlx_rs::{
     random,
 };
 use russet_wire::request::Sampling;
-use thiserror::Error;
 
-use crate::compute::Choice;
+use crate::compute::{Choice, SampleError};
 
 /// What stands for a token where the log-probabilities are not all numbers. No vocabulary is as large.
 const NOT_FINITE: u32 = u32::MAX;
-
-/// No token can be chosen.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum SampleError {
-    /// The model computed something that is not a number, or is infinite.
-    #[error(
-        "some logits are no finite numbers; the weights are damaged or overflow in this dtype, try --dtype f32"
-    )]
-    NotFinite,
-    /// Every token is banned.
-    #[error("all {vocabulary} tokens are banned; ban fewer")]
-    NothingLeft {
-        /// Tokens in all.
-        vocabulary: usize,
-    },
-}
 
 /// Tokens that were chosen, but not yet read.
 #[derive(Debug)]
@@ -73,18 +56,6 @@ impl Tokens {
         let token = |code| if code == NOT_FINITE { Err(SampleError::NotFinite) } else { Ok(code) };
         let codes = self.codes.to_vec_exact::<u32>();
         Ok(codes.map_err(|error| Exception::custom(error.to_string()))?.into_iter().map(token).collect())
-    }
-}
-
-/// Whether the choice leaves any of the vocabulary's tokens.
-pub fn check(choice: &Choice, vocabulary: u32) -> Result<(), SampleError> {
-    // Few are banned as a rule, so that this is all there is to do.
-    if choice.banned.len() < vocabulary as usize
-        || (0..vocabulary).any(|token| !choice.banned.contains(&token))
-    {
-        Ok(())
-    } else {
-        Err(SampleError::NothingLeft { vocabulary: vocabulary as usize })
     }
 }
 
@@ -276,7 +247,7 @@ mod tests {
             }
         }
         for (banned, left) in [(&[0, 1][..], false), (&[0, 0], true), (&[0, 5], true), (&[1, 5, 0], false)] {
-            assert_eq!(check(&choice(&greedy, banned, 0, 0), 2).is_ok(), left, "{banned:?}");
+            assert_eq!(choice(&greedy, banned, 0, 0).check(2).is_ok(), left, "{banned:?}");
         }
     }
 }

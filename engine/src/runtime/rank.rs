@@ -20,7 +20,7 @@ use crate::{
     layers::batch::{Batch, Row},
     models::{self, Model},
     partition::{Slice, holds},
-    sample::{self, Tokens},
+    sample::Tokens,
     weights::{Checkpoint, LoadDtype, WeightsError},
 };
 
@@ -283,7 +283,7 @@ impl Run {
                 && let Some(token) = tokens.next()
             {
                 let logprobs = rows.next().unwrap_or_default();
-                let token = sample::check(&choice, self.vocabulary).and(token);
+                let token = choice.check(self.vocabulary).and(token);
                 ended[index] = token.map(|token| Some(Stepped { token, logprobs }));
             }
         }
