@@ -73,6 +73,15 @@ pub struct Args {
     /// Sequences answered at the same time.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_sequences: u32,
+    /// Whether what prompts have in common is read once. It takes memory that running requests do not need.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub prefix_cache: Switch,
+    /// Folder in which this rank keeps that over restarts; safe to delete. Left out, it is kept in memory only.
+    #[arg(long)]
+    pub prefix_dir: Option<PathBuf>,
+    /// Most bytes in that folder.
+    #[arg(long, default_value_t = 8 << 30)]
+    pub prefix_dir_bytes: u64,
     /// Element type of the weights in memory.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub dtype: Dtype,
@@ -119,6 +128,15 @@ pub enum Transport {
     Tunnel,
     /// As MLX makes them, unauthenticated.
     Direct,
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
 }
 
 /// Element type of the weights in memory.

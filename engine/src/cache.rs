@@ -1,6 +1,8 @@
 //! The keys and values one layer keeps of one sequence. It grows in steps, so that most tokens are
-//! written into room that is already there; shapes and growth equal mlx-lm's, and so do the kernels
-//! that read it.
+//! written into room that is already there; what is read of it has the shape that mlx-lm's has, and so do the
+//! kernels that read it.
+
+use std::ops::Range;
 
 use mlx_rs::{
     Array,
@@ -8,14 +10,16 @@ use mlx_rs::{
     ops::{concatenate, indexing::TryIndexMutOp, indexing::TryIndexOp, zeros_dtype},
 };
 
-/// Positions added at a time.
-const STEP: i32 = 256;
+use crate::kept;
+
+/// Room is a multiple of so many positions.
+const STEP: i32 = kept::STEP as i32;
 
 /// One layer's cache: `[batch, heads, positions, width]`, of which `offset` positions are in use.
 #[derive(Debug, Default)]
 pub struct KvCache {
-    keys: Option<Array>,
-    values: Option<Array>,
+    /// Keys and values, once there are any.
+    parts: Option<[Array; 2]>,
     offset: i32,
 }
 
@@ -29,22 +33,34 @@ impl KvCache {
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array), Exception> {
         let from = self.offset;
         let to = from + keys.dim(2);
-        let mut all_keys = grown(self.keys.take(), from, keys)?;
-        let mut all_values = grown(self.values.take(), from, values)?;
+        let [held_keys, held_values] = self.parts.take().map_or([None, None], |parts| parts.map(Some));
+        let mut all_keys = grown(held_keys, from, keys)?;
+        let mut all_values = grown(held_values, from, values)?;
         all_keys.try_index_mut((.., .., from..to, ..), keys)?;
         all_values.try_index_mut((.., .., from..to, ..), values)?;
         let held = (used(&all_keys, to)?, used(&all_values, to)?);
-        self.keys = Some(all_keys);
-        self.values = Some(all_values);
+        self.parts = Some([all_keys, all_values]);
         self.offset = to;
         Ok(held)
+    }
+
+    /// Forgets all but the first `length` positions; the room stays.
+    pub fn trim(&mut self, length: i32) {
+        self.offset = self.offset.min(length);
+    }
+
+    /// Copies of the keys and the values of some positions.
+    pub fn cut(&self, positions: Range<i32>) -> Result<Option<[Array; 2]>, Exception> {
+        let Some([keys, values]) = &self.parts else { return Ok(None) };
+        let cut = |held: &Array| held.try_index((.., .., positions.clone(), ..));
+        Ok(Some([cut(keys)?, cut(values)?]))
     }
 
     /// A number each of keys and values that is there once all held is: whoever waits for it holds none of the
     /// cache itself, which the next step may then write into.
     pub fn witness(&self) -> Result<Vec<Array>, Exception> {
         let number = |held: &Array| held.try_index((0..1, 0..1, 0..1, 0..1))?.add(Array::from_int(0));
-        self.keys.iter().chain(&self.values).map(number).collect()
+        self.parts.iter().flatten().map(number).collect()
     }
 }
 
@@ -54,8 +70,8 @@ fn grown(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Excepti
     match room {
         Some(room) if offset + count <= room.dim(2) => Ok(room),
         room => {
-            let steps = (STEP + count - 1) / STEP;
-            let more = zeros_dtype(&[batch, heads, steps * STEP, width], new.dtype())?;
+            let positions = (offset + count + STEP - 1) / STEP * STEP - offset;
+            let more = zeros_dtype(&[batch, heads, positions, width], new.dtype())?;
             match room {
                 None => Ok(more),
                 Some(room) => concatenate(&[used(&room, offset)?, more], 2),

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+use crate::kept::{Order, chain::Key};
+
 /// Tokens of one sequence to run through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -133,8 +135,20 @@ pub trait Compute: Send + Sync + 'static {
     fn join(&self, addresses: Addresses) -> Answer<()>;
     /// Run steps of different sequences together; what came of each, in their order.
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>>;
+    /// Carry out an order on what is cached.
+    fn arrange(&self, order: Order);
     /// Forget a sequence: the slot's cache is empty afterwards.
-    fn reset(&self, slot: u32);
+    fn reset(&self, slot: u32) {
+        self.arrange(Order::Reset { slot });
+    }
+    /// Fill an empty slot from blocks in memory and on disk; how many of the first ones there were.
+    fn fetch(&self, slot: u32, keys: Vec<Key>) -> Answer<u32>;
+    /// Whether this rank keeps blocks on disk.
+    fn has_shelf(&self) -> bool;
+    /// Blocks on this rank's disk, the one used longest ago first; none before the weights are loaded.
+    fn shelved(&self) -> Vec<Key>;
+    /// Blocks that this rank's disk lost since this was asked last.
+    fn lost(&self) -> Vec<Key>;
     /// What MLX holds; cheap, asked twice a second.
     fn memory(&self) -> Memory;
 }

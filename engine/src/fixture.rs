@@ -9,6 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step};
+use crate::kept::{
+    Order,
+    chain::{BLOCK, Key},
+};
 
 pub use crate::model::*;
 
@@ -47,6 +51,10 @@ struct FakeState {
     chosen: HashMap<u32, u32>,
     batches: Vec<Vec<Step>>,
     resets: Vec<u32>,
+    /// All tokens up to the end of each block, in memory and on disk.
+    held: HashMap<Key, Vec<u32>>,
+    shelved: HashMap<Key, Vec<u32>>,
+    damaged: bool,
     loadable: bool,
 }
 
@@ -69,6 +77,9 @@ impl Fake {
             chosen: HashMap::new(),
             batches: Vec::new(),
             resets: Vec::new(),
+            held: HashMap::new(),
+            shelved: HashMap::new(),
+            damaged: false,
             loadable: true,
         };
         Arc::new(Self { state: Arc::new(Mutex::new(state)), gate, pace })
@@ -95,9 +106,63 @@ impl Fake {
     pub fn resets(&self) -> Vec<u32> {
         self.state.lock().resets.clone()
     }
+
+    /// What its disk holds, as the next process finds it.
+    pub fn restarted(&self) -> Arc<Self> {
+        let fake = Self::new();
+        fake.state.lock().shelved = self.state.lock().shelved.clone();
+        fake
+    }
+
+    /// Makes every file damaged, though nobody knows before it is read.
+    pub fn damage(&self) {
+        self.state.lock().damaged = true;
+    }
 }
 
 impl FakeState {
+    fn arrange(&mut self, order: Order) {
+        match order {
+            Order::Reset { slot } => {
+                self.sequences.remove(&slot);
+                self.resets.push(slot);
+            }
+            Order::Trim { slot, length } => {
+                let sequence = self.sequences.get_mut(&slot).expect("only what is there can be cut");
+                sequence.truncate(length as usize);
+                assert_eq!(sequence.len(), length as usize);
+            }
+            Order::Keep { slot, blocks } => {
+                for block in blocks {
+                    let tokens = self.sequences[&slot][..((block.index + 1) * BLOCK) as usize].to_vec();
+                    if block.held {
+                        self.held.insert(block.key, tokens.clone());
+                    }
+                    if block.shelved {
+                        self.shelved.insert(block.key, tokens);
+                    }
+                }
+            }
+            Order::Restore { slot, keys } => {
+                assert_eq!(self.fill(slot, &keys) as usize, keys.len());
+            }
+            Order::Forget { held, shelved } => {
+                held.iter().for_each(|key| drop(self.held.remove(key).expect("it was held")));
+                shelved.iter().for_each(|key| drop(self.shelved.remove(key)));
+            }
+        }
+    }
+
+    fn fill(&mut self, slot: u32, keys: &[Key]) -> u32 {
+        let shelved = |key| self.shelved.get(key).filter(|_| !self.damaged);
+        let found: Vec<&Vec<u32>> =
+            keys.iter().map_while(|key| self.held.get(key).or_else(|| shelved(key))).collect();
+        let (came, tokens) = (found.len() as u32, found.last().map(|tokens| (*tokens).clone()));
+        let before = self.sequences.insert(slot, tokens.unwrap_or_default());
+        assert!(before.is_none(), "slot {slot} is filled while it is empty");
+        came
+    }
+
     fn run(&mut self, step: &Step) -> Chosen {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
@@ -186,10 +251,27 @@ impl Compute for Fake {
         answer
     }
 
-    fn reset(&self, slot: u32) {
-        let mut state = self.state.lock();
-        state.sequences.remove(&slot);
-        state.resets.push(slot);
+    fn arrange(&self, order: Order) {
+        self.state.lock().arrange(order);
+    }
+
+    fn fetch(&self, slot: u32, keys: Vec<Key>) -> Answer<u32> {
+        let (sender, answer) = oneshot::channel();
+        let came = self.state.lock().fill(slot, &keys);
+        let _ = sender.send(Ok(came));
+        answer
+    }
+
+    fn has_shelf(&self) -> bool {
+        true
+    }
+
+    fn shelved(&self) -> Vec<Key> {
+        self.state.lock().shelved.keys().copied().collect()
+    }
+
+    fn lost(&self) -> Vec<Key> {
+        Vec::new()
     }
 
     fn memory(&self) -> Memory {

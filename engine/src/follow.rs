@@ -3,25 +3,33 @@
 //! when a peer dies and a gRPC stream does not.
 //!
 //! ```text
-//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ Tried ─▶ Batch, Reset, Batch, …
+//! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ Tried ─▶ Batch, Keep, Reset, Batch, …
 //!                                                              the smoke prompt
 //! ```
 
+pub mod fetches;
 pub mod lead;
 pub mod obey;
+
+use std::collections::HashSet;
 
 use futures::future::join_all;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::follow_command::Command;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 
 use crate::compute::Step;
+use crate::kept::{Kept, Order, chain::Key};
+use fetches::Fetches;
 
 /// Senders to every higher rank.
 #[derive(Clone, Debug, Default)]
 pub struct Followers {
     // Not bounded: at most one step of a slot is on its way.
     senders: Vec<UnboundedSender<pb::FollowCommand>>,
+    fetches: Fetches,
+    shelved: Option<Vec<Key>>,
 }
 
 impl Followers {
@@ -38,9 +46,33 @@ impl Followers {
         self.send(Command::Batch(pb::Batch { steps: batch.iter().map(step).collect() }));
     }
 
+    /// Makes every follower carry out the order too.
+    pub fn arrange(&self, order: &Order) {
+        self.send(command_of(order));
+    }
+
     /// Makes every follower forget the slot.
     pub fn reset(&self, slot: u32) {
-        self.send(Command::Reset(pb::Reset { slot }));
+        self.arrange(&Order::Reset { slot });
+    }
+
+    /// Makes every follower fill the slot from blocks of which some are on disk; how many of the first ones came
+    /// everywhere.
+    pub fn fetch(&self, slot: u32, keys: &[Key]) -> oneshot::Receiver<u32> {
+        let answer = self.fetches.expect(slot, self.senders.len());
+        self.send(Command::Fetch(pb::Fetch { slot, keys: bytes_of(keys) }));
+        answer
+    }
+
+    /// Those of the blocks that are on every follower's disk too.
+    pub fn shelved_everywhere(&self, own: Vec<Key>) -> Vec<Key> {
+        match &self.shelved {
+            None => own,
+            Some(theirs) => {
+                let theirs: HashSet<&Key> = theirs.iter().collect();
+                own.into_iter().filter(|key| theirs.contains(key)).collect()
+            }
+        }
     }
 
     /// Tells every follower what came of the smoke prompt: nothing, or why the group is of no more use.
@@ -62,5 +94,75 @@ impl Followers {
             // A closed stream is noticed by who watches its replies.
             let _ = sender.send(pb::FollowCommand { command: Some(command.clone()) });
         }
+    }
+}
+
+fn bytes_of(keys: &[Key]) -> Vec<Vec<u8>> {
+    keys.iter().map(|key| key.0.to_vec()).collect()
+}
+
+/// Keys that are keys.
+fn keys_of(bytes: &[Vec<u8>]) -> Vec<Key> {
+    bytes.iter().filter_map(|bytes| Key::from_bytes(bytes)).collect()
+}
+
+fn command_of(order: &Order) -> Command {
+    match order {
+        Order::Reset { slot } => Command::Reset(pb::Reset { slot: *slot }),
+        Order::Trim { slot, length } => Command::Trim(pb::Trim { slot: *slot, length: *length }),
+        Order::Keep { slot, blocks } => {
+            let block = |kept: &Kept| pb::KeptBlock {
+                index: kept.index,
+                key: kept.key.0.to_vec(),
+                held: kept.held,
+                shelved: kept.shelved,
+            };
+            Command::Keep(pb::Keep { slot: *slot, blocks: blocks.iter().map(block).collect() })
+        }
+        Order::Restore { slot, keys } => Command::Restore(pb::Restore { slot: *slot, keys: bytes_of(keys) }),
+        Order::Forget { held, shelved } => {
+            Command::Forget(pb::Forget { held: bytes_of(held), shelved: bytes_of(shelved) })
+        }
+    }
+}
+
+/// The order that a command stands for, if it is one.
+fn order_of(command: &Command) -> Option<Order> {
+    Some(match command {
+        Command::Reset(pb::Reset { slot }) => Order::Reset { slot: *slot },
+        Command::Trim(pb::Trim { slot, length }) => Order::Trim { slot: *slot, length: *length },
+        Command::Keep(pb::Keep { slot, blocks }) => {
+            let block = |block: &pb::KeptBlock| {
+                let pb::KeptBlock { index, key, held, shelved } = block;
+                let key = Key::from_bytes(key)?;
+                Some(Kept { index: *index, key, held: *held, shelved: *shelved })
+            };
+            Order::Keep { slot: *slot, blocks: blocks.iter().filter_map(block).collect() }
+        }
+        Command::Restore(pb::Restore { slot, keys }) => Order::Restore { slot: *slot, keys: keys_of(keys) },
+        Command::Forget(pb::Forget { held, shelved }) => {
+            Order::Forget { held: keys_of(held), shelved: keys_of(shelved) }
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn followers_hear_the_orders_that_rank_0_carries_out() {
+        let key = |number| Key([number; 16]);
+        for order in [
+            Order::Reset { slot: 3 },
+            Order::Trim { slot: 3, length: 70 },
+            Order::Keep { slot: 1, blocks: vec![Kept { index: 2, key: key(9), held: true, shelved: false }] },
+            Order::Restore { slot: 2, keys: vec![key(1), key(2)] },
+            Order::Forget { held: vec![key(1)], shelved: vec![key(2)] },
+        ] {
+            assert_eq!(order_of(&command_of(&order)), Some(order));
+        }
+        assert_eq!(order_of(&Command::Join(pb::Join {})), None);
     }
 }

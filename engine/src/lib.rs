@@ -16,6 +16,7 @@ pub mod compute;
 pub mod control;
 pub mod follow;
 pub mod jaccl;
+pub mod kept;
 pub mod life;
 pub mod metrics;
 pub mod rates;
@@ -24,6 +25,7 @@ pub mod schedule;
 pub mod sequence;
 pub mod serve;
 pub mod server;
+pub mod shelf;
 pub mod tokens;
 pub mod tunnel;
 

@@ -19,10 +19,10 @@ mod engine {
 
     use anyhow::Context as _;
     use clap::Parser as _;
-    use russet_engine::args::{Args, Dtype, LogFormat};
+    use russet_engine::args::{Args, Dtype, LogFormat, Switch};
     use russet_engine::life::Life;
     use russet_engine::runtime::environment::{self, Place};
-    use russet_engine::runtime::{Runtime, RuntimeConfig};
+    use russet_engine::runtime::{Runtime, RuntimeConfig, ShelfConfig};
     use russet_engine::serve::{Outcome, Rank};
     use russet_engine::weights::LoadDtype;
     use tokio::signal::unix::{SignalKind, signal};
@@ -76,6 +76,11 @@ mod engine {
                 Dtype::F32 => LoadDtype::Float32,
             },
             blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            shelf: args
+                .prefix_dir
+                .clone()
+                .filter(|_| args.prefix_cache == Switch::On)
+                .map(|folder| ShelfConfig { folder, most_bytes: args.prefix_dir_bytes }),
         })
         .context("cannot start the MLX thread")?;
         let rank = Rank::bind(args, Arc::new(compute)).await?;

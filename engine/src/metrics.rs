@@ -41,6 +41,11 @@ pub struct Metrics {
     pub kv_usage: Gauge,
     /// Tokens of prompts read.
     pub prompt_tokens: IntCounter,
+    /// Tokens of prompts that were looked for among what is kept, and found there.
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    /// Blocks kept, by where they are.
+    prefix_blocks: GaugeVec,
     /// Tokens chosen.
     pub generated_tokens: IntCounter,
     /// From arrival to the first token.
@@ -95,6 +100,18 @@ impl Metrics {
                 "Share of the KV cache in use; 1 is all of it.",
             ))?,
             prompt_tokens: IntCounter::with_opts(request("prompt_tokens_total", "Prompt tokens read."))?,
+            prefix_queries: IntCounter::with_opts(request(
+                "prefix_cache_queries_total",
+                "Prompt tokens looked for in the prefix cache.",
+            ))?,
+            prefix_hits: IntCounter::with_opts(request(
+                "prefix_cache_hits_total",
+                "Prompt tokens found in the prefix cache, and not read again.",
+            ))?,
+            prefix_blocks: GaugeVec::new(
+                own("prefix_cache_blocks", "Blocks of the prefix cache, by where they are."),
+                &["tier"],
+            )?,
             generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
             first_token: time(
                 "time_to_first_token_seconds",
@@ -147,6 +164,9 @@ impl Metrics {
             waiting,
             kv_usage,
             prompt_tokens,
+            prefix_queries,
+            prefix_hits,
+            prefix_blocks,
             generated_tokens,
             first_token,
             between_tokens,
@@ -176,7 +196,8 @@ impl Metrics {
         for gauge in [kv_usage, smoke] {
             registry.register(Box::new(gauge.clone()))?;
         }
-        for counter in [prompt_tokens, generated_tokens] {
+        registry.register(Box::new(prefix_blocks.clone()))?;
+        for counter in [prompt_tokens, prefix_queries, prefix_hits, generated_tokens] {
             registry.register(Box::new(counter.clone()))?;
         }
         for histogram in [first_token, between_tokens, request, queue, prefill, decode] {
@@ -194,6 +215,18 @@ impl Metrics {
         )?;
         geometry.with_label_values(&[&context_tokens.to_string(), &max_sequences.to_string()]).set(1.0);
         registry.register(Box::new(geometry))
+    }
+
+    /// A prompt of so many tokens came, of which so many are kept.
+    pub fn asked_prefix(&self, tokens: u32, cached: u32) {
+        self.prefix_queries.inc_by(u64::from(tokens));
+        self.prefix_hits.inc_by(u64::from(cached));
+    }
+
+    /// So many blocks are kept in memory, and on disk.
+    pub fn kept(&self, (memory, disk): (usize, usize)) {
+        self.prefix_blocks.with_label_values(&["memory"]).set(memory as f64);
+        self.prefix_blocks.with_label_values(&["disk"]).set(disk as f64);
     }
 
     /// An answer is complete.
@@ -247,6 +280,8 @@ mod tests {
             "request_prefill_time_seconds",
             "request_decode_time_seconds",
             "prompt_tokens_total",
+            "prefix_cache_queries_total",
+            "prefix_cache_hits_total",
             "generation_tokens_total",
             "request_success_total",
         ] {

@@ -5,6 +5,7 @@
 //! and tells the others over gRPC; only activations travel through MLX. So an idle group waits on
 //! nothing.
 
+mod blocks;
 pub mod environment;
 mod groups;
 mod rank;
@@ -13,7 +14,7 @@ use std::{
     collections::VecDeque,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -27,7 +28,9 @@ use tokio::sync::oneshot;
 use crate::{
     compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step},
     jaccl::Devices,
+    kept::{Order, chain::Key, identity},
     models::{ConfigError, ModelError},
+    shelf::{Record, Shelf},
     weights::{LoadDtype, WeightsError},
 };
 use rank::{Rank, Run};
@@ -50,6 +53,17 @@ pub struct RuntimeConfig {
     pub dtype: LoadDtype,
     /// Threads for float32 products on a CPU.
     pub blas_threads: usize,
+    /// Where blocks of the KV cache are kept on disk, if they are.
+    pub shelf: Option<ShelfConfig>,
+}
+
+/// A folder for blocks of the KV cache.
+#[derive(Clone, Debug)]
+pub struct ShelfConfig {
+    /// The folder; of this rank alone.
+    pub folder: PathBuf,
+    /// Bytes of all files.
+    pub most_bytes: u64,
 }
 
 /// A rank that cannot do what was asked.
@@ -168,7 +182,9 @@ enum Command {
     Load(Reply<()>),
     Join(Addresses, Reply<()>),
     Run(Vec<Step>, Replies),
-    Reset(u32),
+    Arrange(Order),
+    /// Blocks for a slot, with what was read of them from disk; answered with how many came.
+    Fill(u32, Vec<(Key, Option<Record>)>, mpsc::Sender<u32>),
     Stop,
 }
 
@@ -184,6 +200,8 @@ struct Bytes {
 pub struct Runtime {
     commands: mpsc::Sender<Command>,
     bytes: Arc<Bytes>,
+    /// Opened once the weights are loaded.
+    shelf: Arc<OnceLock<Arc<Shelf>>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -202,10 +220,13 @@ impl Runtime {
         let (commands, inbox) = mpsc::channel();
         let bytes = Arc::<Bytes>::default();
         let seen = Arc::clone(&bytes);
+        let shelf = Arc::<OnceLock<Arc<Shelf>>>::default();
+        let opened = Arc::clone(&shelf);
         // MLX's streams belong to the thread that made them, so one thread does everything.
-        let thread =
-            std::thread::Builder::new().name("mlx".to_owned()).spawn(move || run(&config, &seen, &inbox))?;
-        Ok(Self { commands, bytes, thread: Some(thread) })
+        let thread = std::thread::Builder::new().name("mlx".to_owned()).spawn(move || {
+            run(&config, &seen, &opened, &inbox);
+        })?;
+        Ok(Self { commands, bytes, shelf, thread: Some(thread) })
     }
 
     /// As [`Compute::run`], with the log-probabilities too.
@@ -258,8 +279,50 @@ impl Compute for Runtime {
         self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
     }
 
-    fn reset(&self, slot: u32) {
-        let _ = self.commands.send(Command::Reset(slot));
+    fn arrange(&self, order: Order) {
+        let _ = self.commands.send(Command::Arrange(order));
+    }
+
+    /// Reads on a thread of its own, a few blocks at a time, while MLX goes on with others.
+    fn fetch(&self, slot: u32, keys: Vec<Key>) -> Answer<u32> {
+        let (reply, answer) = oneshot::channel();
+        let (commands, shelf) = (self.commands.clone(), self.shelf.get().cloned());
+        let read = move |key: &Key| {
+            let record = shelf.as_ref().map(|shelf| shelf.read(*key));
+            let record = record.and_then(|record| {
+                record.inspect_err(|error| tracing::warn!(%error, "a block is not on disk")).ok()
+            });
+            (*key, record)
+        };
+        std::thread::spawn(move || {
+            let mut came = 0;
+            for keys in keys.chunks(blocks::AT_ONCE) {
+                let (filled, count) = mpsc::channel();
+                let pieces = keys.iter().map(&read).collect();
+                if commands.send(Command::Fill(slot, pieces, filled)).is_err() {
+                    return;
+                }
+                let Ok(count) = count.recv() else { return };
+                came += count;
+                if (count as usize) < keys.len() {
+                    break;
+                }
+            }
+            let _ = reply.send(Ok(came));
+        });
+        answer
+    }
+
+    fn has_shelf(&self) -> bool {
+        self.shelf.get().is_some()
+    }
+
+    fn shelved(&self) -> Vec<Key> {
+        self.shelf.get().map(|shelf| shelf.keys()).unwrap_or_default()
+    }
+
+    fn lost(&self) -> Vec<Key> {
+        self.shelf.get().map(|shelf| shelf.lost()).unwrap_or_default()
     }
 
     fn memory(&self) -> Memory {
@@ -279,14 +342,20 @@ fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
 }
 
 /// The thread. A reply nobody waits for any more is not an error: its request went away.
-fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
+fn run(config: &RuntimeConfig, bytes: &Bytes, shelf: &OnceLock<Arc<Shelf>>, inbox: &mpsc::Receiver<Command>) {
     let mut rank: Option<Rank> = None;
+    // An order that failed fails the batch after it: the caches are not what rank 0 thinks.
+    let mut trouble = None;
     let mut begun: VecDeque<Begun> = VecDeque::new();
     while let Some(command) = next(inbox, &mut begun) {
         let too_early = |asked| RuntimeError::TooEarly { rank: config.rank, asked };
         match command {
             Command::Load(reply) => {
-                let loaded = Rank::load(config, |loaded, total| {
+                let open = |part: &Part| {
+                    let opened = open_shelf(config, part)?;
+                    Some(shelf.get_or_init(|| opened).clone())
+                };
+                let loaded = Rank::load(config, open, |loaded, total| {
                     bytes.loaded.store(loaded, Ordering::Relaxed);
                     bytes.total.store(total, Ordering::Relaxed);
                 });
@@ -300,20 +369,49 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, inbox: &mpsc::Receiver<Command>) {
                 let _ = reply.send(joined.map_err(ComputeError::from));
             }
             Command::Run(batch, reply) => {
-                let run = rank
-                    .as_mut()
-                    .ok_or(too_early("step"))
-                    .and_then(|rank| rank.begin(&batch, reply.in_detail()));
+                let run = match trouble.take() {
+                    Some(error) => Err(error),
+                    None => rank
+                        .as_mut()
+                        .ok_or(too_early("step"))
+                        .and_then(|rank| rank.begin(&batch, reply.in_detail())),
+                };
                 begun.push_back(Begun { run, reply });
             }
             Command::Stop => return,
-            Command::Reset(slot) => {
-                if let Some(rank) = &mut rank {
-                    rank.reset(slot);
+            Command::Arrange(order) => {
+                if let Some(Err(error)) = rank.as_mut().map(|rank| rank.arrange(order)) {
+                    trouble = Some(error);
                 }
+            }
+            Command::Fill(slot, blocks, filled) => {
+                let count = rank.as_mut().ok_or(too_early("fill")).and_then(|rank| rank.fill(slot, blocks));
+                let _ = filled.send(count.unwrap_or_else(|error| {
+                    tracing::warn!(%error, "blocks from disk are not used");
+                    0
+                }));
             }
         }
     }
+}
+
+/// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
+fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
+    let ShelfConfig { folder, most_bytes } = config.shelf.as_ref()?;
+    // Everything that changes a number of a cache, or which of them are here.
+    let Part { layers, tensor_index, tensor_size, .. } = part;
+    let identity = format!(
+        "{}-{}-{}-{tensor_index}of{tensor_size}-{:?}",
+        identity::of_model(&config.model_dir),
+        layers.start,
+        layers.end,
+        config.dtype
+    );
+    let opened = Shelf::open(folder, &identity, *most_bytes);
+    let folder = folder.display();
+    opened
+        .inspect_err(|error| tracing::warn!(%folder, %error, "the prefix cache is kept in memory only"))
+        .ok()
 }
 
 /// A batch that MLX works on, and who waits for it.
@@ -376,6 +474,7 @@ mod tests {
             devices: None,
             dtype: LoadDtype::AsStored,
             blas_threads: 1,
+            shelf: None,
         }
     }
 

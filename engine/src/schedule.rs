@@ -12,16 +12,19 @@ pub mod deal;
 mod entrance;
 pub mod smoke;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
 use crate::compute::{Answer, Chosen, Compute, Step};
 use crate::follow::Followers;
+use crate::kept::chain::Key;
+use crate::kept::feed::Feed;
+use crate::kept::{Cache, Entry, Limits, STEP};
 use crate::life::Life;
 use crate::metrics::Metrics;
 use crate::sequence::{Accepted, Sequence};
@@ -46,6 +49,8 @@ struct Running {
     last: Instant,
     /// Whether nobody else had a slot while its prompt was read.
     alone: bool,
+    /// Whether blocks of its prompt are still on their way from disk.
+    fetching: bool,
 }
 
 /// What a group has room for.
@@ -57,6 +62,8 @@ pub struct Room {
     pub max_sequences: u32,
     /// Batches at a time: the stages of its pipeline.
     pub stages: u32,
+    /// Whether what requests leave is kept for others.
+    pub keeps: bool,
 }
 
 /// The loop over slots.
@@ -70,7 +77,9 @@ pub struct Schedule {
     waiting: VecDeque<Ticket>,
     /// In the order in which they came.
     running: Vec<Running>,
-    free: BTreeSet<u32>,
+    cache: Cache,
+    feed: Feed,
+    fetches: (UnboundedSender<Fetched>, UnboundedReceiver<Fetched>),
     capacity: f64,
     context_tokens: u32,
     /// Stages of the pipeline.
@@ -91,8 +100,17 @@ impl Schedule {
         life: Life,
         metrics: Metrics,
         room: Room,
+        root: Key,
     ) -> (Self, Entrance) {
-        let Room { context_tokens, max_sequences, stages } = room;
+        let Room { context_tokens, max_sequences, stages, keeps } = room;
+        let feed = Feed::default();
+        let shelved = followers.shelved_everywhere(compute.shelved());
+        let limits = Limits {
+            slots: max_sequences,
+            tokens: u64::from(context_tokens.next_multiple_of(STEP)) * u64::from(max_sequences),
+            shelf: compute.has_shelf(),
+            enabled: keeps,
+        };
         let alone = followers.is_empty();
         let (sender, tickets) = mpsc::unbounded_channel();
         let entrance = Entrance {
@@ -101,6 +119,8 @@ impl Schedule {
             context_tokens,
             life: life.clone(),
             metrics: metrics.clone(),
+            feed: feed.clone(),
+            root,
         };
         let schedule = Self {
             compute,
@@ -111,7 +131,9 @@ impl Schedule {
             tickets,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            free: (0..max_sequences).collect(),
+            cache: Cache::new(root, limits, &shelved),
+            feed,
+            fetches: mpsc::unbounded_channel(),
             capacity: f64::from(context_tokens) * f64::from(max_sequences),
             context_tokens,
             stages: stages as usize,
@@ -138,6 +160,7 @@ impl Schedule {
                 tokio::select! {
                     biased;
                     reason = life.failed() => return self.fail(&reason),
+                    Some(fetched) = self.fetches.1.recv() => self.fetched(&fetched),
                     ticket = self.tickets.recv() => match ticket {
                         Some(ticket) => self.waiting.push_back(ticket),
                         None => return life.stop(),
@@ -178,21 +201,26 @@ impl Schedule {
             self.waiting.drain(..).partition(|ticket| ticket.caller.gone());
         self.waiting = waiting;
         for Ticket { prompt, caller, .. } in gone {
-            let usage = Usage { prompt_tokens: prompt.len() as u32, completion_tokens: 0 };
+            let usage = Usage { prompt_tokens: prompt.len() as u32, ..Usage::default() };
             caller.finish(FinishReason::Cancelled, usage);
         }
-        while !self.waiting.is_empty() {
-            let Some(slot) = self.free.pop_first() else { break };
+        while let Ok(fetched) = self.fetches.1.try_recv() {
+            self.fetched(&fetched);
+        }
+        self.cache.unshelve(&self.compute.lost());
+        while !self.waiting.is_empty() && self.cache.has_slot() {
             let Some(Ticket { request, prompt, limit, caller, place }) = self.waiting.pop_front() else {
                 break;
             };
+            let Some(Entry { slot, cached, fetch }) = self.cache.enter(&prompt) else { break };
             drop(place);
             self.metrics.running.inc();
+            self.metrics.asked_prefix(prompt.len() as u32, cached);
             let now = Instant::now();
             self.metrics.queue.observe((now - caller.arrived).as_secs_f64());
             caller.tell(Event::Started { prompt_tokens: prompt.len() as u32 });
             let seed = request.sampling.seed.unwrap_or_else(rand::random);
-            let sequence = Sequence::new(
+            let mut sequence = Sequence::new(
                 slot,
                 &request,
                 prompt,
@@ -203,6 +231,12 @@ impl Schedule {
             );
             self.number += 1;
             self.lap = None;
+            sequence.skip(cached);
+            let fetching = !fetch.is_empty();
+            self.arrange();
+            if fetching {
+                self.fetch(slot, fetch);
+            }
             self.running.push(Running {
                 number: self.number,
                 sequence,
@@ -211,12 +245,15 @@ impl Schedule {
                 first: None,
                 last: now,
                 alone: true,
+                fetching,
             });
         }
     }
 
     fn drop_callers_that_left(&mut self) {
-        let (gone, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|one| one.caller.gone());
+        // A slot that is being filled stays until it is.
+        let (gone, running): (Vec<_>, Vec<_>) =
+            self.running.drain(..).partition(|one| one.caller.gone() && !one.fetching);
         self.running = running;
         for one in gone {
             self.release(one, FinishReason::Cancelled);
@@ -225,7 +262,7 @@ impl Schedule {
 
     /// Has the next batch run, if anybody can go on.
     fn begin(&mut self) -> Option<Begun> {
-        let ready: Vec<Ready> = self.running.iter().map(|one| one.sequence.ready(self.alone)).collect();
+        let ready: Vec<Ready> = self.running.iter().map(|one| one.ready(self.alone)).collect();
         let answering = self.running.iter().any(|one| one.first.is_some());
         let turns = deal(&ready, self.stages, answering, self.context_tokens);
         if turns.is_empty() {
@@ -237,12 +274,14 @@ impl Schedule {
             let one = &mut self.running[*index];
             one.alone &= streams == 1;
             let step = one.sequence.step(*tokens);
+            self.cache.grow(step.slot, one.sequence.cached());
             if one.first.is_none() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
             rows.push(one.number);
             steps.push(step);
         }
+        self.arrange();
         let reads = steps.iter().any(|step| step.choice.is_none());
         Some(Begun { rows, reads, answer: self.ask(steps) })
     }
@@ -254,7 +293,13 @@ impl Schedule {
             let Some(index) = self.running.iter().position(|one| one.number == number) else { continue };
             let end = match chosen {
                 Ok(None) => continue,
-                Ok(Some(token)) => self.running[index].take(token, &self.metrics),
+                Ok(Some(token)) => {
+                    let one = &mut self.running[index];
+                    if one.first.is_none() {
+                        self.cache.read(one.sequence.slot(), one.sequence.prompt());
+                    }
+                    one.take(token, &self.metrics)
+                }
                 Err(error) => Some(Err(error.to_string())),
             };
             told += 1;
@@ -265,11 +310,14 @@ impl Schedule {
                 Ok(reason) => self.release(one, reason),
                 Err(message) => {
                     let Running { sequence, caller, .. } = one;
-                    self.vacate(sequence.slot());
+                    // Numbers that are none are nothing to keep.
+                    self.cache.discard(sequence.slot());
+                    self.vacated();
                     caller.fail(Failure { kind: FailureKind::Internal, message });
                 }
             }
         }
+        self.arrange();
         let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
         self.metrics.kv_usage.set(f64::from(cached) / self.capacity);
         if reads || some_ended {
@@ -300,18 +348,56 @@ impl Schedule {
 
     fn release(&mut self, one: Running, reason: FinishReason) {
         let Running { sequence, caller, first, last, .. } = one;
-        self.vacate(sequence.slot());
+        // Of an answer that was begun the numbers are sound; of a prompt alone nobody knows.
+        if first.is_some() {
+            self.cache.leave(sequence.slot(), sequence.history().to_vec());
+        } else {
+            self.cache.discard(sequence.slot());
+        }
+        self.vacated();
         if let Some(first) = first {
             self.metrics.decode.observe((last - first).as_secs_f64());
         }
         caller.finish(reason, sequence.usage());
     }
 
-    fn vacate(&mut self, slot: u32) {
-        self.followers.reset(slot);
-        self.compute.reset(slot);
-        self.free.insert(slot);
+    fn vacated(&mut self) {
+        self.arrange();
         self.metrics.running.dec();
+    }
+
+    /// Has every rank do what is to be done with its caches, before the next batch.
+    fn arrange(&mut self) {
+        for order in self.cache.orders() {
+            self.followers.arrange(&order);
+            self.compute.arrange(order);
+        }
+        self.feed.tell(self.cache.changes());
+        self.metrics.kept(self.cache.sizes());
+    }
+
+    /// Has every rank fill a slot from its disk.
+    fn fetch(&self, slot: u32, keys: Vec<Key>) {
+        let theirs = self.followers.fetch(slot, &keys);
+        let own = self.compute.fetch(slot, keys.clone());
+        let (number, done) = (self.number, self.fetches.0.clone());
+        tokio::spawn(async move {
+            let own = own.await.map_or(0, |came| came.unwrap_or(0));
+            let came = own.min(theirs.await.unwrap_or(0));
+            // Nobody waits when the loop is over.
+            let _ = done.send(Fetched { number, keys, came });
+        });
+    }
+
+    /// A slot was filled from disk, if only as far as the blocks came; what did not is read.
+    fn fetched(&mut self, Fetched { number, keys, came }: &Fetched) {
+        let Some(one) = self.running.iter_mut().find(|one| one.number == *number) else { return };
+        one.fetching = false;
+        if (*came as usize) < keys.len() {
+            self.cache.fetched(one.sequence.slot(), keys, *came);
+            one.sequence.skip(0);
+        }
+        self.arrange();
     }
 
     /// Ends everything with the reason this rank failed.
@@ -328,6 +414,15 @@ impl Schedule {
             one.caller.fail(unavailable(reason.to_owned()));
         }
     }
+}
+
+/// A slot was filled from disk.
+struct Fetched {
+    /// Whose it is.
+    number: u64,
+    keys: Vec<Key>,
+    /// How many of the first ones came, on every rank.
+    came: u32,
 }
 
 /// A batch on its way, and whose it is.
@@ -376,6 +471,10 @@ impl Asked {
 }
 
 impl Running {
+    fn ready(&self, ahead: bool) -> Ready {
+        if self.fetching { Ready::Busy } else { self.sequence.ready(ahead) }
+    }
+
     /// Takes a chosen token; says how the answer ended if it did.
     fn take(&mut self, token: u32, metrics: &Metrics) -> Option<Result<FinishReason, String>> {
         let now = Instant::now();

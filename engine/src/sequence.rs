@@ -69,6 +69,10 @@ pub struct Sequence {
     /// Tokens not yet in the cache, oldest first: the rest of the prompt, then one chosen token.
     next: Vec<u32>,
     cached: u32,
+    /// Tokens of the prompt that were in the cache from the beginning.
+    kept: u32,
+    /// The prompt and what was chosen after it.
+    history: Vec<u32>,
     /// Choices that were handed out and not yet accepted.
     pending: u32,
     prompt_tokens: u32,
@@ -105,8 +109,10 @@ impl Sequence {
         Self {
             slot,
             prompt_tokens: prompt.len() as u32,
+            history: prompt.clone(),
             next: prompt,
             cached: 0,
+            kept: 0,
             pending: 0,
             generated: 0,
             limit,
@@ -116,6 +122,22 @@ impl Sequence {
             text,
             stops: Stops::new(request.stop.iter().cloned()),
         }
+    }
+
+    /// So many tokens of the prompt, but not all, are in the cache already.
+    pub fn skip(&mut self, cached: u32) {
+        self.next = self.history[cached as usize..].to_vec();
+        (self.cached, self.kept) = (cached, cached);
+    }
+
+    /// The prompt and what was chosen after it. The cache holds no more of it than [`Sequence::cached`].
+    pub fn history(&self) -> &[u32] {
+        &self.history
+    }
+
+    /// The prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.history[..self.prompt_tokens as usize]
     }
 
     /// The slot it occupies.
@@ -130,7 +152,11 @@ impl Sequence {
 
     /// What it cost so far.
     pub fn usage(&self) -> Usage {
-        Usage { prompt_tokens: self.prompt_tokens, completion_tokens: self.generated }
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.generated,
+            cached_tokens: self.kept,
+        }
     }
 
     /// What it can do next; `ahead` allows to choose a token after one that is not known yet. A prompt's last token
@@ -172,6 +198,7 @@ impl Sequence {
             return Ok(Accepted { event, finished: Some(FinishReason::Stop) });
         }
         self.generated += 1;
+        self.history.push(token);
         // Else a step that was handed out already goes on from it.
         if self.pending == 0 {
             self.next = vec![token];

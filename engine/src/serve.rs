@@ -18,11 +18,12 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::args::{Args, ArgsError, Peer};
+use crate::args::{Args, ArgsError, Peer, Switch};
 use crate::compute::{Addresses, Compute};
 use crate::control::{self, Agent, Identity};
 use crate::follow::lead;
 use crate::follow::obey::Follower;
+use crate::kept::{chain::Key, identity};
 use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
 use crate::rings::Carriers;
@@ -320,7 +321,9 @@ async fn work(
             context_tokens: args.context_tokens,
             max_sequences: args.max_sequences,
             stages: args.size() / args.tensor_size.max(1),
+            keeps: args.prefix_cache == Switch::On,
         },
+        Key::root(identity::of_model(&args.model_dir).as_bytes()),
     );
     life.advance(Phase::Loaded, "joined; tries the smoke prompt");
     let tries =

@@ -10,10 +10,12 @@ use russet_rpc::engine::engine_server::Engine;
 use russet_rpc::tls;
 use russet_wire::event::{Event, Failure, FailureKind};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::follow::obey::Follower;
+use crate::kept::chain::{BLOCK, Key};
+use crate::kept::feed::News;
 use crate::life::Life;
 use crate::schedule::Entrance;
 
@@ -58,6 +60,7 @@ fn authorise<T>(request: &Request<T>, verb: &str, may: fn(&str) -> bool) -> Resu
 #[tonic::async_trait]
 impl Engine for Service {
     type GenerateStream = Pin<Box<dyn Stream<Item = Result<pb::GenerateEvent, Status>> + Send>>;
+    type PrefixesStream = Pin<Box<dyn Stream<Item = Result<pb::PrefixesEvent, Status>> + Send>>;
     type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::FollowReply, Status>> + Send>>;
 
     async fn describe(
@@ -94,6 +97,31 @@ impl Engine for Service {
             }
         };
         Ok(Response::new(events))
+    }
+
+    async fn prefixes(
+        &self,
+        request: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
+        authorise(&request, "ask for prefixes", may_generate)?;
+        let Role::Leader(entrance) = &self.role else {
+            return Err(Status::failed_precondition("only rank 0 knows what its group keeps"));
+        };
+        let entrance = entrance.get().ok_or_else(|| Status::unavailable("this engine is about to serve"))?;
+        let (root, news) = entrance.prefixes();
+        let bytes = |keys: Vec<Key>| keys.iter().map(|key| key.0.to_vec()).collect();
+        let events = ReceiverStream::new(news).map(move |News { all, changes }| {
+            Ok(pb::PrefixesEvent {
+                reset: all,
+                block_tokens: BLOCK,
+                root: root.0.to_vec(),
+                added: bytes(changes.added),
+                dropped: bytes(changes.dropped),
+            })
+        });
+        // A listener is no request: it must not keep an engine that is done.
+        let ended = self.life.clone();
+        Ok(Response::new(Box::pin(events.take_until(async move { ended.ended().await }))))
     }
 
     async fn follow(

@@ -55,6 +55,7 @@ impl From<Event> for pb::GenerateEvent {
                 reason: pb::FinishReason::from(reason) as i32,
                 prompt_tokens: usage.prompt_tokens,
                 completion_tokens: usage.completion_tokens,
+                cached_tokens: usage.cached_tokens,
             }),
             Event::Failed(failure) => E::Failed(failure.into()),
         };
@@ -73,6 +74,7 @@ impl From<pb::GenerateEvent> for Event {
                 usage: Usage {
                     prompt_tokens: finished.prompt_tokens,
                     completion_tokens: finished.completion_tokens,
+                    cached_tokens: finished.cached_tokens,
                 },
             },
             Some(E::Failed(failed)) => Event::Failed(failed.into()),
@@ -142,7 +144,7 @@ mod tests {
             Event::Token { id: 3, text: "é".into() },
             Event::Finished {
                 reason: FinishReason::Length,
-                usage: Usage { prompt_tokens: 7, completion_tokens: 9 },
+                usage: Usage { prompt_tokens: 7, completion_tokens: 9, cached_tokens: 5 },
             },
             Event::Finished { reason: FinishReason::Stop, usage: Usage::default() },
             Event::Finished { reason: FinishReason::Cancelled, usage: Usage::default() },

@@ -16,4 +16,4 @@ pub mod engine {
 /// What engines of one group must agree on: the version of the engine that computes, and how its ranks
 /// reach each other. The last number is raised whenever the latter changes between two releases, so
 /// that ranks which could only wait for each other refuse by name instead.
-pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"), "+ranks.4");
+pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"), "+ranks.5");

@@ -33,6 +33,9 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens generated, the end-of-sequence token not counted.
     pub completion_tokens: u32,
+    /// Tokens of the prompt that were kept of earlier requests and not read again.
+    #[serde(default)]
+    pub cached_tokens: u32,
 }
 
 /// Why a request failed, typed so that a gateway knows whether to try elsewhere.

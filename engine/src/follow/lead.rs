@@ -1,5 +1,6 @@
 //! Rank 0's side: find every higher rank, join the rings together, and watch them to the end.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +15,11 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use super::Followers;
+use super::fetches::Fetches;
+use super::{Followers, keys_of};
 use crate::args::Peer;
 use crate::compute::{Addresses, Answer, Compute};
+use crate::kept::chain::Key;
 use crate::life::{Life, Phase};
 
 /// Between two attempts to reach a rank that does not listen yet.
@@ -54,17 +57,21 @@ pub async fn gather(
     followers.join();
     let too_long =
         |_| Err(format!("the ranks did not reach each other's rings within {} s", JOINING.as_secs()));
-    tokio::time::timeout(JOINING, joining).await.unwrap_or_else(too_long)?;
-    tokio::spawn(watch(members, life.clone()));
+    followers.shelved = tokio::time::timeout(JOINING, joining).await.unwrap_or_else(too_long)?;
+    tokio::spawn(watch(members, followers.fetches.clone(), life.clone()));
     Ok(followers)
 }
 
-/// This rank and every other one has joined.
-async fn everyone_joins(own: Answer<()>, members: &mut [Follower]) -> Result<(), String> {
+/// This rank and every other one has joined; blocks that are on every other one's disk, if there are others.
+async fn everyone_joins(own: Answer<()>, members: &mut [Follower]) -> Result<Option<Vec<Key>>, String> {
     let own = async {
         own.await.map_err(|_| "the compute thread is gone".to_owned())?.map_err(|error| error.to_string())
     };
-    tokio::try_join!(own, try_join_all(members.iter_mut().map(Follower::joined))).map(|_| ())
+    let ((), shelved) = tokio::try_join!(own, try_join_all(members.iter_mut().map(Follower::joined)))?;
+    Ok(shelved.into_iter().reduce(|one, other| {
+        let other: HashSet<Key> = other.into_iter().collect();
+        one.into_iter().filter(|key| other.contains(key)).collect()
+    }))
 }
 
 /// Opens the stream to one rank, for as long as it takes: whether that is too long, the operator
@@ -135,11 +142,12 @@ impl Follower {
         format!("rank {rank} on {node} at {address}")
     }
 
-    async fn joined(&mut self) -> Result<(), String> {
+    /// Waits until it has joined; the blocks on its disk.
+    async fn joined(&mut self) -> Result<Vec<Key>, String> {
         match self.replies.message().await {
-            Ok(Some(pb::FollowReply { reply: Some(Reply::Joined(pb::Joined { rank })) })) => {
+            Ok(Some(pb::FollowReply { reply: Some(Reply::Joined(pb::Joined { rank, shelved })) })) => {
                 if rank == self.peer.rank {
-                    return Ok(());
+                    return Ok(keys_of(&shelved));
                 }
                 Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()))
             }
@@ -148,9 +156,15 @@ impl Follower {
     }
 
     /// Waits for the end of the stream; returns why the follower is of no more use.
-    async fn end(&mut self) -> String {
-        let message = self.replies.message().await;
-        self.lost(message)
+    async fn end(&mut self, fetches: Fetches) -> String {
+        loop {
+            match self.replies.message().await {
+                Ok(Some(pb::FollowReply { reply: Some(Reply::Fetched(pb::Fetched { slot, count })) })) => {
+                    fetches.came(slot, count);
+                }
+                message => return self.lost(message),
+            }
+        }
     }
 
     fn lost(&self, message: Result<Option<pb::FollowReply>, Status>) -> String {
@@ -169,10 +183,10 @@ impl Follower {
     }
 }
 
-async fn watch(mut members: Vec<Follower>, life: Life) {
+async fn watch(mut members: Vec<Follower>, fetches: Fetches, life: Life) {
     if members.is_empty() {
         return;
     }
-    let (reason, ..) = select_all(members.iter_mut().map(|member| member.end().boxed())).await;
+    let (reason, ..) = select_all(members.iter_mut().map(|member| member.end(fetches.clone()).boxed())).await;
     life.fail(reason);
 }

@@ -11,9 +11,12 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::follow_command::Command;
 use russet_rpc::engine::follow_reply::Reply;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot::error::RecvError;
 use tonic::{Status, Streaming};
 
-use crate::compute::{Addresses, Compute, Step};
+use super::{bytes_of, keys_of, order_of};
+
+use crate::compute::{Addresses, Compute, ComputeError, Step};
 use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
 
@@ -98,6 +101,7 @@ impl Follower {
 
     async fn obey(&self, mut commands: Streaming<pb::FollowCommand>, replies: &Replies) {
         let mut running = FuturesUnordered::new();
+        let mut fetching = FuturesUnordered::new();
         let mut joining = None;
         loop {
             tokio::select! {
@@ -108,13 +112,20 @@ impl Follower {
                         return self.life.fail(format!("rank {}: {reason}", self.rank));
                     }
                 }
+                Some((slot, count)) = fetching.next() => {
+                    // Without an answer the slot stays empty, and rank 0 reads the prompt.
+                    let count: Result<Result<u32, ComputeError>, RecvError> = count;
+                    let count = count.map_or(0, |count| count.unwrap_or(0));
+                    let fetched = pb::Fetched { slot, count };
+                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Fetched(fetched)) }));
+                }
                 result = async { joining.as_mut().expect("polled only while joining").await }, if joining.is_some() => {
                     joining = None;
                     if let Some(reason) = trouble(result) {
                         return self.life.fail(format!("rank {} cannot join the ring: {reason}", self.rank));
                     }
                     self.life.advance(Phase::Loaded, "joined; rank 0 tries the smoke prompt");
-                    let joined = pb::Joined { rank: self.rank };
+                    let joined = pb::Joined { rank: self.rank, shelved: bytes_of(&self.compute.shelved()) };
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
                 }
                 message = commands.message() => match self.command(message) {
@@ -123,7 +134,10 @@ impl Follower {
                         let step = |pb::Step { slot, offset, tokens }| Step { slot, offset, tokens, choice: None };
                         running.push(self.compute.run(steps.into_iter().map(step).collect()));
                     }
-                    Ok(Some(Command::Reset(pb::Reset { slot }))) => self.compute.reset(slot),
+                    Ok(Some(Command::Fetch(pb::Fetch { slot, keys }))) => {
+                        let answer = self.compute.fetch(slot, keys_of(&keys));
+                        fetching.push(async move { (slot, answer.await) });
+                    }
                     Ok(Some(Command::Tried(pb::Tried { failure: None }))) => self.life.advance(Phase::Serving, ""),
                     Ok(Some(Command::Tried(pb::Tried { failure: Some(reason) }))) => {
                         return self.life.fail_at(Cause::Smoke, reason);
@@ -134,6 +148,10 @@ impl Follower {
                     Ok(Some(Command::Join(_) | Command::Hello(_))) => {
                         return self.life.fail("rank 0 broke the protocol: it joined or said Hello twice");
                     }
+                    Ok(Some(command)) => match order_of(&command) {
+                        Some(order) => self.compute.arrange(order),
+                        None => return self.life.fail("rank 0 sent a command that is no order; run equal builds"),
+                    },
                     Ok(None) => return self.life.stop(),
                     Err(reason) => return self.life.fail(reason),
                 },
@@ -180,9 +198,7 @@ fn sound(batch: &pb::Batch, max_sequences: u32) -> Result<(), String> {
     Ok(())
 }
 
-fn trouble<T>(
-    result: Result<Result<T, crate::compute::ComputeError>, tokio::sync::oneshot::error::RecvError>,
-) -> Option<String> {
+fn trouble<T>(result: Result<Result<T, ComputeError>, RecvError>) -> Option<String> {
     match result {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(error.to_string()),

@@ -1,7 +1,7 @@
 //! One rank on its MLX thread: its part of the model, its sequences, its place in the group. It decides
 //! nothing; steps come in an order that all ranks share.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use mlx_rs::{
     Array, Dtype,
@@ -12,15 +12,22 @@ use mlx_rs::{
 };
 use russet_wire::{partition::Part, shape::role_of};
 
-use super::{InDetail, RuntimeConfig, RuntimeError, Stepped, groups, groups::Groups, part_of};
+use super::{
+    InDetail, RuntimeConfig, RuntimeError, Stepped, blocks::Blocks, groups, groups::Groups, part_of,
+};
 use crate::{
     cache::KvCache,
     compute::{Addresses, Choice, Step},
     jaccl::Devices,
+    kept::{
+        Order,
+        chain::{BLOCK, Key},
+    },
     layers::batch::{Batch, Row},
     models::{self, Model},
     partition::{Slice, holds},
     sample::Tokens,
+    shelf::{Record, Shelf},
     weights::{Checkpoint, LoadDtype, WeightsError},
 };
 
@@ -34,6 +41,7 @@ pub(super) struct Rank {
     /// `None` until joined.
     groups: Option<Groups>,
     sequences: HashMap<u32, Sequence>,
+    blocks: Blocks,
 }
 
 struct Sequence {
@@ -55,12 +63,19 @@ impl Sequence {
     fn new(cache: Vec<KvCache>) -> Self {
         Self { cache, length: 0, chosen: None }
     }
+
+    fn trim(&mut self, length: u32) {
+        self.cache.iter_mut().for_each(|cache| cache.trim(length as i32));
+        self.length = self.length.min(length);
+        self.chosen = None;
+    }
 }
 
 impl Rank {
     /// Reads the configuration and this rank's weights.
     pub(super) fn load(
         config: &RuntimeConfig,
+        shelf: impl FnOnce(&Part) -> Option<Arc<Shelf>>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
         russet_mlx::install_error_handler();
@@ -86,6 +101,7 @@ impl Rank {
         };
         let model = models::load(configuration.as_ref(), &mut checkpoint, &part, config.dtype, &mut count)?;
         let _ = memory::clear_cache();
+        let shelf = shelf(&part);
         Ok(Self {
             model,
             part,
@@ -94,6 +110,7 @@ impl Rank {
             hidden,
             groups: None,
             sequences: HashMap::new(),
+            blocks: Blocks::new(shelf),
         })
     }
 
@@ -111,10 +128,54 @@ impl Rank {
         Ok(())
     }
 
-    pub(super) fn reset(&mut self, slot: u32) {
-        if self.sequences.remove(&slot).is_some() {
-            let _ = memory::clear_cache();
+    /// Carries out an order on what is cached.
+    pub(super) fn arrange(&mut self, order: Order) -> Result<(), RuntimeError> {
+        match order {
+            Order::Reset { slot } => {
+                if self.sequences.remove(&slot).is_some() {
+                    let _ = memory::clear_cache();
+                }
+            }
+            Order::Trim { slot, length } => {
+                if let Some(sequence) = self.sequences.get_mut(&slot) {
+                    sequence.trim(length);
+                }
+            }
+            Order::Keep { slot, blocks } => {
+                if let Some(sequence) = self.sequences.get(&slot) {
+                    let kept = self.blocks.keep(&sequence.cache, &blocks);
+                    kept.map_err(|error| self.failed(&error))?;
+                }
+            }
+            Order::Restore { slot, keys } => {
+                self.fill(slot, keys.into_iter().map(|key| (key, None)).collect())?;
+            }
+            Order::Forget { held, shelved } => {
+                self.blocks.forget(&held, &shelved);
+                let _ = memory::clear_cache();
+            }
         }
+        Ok(())
+    }
+
+    /// Appends blocks to a slot: those in memory, else what was read from disk. How many of the first ones there were.
+    pub(super) fn fill(
+        &mut self,
+        slot: u32,
+        blocks: Vec<(Key, Option<Record>)>,
+    ) -> Result<u32, RuntimeError> {
+        let sequence = self.sequences.entry(slot).or_insert_with(|| Sequence::new(self.model.new_cache()));
+        let filled = self.blocks.fill(&mut sequence.cache, blocks);
+        let count = filled.map_err(|error| self.failed(&error))?;
+        if let Some(sequence) = self.sequences.get_mut(&slot) {
+            sequence.length += count * BLOCK;
+        }
+        Ok(count)
+    }
+
+    fn failed(&self, error: &Exception) -> RuntimeError {
+        let Part { rank, size, .. } = self.part;
+        RuntimeError::Mlx { rank, size, reason: without_place(error.what()) }
     }
 
     /// Has MLX begin to run steps of different sequences together. Only rank 0's steps choose.

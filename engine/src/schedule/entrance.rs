@@ -9,6 +9,8 @@ use russet_wire::request::GenerationRequest;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
+use crate::kept::chain::Key;
+use crate::kept::feed::{Feed, News};
 use crate::life::Life;
 use crate::metrics::Metrics;
 use crate::sequence;
@@ -25,6 +27,8 @@ pub struct Entrance {
     pub(super) context_tokens: u32,
     pub(super) life: Life,
     pub(super) metrics: Metrics,
+    pub(super) feed: Feed,
+    pub(super) root: Key,
 }
 
 /// A request on its way to a slot.
@@ -161,6 +165,11 @@ impl Entrance {
         let entrance = self.clone();
         tokio::task::spawn_blocking(move || entrance.prepare(request, caller, place));
         receiver
+    }
+
+    /// Where chains of keys begin, and which are kept here, now and from now on.
+    pub fn prefixes(&self) -> (Key, mpsc::Receiver<News>) {
+        (self.root, self.feed.listen())
     }
 
     fn prepare(&self, request: GenerationRequest, caller: Caller, place: Place) {

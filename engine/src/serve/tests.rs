@@ -253,7 +253,7 @@ async fn one_rank_answers_and_says_what_it_cost() {
     ] {
         let prompt_tokens = request.messages[0].content.len() as u32 + FRAME;
         let mut events = ask(&mut client, request).await;
-        let usage = Usage { prompt_tokens, completion_tokens: tokens };
+        let usage = Usage { prompt_tokens, completion_tokens: tokens, cached_tokens: 0 };
         assert_eq!(collect(&mut events).await, (text.to_owned(), Event::Finished { reason, usage }));
     }
     let description = client.describe(pb::DescribeRequest {}).await.unwrap().into_inner();
@@ -327,11 +327,63 @@ async fn an_answer_that_is_no_number_ends_alone() {
     assert_eq!(rank.life.now().phase, Phase::Serving);
 }
 
+/// Tokens of a prompt that a request found kept, once its answer was checked.
+async fn cached(client: &mut EngineClient<Channel>, text: &str) -> u32 {
+    let mut events = ask(client, say_for(text, 3)).await;
+    let (said, end) = collect(&mut events).await;
+    assert_eq!(said, text[..3]);
+    match end {
+        Event::Finished { usage, .. } => usage.cached_tokens,
+        end => panic!("{end:?}"),
+    }
+}
+
+#[tokio::test]
+async fn what_prompts_share_is_read_once_on_every_rank_and_after_a_restart() {
+    let lab = Lab::new();
+    let text = |shared: usize, own: &str| format!("{}{own}", "abcdefghij".repeat(shared));
+    let flags = "--max-sequences 2 --context-tokens 2000";
+    let fakes = [Fake::new(), Fake::new()];
+    let ranks = lab.pipeline(&fakes, flags).await;
+    ranks[0].serving().await;
+    let mut client = lab.client(&ranks[0]);
+    let mut feed = client.prefixes(pb::PrefixesRequest {}).await.unwrap().into_inner();
+    let all = within("the feed", feed.message()).await.unwrap().unwrap();
+    assert!(all.reset && all.added.is_empty(), "{all:?}");
+    assert_eq!(cached(&mut client, &text(50, "first")).await, 0);
+    let news = within("news", feed.message()).await.unwrap().unwrap();
+    assert_eq!((news.added.len(), news.block_tokens, news.reset), (7, 64, false), "500 and some tokens");
+    // The same slot goes on: all but the marks behind the first answer.
+    let again = cached(&mut client, &text(50, "second")).await;
+    assert!((500..512).contains(&again), "{again}");
+    // Something else altogether, and then a beginning that is only in blocks.
+    assert_eq!(cached(&mut client, &text(0, "else")).await, 0);
+    assert_eq!(cached(&mut client, &text(13, "third")).await, 128);
+    assert_eq!(ranks[0].life.now().phase, Phase::Serving, "{}", ranks[0].life.now().message);
+    drop((client, ranks, feed));
+
+    // On disk it outlives the ranks; a file that one of them lost is read by none.
+    for (damaged, expected) in [(false, 448), (true, 0)] {
+        let fakes = fakes.each_ref().map(|fake| fake.restarted());
+        if damaged {
+            fakes[1].damage();
+        }
+        let ranks = lab.pipeline(&fakes, flags).await;
+        ranks[0].serving().await;
+        let mut client = lab.client(&ranks[0]);
+        let found = cached(&mut client, &text(50, "fourth")).await;
+        assert!(found == expected, "{found} of {expected}, damaged: {damaged}");
+        assert_eq!(cached(&mut client, &text(50, "fourth")).await, 509, "what was read is there again");
+        assert_eq!(ranks[0].life.now().phase, Phase::Serving, "{}", ranks[0].life.now().message);
+    }
+}
+
 #[tokio::test]
 async fn a_caller_that_leaves_frees_its_slot() {
     let lab = Lab::new();
     let fake = Fake::with(Duration::from_millis(2), None);
-    let rank = lab.start("n0", "--max-sequences 1 --context-tokens 100000", fake.clone()).await;
+    let flags = "--max-sequences 1 --context-tokens 100000 --prefix-cache off";
+    let rank = lab.start("n0", flags, fake.clone()).await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut events = ask(&mut client, say_for("a", 90_000)).await;

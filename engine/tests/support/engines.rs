@@ -106,6 +106,8 @@ pub struct Lab {
     pub dtype: &'static str,
     /// Tokens of a sequence.
     pub context_tokens: u32,
+    /// Where ranks keep the prefix cache over restarts, each in a folder named by its number.
+    pub prefix_dir: Option<PathBuf>,
     identities: Identities,
     sockets: TempDir,
 }
@@ -125,6 +127,7 @@ impl Lab {
             flags: Vec::new(),
             dtype: "f32",
             context_tokens: 4096,
+            prefix_dir: None,
             identities: Identities::new(),
             sockets: tempfile::tempdir().unwrap(),
         }
@@ -180,6 +183,9 @@ impl Lab {
                     .arg(self.identities.node(&node))
                     .arg("--control-socket")
                     .arg(&socket);
+                if let Some(dir) = &self.prefix_dir {
+                    command.arg("--prefix-dir").arg(dir.join(rank.to_string()));
+                }
                 if size > 1 {
                     command.args(["--layers-per-rank", &split.join(","), "--peers", &peers.join(",")]);
                 }

@@ -73,7 +73,7 @@ impl Engine for AtOnce {
         &self,
         _: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS };
+        let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS, cached_tokens: 0 };
         let tokens = (0..TOKENS).map(|id| Event::Token { id, text: " word".into() });
         let events = std::iter::once(Event::Started { prompt_tokens: 7 })
             .chain(tokens)

@@ -58,7 +58,10 @@ pub fn token(text: &str) -> Act {
 }
 
 pub fn finished(reason: FinishReason) -> Act {
-    Act::Say(Event::Finished { reason, usage: Usage { prompt_tokens: 7, completion_tokens: 3 } })
+    Act::Say(Event::Finished {
+        reason,
+        usage: Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: 2 },
+    })
 }
 
 /// A complete answer: `Hello there`.

@@ -276,7 +276,11 @@ impl<'v, W: Fn(&Key) -> bool> Outlook<'v, W> {
         let Some(shelf) = self.disks.nodes.get(node) else { return Ok(0.0) };
         let own = shelf.held.iter().find(|held| held.files == self.files);
         let coming = self.coming.get(node);
-        if own.is_some_and(|held| held.ready) || coming.is_some_and(|coming| coming.contains(&self.files)) {
+        // What is there may have to go for what others wait for, if nobody reads it.
+        let there = |files: &usize| shelf.held.iter().any(|held| held.files == *files && held.ready);
+        let stays =
+            own.is_some_and(|held| held.ready) && coming.is_none_or(|coming| coming.iter().all(there));
+        if stays || coming.is_some_and(|coming| coming.contains(&self.files)) {
             return Ok(0.0);
         }
         let bytes = own.map_or(self.bytes, |held| held.bytes);

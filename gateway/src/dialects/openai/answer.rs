@@ -55,13 +55,20 @@ struct UsageBody {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u64,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Serialize)]
+struct PromptDetails {
+    cached_tokens: u32,
 }
 
 impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
-        let Usage { prompt_tokens, completion_tokens } = usage;
+        let Usage { prompt_tokens, completion_tokens, cached_tokens } = usage;
         let total_tokens = u64::from(prompt_tokens) + u64::from(completion_tokens);
-        Self { prompt_tokens, completion_tokens, total_tokens }
+        let prompt_tokens_details = PromptDetails { cached_tokens };
+        Self { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details }
     }
 }
 

@@ -1,0 +1,380 @@
+//! Blocks of the KV cache on disk, so that they outlive the process: one file each, with a checksum, in a folder
+//! of bounded size that may be deleted at any time. A file that cannot be read is a block that was never there.
+//!
+//! ```text
+//! <folder>/<identity>/<key>.kv   "russetkv", header length, header (JSON), the bytes, SHA-256 of all of it
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use thiserror::Error;
+
+use crate::kept::chain::Key;
+
+const MAGIC: &[u8; 8] = b"russetkv";
+const CHECKSUM: usize = 32;
+/// Blocks that wait to be written; a disk that is slower than that gets no more.
+const MOST_WAITING: usize = 1024;
+
+/// A block's numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Element type, in MLX's words.
+    pub dtype: String,
+    /// Shape of each part.
+    pub shape: Vec<i32>,
+    /// Keys and values, little-endian and in row order.
+    pub parts: Vec<Vec<u8>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    key: String,
+    dtype: String,
+    shape: Vec<i32>,
+    lengths: Vec<usize>,
+}
+
+/// A block that cannot be had from disk.
+#[derive(Debug, Error)]
+pub enum ShelfError {
+    /// Not to be read.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not what was written.
+    #[error("{path} is damaged: {what}; it is removed")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// In which way.
+        what: &'static str,
+    },
+}
+
+type Job = (Key, Box<dyn FnOnce() -> Option<Record> + Send>);
+
+/// The folder of one rank.
+#[derive(Debug)]
+pub struct Shelf {
+    folder: PathBuf,
+    most_bytes: u64,
+    files: Mutex<Files>,
+    jobs: mpsc::SyncSender<Job>,
+}
+
+#[derive(Debug, Default)]
+struct Files {
+    sizes: HashMap<Key, (u64, u64)>,
+    /// By their last use.
+    order: BTreeMap<u64, Key>,
+    bytes: u64,
+    clock: u64,
+    /// Blocks that are no longer here though nobody asked for it.
+    lost: Vec<Key>,
+}
+
+impl Files {
+    fn insert(&mut self, key: Key, bytes: u64) {
+        self.remove(key);
+        self.clock += 1;
+        self.sizes.insert(key, (bytes, self.clock));
+        self.order.insert(self.clock, key);
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some((bytes, used)) = self.sizes.remove(&key) {
+            self.order.remove(&used);
+            self.bytes -= bytes;
+        }
+    }
+}
+
+impl Shelf {
+    /// Opens the folder of blocks that `identity` computed; those of others in it are removed, for the model or its
+    /// split is another one now. No more than `most_bytes` stay.
+    pub fn open(folder: &Path, identity: &str, most_bytes: u64) -> io::Result<Arc<Self>> {
+        let own = folder.join(identity);
+        std::fs::create_dir_all(&own)?;
+        for other in std::fs::read_dir(folder)?.flatten().filter(|entry| entry.path() != own) {
+            if other.path().is_dir() {
+                std::fs::remove_dir_all(other.path())?;
+            }
+        }
+        let mut found: Vec<(SystemTime, Key, u64)> = Vec::new();
+        for entry in std::fs::read_dir(&own)?.flatten() {
+            let (path, data) = (entry.path(), entry.metadata()?);
+            let key =
+                path.file_name().and_then(|name| name.to_str()?.strip_suffix(".kv")).and_then(Key::parse);
+            match key {
+                Some(key) => found.push((data.modified()?, key, data.len())),
+                None => std::fs::remove_file(path)?,
+            }
+        }
+        found.sort_unstable();
+        let mut files = Files::default();
+        found.iter().for_each(|(_, key, bytes)| files.insert(*key, *bytes));
+        let (jobs, inbox) = mpsc::sync_channel::<Job>(MOST_WAITING);
+        let shelf = Arc::new(Self { folder: own, most_bytes, files: Mutex::new(files), jobs });
+        shelf.shorten(0);
+        shelf.files.lock().lost.clear();
+        let weak = Arc::downgrade(&shelf);
+        std::thread::Builder::new().name("shelf".into()).spawn(move || {
+            while let Ok((key, record)) = inbox.recv() {
+                let Some(shelf) = weak.upgrade() else { return };
+                match record().map(|record| shelf.put(key, &record)) {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => {
+                        let folder = shelf.folder.display();
+                        tracing::warn!(%folder, %error, "a block of the prefix cache is not kept on disk");
+                        shelf.give_up(key);
+                    }
+                    None => shelf.give_up(key),
+                }
+            }
+        })?;
+        Ok(shelf)
+    }
+
+    /// Blocks here, the one used longest ago first.
+    pub fn keys(&self) -> Vec<Key> {
+        self.files.lock().order.values().copied().collect()
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.files.lock().bytes
+    }
+
+    /// Blocks that were lost since this was asked last: they made room, or could not be written.
+    pub fn lost(&self) -> Vec<Key> {
+        std::mem::take(&mut self.files.lock().lost)
+    }
+
+    /// Writes a block some time soon; the record is made when it is its turn.
+    pub fn write(&self, key: Key, record: impl FnOnce() -> Option<Record> + Send + 'static) {
+        if self.jobs.try_send((key, Box::new(record))).is_err() {
+            self.give_up(key);
+        }
+    }
+
+    /// A block that is not written after all.
+    pub fn give_up(&self, key: Key) {
+        self.files.lock().lost.push(key);
+    }
+
+    /// Reads a block and checks it. A damaged one is removed.
+    pub fn read(&self, key: Key) -> Result<Record, ShelfError> {
+        let path = self.path(key);
+        let bytes = std::fs::read(&path).map_err(|source| ShelfError::Io { path: path.clone(), source });
+        let record =
+            bytes.and_then(|bytes| parse(key, &bytes).map_err(|what| ShelfError::Damaged { path, what }));
+        match &record {
+            Ok(_) => self.touch(key),
+            Err(_) => self.remove(&[key]),
+        }
+        record
+    }
+
+    /// Removes blocks.
+    pub fn remove(&self, keys: &[Key]) {
+        for key in keys {
+            self.files.lock().remove(*key);
+            // One that is not there is removed.
+            let _ = std::fs::remove_file(self.path(*key));
+        }
+    }
+
+    fn path(&self, key: Key) -> PathBuf {
+        self.folder.join(format!("{key}.kv"))
+    }
+
+    /// Files remember their last use over restarts.
+    fn touch(&self, key: Key) {
+        let mut files = self.files.lock();
+        if let Some((bytes, _)) = files.sizes.get(&key).copied() {
+            files.insert(key, bytes);
+        }
+        let touched = std::fs::File::options().append(true).open(self.path(key));
+        let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
+    fn put(&self, key: Key, record: &Record) -> io::Result<()> {
+        let bytes = render(key, record);
+        self.shorten(bytes.len() as u64);
+        // Unnamed until it is whole; a file of an interrupted run has no name either, or one that is removed.
+        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
+        file.write_all(&bytes)?;
+        file.persist(self.path(key)).map_err(|error| error.error)?;
+        self.files.lock().insert(key, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Removes what was used longest ago until so many more bytes fit.
+    fn shorten(&self, more: u64) {
+        loop {
+            let key = {
+                let mut files = self.files.lock();
+                if files.bytes + more <= self.most_bytes {
+                    return;
+                }
+                let Some(key) = files.order.values().next().copied() else { return };
+                files.lost.push(key);
+                key
+            };
+            self.remove(&[key]);
+        }
+    }
+}
+
+fn render(key: Key, record: &Record) -> Vec<u8> {
+    let header = Header {
+        key: key.to_string(),
+        dtype: record.dtype.clone(),
+        shape: record.shape.clone(),
+        lengths: record.parts.iter().map(Vec::len).collect(),
+    };
+    let header = serde_json::json!(header).to_string();
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((header.len() as u32).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    record.parts.iter().for_each(|part| bytes.extend(part));
+    let checksum = Sha256::digest(&bytes);
+    bytes.extend(checksum);
+    bytes
+}
+
+/// What a file holds, or what is wrong with it.
+fn parse(key: Key, bytes: &[u8]) -> Result<Record, &'static str> {
+    let (bytes, checksum) =
+        bytes.len().checked_sub(CHECKSUM).map(|end| bytes.split_at(end)).ok_or("it is too short")?;
+    if Sha256::digest(bytes)[..] != *checksum {
+        return Err("its checksum is another");
+    }
+    let rest = bytes.strip_prefix(MAGIC).ok_or("it is no block")?;
+    let (length, rest) = rest.split_first_chunk::<4>().ok_or("it has no header")?;
+    let (header, mut rest) =
+        rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or("its header is cut")?;
+    let header: Header = serde_json::from_slice(header).map_err(|_| "its header is of another build")?;
+    if header.key != key.to_string() {
+        return Err("it is another block");
+    }
+    let mut parts = Vec::new();
+    for length in header.lengths {
+        let (part, after) = rest.split_at_checked(length).ok_or("it is cut")?;
+        parts.push(part.to_vec());
+        rest = after;
+    }
+    Ok(Record { dtype: header.dtype, shape: header.shape, parts })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(fill: u8, bytes: usize) -> Record {
+        Record { dtype: "Float32".into(), shape: vec![1, 2], parts: vec![vec![fill; bytes], vec![1; 8]] }
+    }
+
+    fn key(number: u8) -> Key {
+        Key([number; 16])
+    }
+
+    /// Waits until everything given to the shelf was written, or lost.
+    fn settled(shelf: &Shelf) {
+        let (done, wait) = mpsc::channel();
+        shelf.write(key(255), move || {
+            done.send(()).unwrap();
+            None
+        });
+        wait.recv().unwrap();
+        // The marker itself is lost, a moment later.
+        while !shelf.files.lock().lost.contains(&key(255)) {
+            std::thread::yield_now();
+        }
+        shelf.files.lock().lost.retain(|lost| *lost != key(255));
+    }
+
+    #[test]
+    fn blocks_outlive_the_process_in_the_order_of_their_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
+        (1..4).for_each(|number| shelf.write(key(number), move || Some(record(number, 100))));
+        settled(&shelf);
+        assert_eq!(shelf.read(key(1)).unwrap(), record(1, 100));
+        assert_eq!(shelf.keys(), [key(2), key(3), key(1)]);
+        drop(shelf);
+        std::fs::write(dir.path().join("a/left.tmp"), "half").unwrap();
+        let again = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
+        assert_eq!(again.keys(), [key(2), key(3), key(1)]);
+        assert_eq!(again.read(key(3)).unwrap(), record(3, 100));
+        assert_eq!(std::fs::read_dir(dir.path().join("a")).unwrap().count(), 3, "the half file is gone");
+        drop(again);
+        assert!(Shelf::open(dir.path(), "b", 1 << 20).unwrap().keys().is_empty());
+        assert!(!dir.path().join("a").exists(), "what another model computed is of no use");
+    }
+
+    #[test]
+    fn a_damaged_file_is_a_block_that_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
+        let path = dir.path().join("a").join(format!("{}.kv", key(1)));
+        let whole = render(key(1), &record(1, 100));
+        let mut other = render(key(2), &record(1, 100));
+        for (story, bytes) in [
+            ("empty", Vec::new()),
+            ("cut", whole[..whole.len() - 1].to_vec()),
+            ("one bit", {
+                let mut bytes = whole.clone();
+                bytes[60] ^= 1;
+                bytes
+            }),
+            ("another block", std::mem::take(&mut other)),
+        ] {
+            std::fs::write(&path, &bytes).unwrap();
+            assert!(matches!(shelf.read(key(1)), Err(ShelfError::Damaged { .. })), "{story}");
+            assert!(!path.exists(), "{story} is removed");
+        }
+        assert!(matches!(shelf.read(key(1)), Err(ShelfError::Io { .. })));
+        std::fs::write(&path, whole).unwrap();
+        assert_eq!(shelf.read(key(1)).unwrap(), record(1, 100));
+    }
+
+    #[test]
+    fn the_folder_is_bounded_and_what_makes_room_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = render(key(1), &record(1, 100)).len() as u64;
+        let shelf = Shelf::open(dir.path(), "a", 2 * size).unwrap();
+        (1..4).for_each(|number| shelf.write(key(number), move || Some(record(number, 100))));
+        settled(&shelf);
+        assert_eq!((shelf.keys(), shelf.lost()), (vec![key(2), key(3)], vec![key(1)]));
+        assert!(shelf.bytes() <= 2 * size);
+        drop(shelf);
+        assert_eq!(Shelf::open(dir.path(), "a", size).unwrap().keys(), [key(3)]);
+    }
+
+    #[test]
+    fn a_folder_that_vanishes_loses_blocks_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
+        shelf.write(key(1), || Some(record(1, 100)));
+        settled(&shelf);
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        assert!(shelf.read(key(1)).is_err());
+        shelf.write(key(2), || Some(record(2, 100)));
+        settled(&shelf);
+        assert_eq!((shelf.keys(), shelf.lost()), (vec![], vec![key(2)]));
+    }
+}
