@@ -25,7 +25,7 @@ use crate::grants::Grants;
 use crate::metrics::Metrics;
 use crate::node::Memory;
 use crate::process::adopt::{self, Process, Record};
-use crate::process::spawn::{self, Addresses, Launch};
+use crate::process::spawn::{self, Addresses, Launch, Prefixes};
 use crate::process::stop;
 use crate::process::watch::{self, Notice, Target};
 use crate::process::{Event, State};
@@ -293,6 +293,7 @@ impl Supervisor {
         };
         let socket = adopt::socket(&self.setup.engines, uid);
         let folder = adopt::folder(&self.setup.engines, uid);
+        let free = crate::hardware::disk(&published.path).map_or(0, |(_, free)| free);
         let launch = Launch {
             binary: &self.setup.binary,
             spec: &shard.spec,
@@ -301,6 +302,7 @@ impl Supervisor {
             model_dir: &published.path,
             tls_dir: &self.setup.tls_dir,
             socket: &socket,
+            prefixes: Prefixes::below(&published.prefixes(), &shard.spec, free),
         };
         slot.record.model_key = Some(published.key);
         addresses.release();

@@ -57,6 +57,9 @@ async fn run() {
     lab.context_tokens = 16384;
     // No agent watches these engines.
     lab.flags = vec!["--orphan-seconds", "3600", "--max-sequences", "16"];
+    prefixes(&mut lab, model.path()).await;
+    // The questions repeat, and mlx-lm's batches keep nothing.
+    lab.flags.extend(["--prefix-cache", "off"]);
 
     let engines = lab.start(model.path(), &[MODEL.layers]);
     let client = lab.client(&engines[0]).await;
@@ -111,6 +114,69 @@ async fn beside(
         }
     }
     tell(what, unit, least, median(ours.into_iter()), median(theirs.into_iter()));
+}
+
+/// The time to the first token of a question on a text that was asked about before, and once the engine started
+/// again, against one on a text that nobody knows.
+async fn prefixes(lab: &mut Lab, model: &std::path::Path) {
+    const SHARED: usize = 1350;
+    const OWN: usize = 150;
+    let folder = tempfile::tempdir().unwrap();
+    lab.prefix_dir = Some(folder.path().to_owned());
+    let first = async |client: &EngineClient<Channel>, text: usize, question: usize| {
+        let word =
+            |seed: usize, place: usize| char::from(b'a' + ((place * seed + place / 7 + seed) % 26) as u8);
+        let shared = (0..SHARED).map(|place| word(2 * text + 3, place));
+        let content: String = shared.chain((0..OWN).map(|place| word(2 * question + 5, place))).collect();
+        // Told apart by their first letters already.
+        let content = format!("{text:05}{content}");
+        let begun = Instant::now();
+        let request = GenerationRequest { max_tokens: Some(1), ignore_eos: true, ..say(&content) };
+        let mut events = ask(&mut client.clone(), request).await;
+        loop {
+            match next(&mut events).await {
+                Some(Event::Token { .. }) => break,
+                Some(Event::Started { .. }) => {}
+                other => panic!("{other:?} before the first token"),
+            }
+        }
+        begun.elapsed().as_secs_f64() * 1e3
+    };
+    let (mut cold, mut warm, mut again) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let engines = lab.start(model, &[MODEL.layers]);
+        let client = lab.client(&engines[0]).await;
+        // Kernels are loaded, and blocks read and written, once before it counts.
+        first(&client, 900, 0).await;
+        first(&client, 900, 1).await;
+        if round > 0 {
+            again.push(first(&client, round - 1, 2).await);
+        }
+        cold.push(first(&client, round, 0).await);
+        warm.push(first(&client, round, 1).await);
+        let blocks = (SHARED / 64) * (round + 1);
+        let mut waited = 0;
+        while files(folder.path()) < blocks && waited < 1000 {
+            waited += 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    lab.prefix_dir = None;
+    let cold = median(cold.into_iter());
+    tell("time to first token, nine tenths known", "ms", 5.0, median(warm.into_iter()), cold);
+    tell(
+        "time to first token, nine tenths known before a restart",
+        "ms",
+        3.0,
+        median(again.into_iter()),
+        cold,
+    );
+}
+
+/// Files below a folder.
+fn files(folder: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
 }
 
 /// Two stages with a core each against one rank with one core.

@@ -55,10 +55,10 @@ async fn run() {
     let model = model::random_model(MODEL);
     let mut lab = Lab::new();
     // No agent watches these engines.
-    lab.flags = vec!["--orphan-seconds", "3600"];
+    lab.flags = vec!["--orphan-seconds", "3600", "--prefix-cache", "off"];
     against_mlx_lm(&lab, model.path()).await;
     for (transport, through) in [("direct", "by plain TCP"), ("tunnel", "through the tunnel")] {
-        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600"];
+        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600", "--prefix-cache", "off"];
         two_against_one(&lab, model.path(), through).await;
     }
 }

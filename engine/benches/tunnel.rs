@@ -119,7 +119,7 @@ async fn decode() {
     let mut lab = Lab::new();
     let mut groups: Vec<(Vec<Engine>, EngineClient<Channel>)> = Vec::new();
     for transport in ["tunnel", "direct"] {
-        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600"];
+        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600", "--prefix-cache", "off"];
         let engines = lab.start(&smoke, &[2, 2]);
         let client = lab.client(&engines[0]).await;
         groups.push((engines, client));

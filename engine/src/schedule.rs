@@ -488,8 +488,8 @@ impl Running {
                 metrics.first_token.observe((now - self.caller.arrived).as_secs_f64());
                 metrics.prefill.observe((now - self.started).as_secs_f64());
                 if self.alone {
-                    let tokens = self.sequence.usage().prompt_tokens;
-                    metrics.rates.lock().prompt(tokens, now - self.started);
+                    let Usage { prompt_tokens, cached_tokens, .. } = self.sequence.usage();
+                    metrics.rates.lock().prompt(prompt_tokens - cached_tokens, now - self.started);
                 }
             }
             Some(_) => metrics.between_tokens.observe((now - self.last).as_secs_f64()),

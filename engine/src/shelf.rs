@@ -2,10 +2,12 @@
 //! of bounded size that may be deleted at any time. A file that cannot be read is a block that was never there.
 //!
 //! ```text
-//! <folder>/<identity>/<key>.kv   "russetkv", header length, header (JSON), the bytes, SHA-256 of all of it
+//! <folder>/<n>/lock              whose it is: of two processes each takes another number
+//! <folder>/<n>/<identity>/<key>.kv   "russetkv", header length, header (JSON), the bytes, SHA-256 of all of it
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, TryLockError};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -20,6 +22,8 @@ use crate::kept::chain::Key;
 
 const MAGIC: &[u8; 8] = b"russetkv";
 const CHECKSUM: usize = 32;
+/// Processes that share a folder.
+const MOST_PROCESSES: usize = 8;
 /// Blocks that wait to be written; a disk that is slower than that gets no more.
 const MOST_WAITING: usize = 1024;
 
@@ -68,6 +72,8 @@ type Job = (Key, Box<dyn FnOnce() -> Option<Record> + Send>);
 /// The folder of one rank.
 #[derive(Debug)]
 pub struct Shelf {
+    /// Held as long as the folder is used.
+    _lock: File,
     folder: PathBuf,
     most_bytes: u64,
     files: Mutex<Files>,
@@ -106,9 +112,10 @@ impl Shelf {
     /// Opens the folder of blocks that `identity` computed; those of others in it are removed, for the model or its
     /// split is another one now. No more than `most_bytes` stay.
     pub fn open(folder: &Path, identity: &str, most_bytes: u64) -> io::Result<Arc<Self>> {
+        let (lock, folder) = locked(folder)?;
         let own = folder.join(identity);
         std::fs::create_dir_all(&own)?;
-        for other in std::fs::read_dir(folder)?.flatten().filter(|entry| entry.path() != own) {
+        for other in std::fs::read_dir(&folder)?.flatten().filter(|entry| entry.path() != own) {
             if other.path().is_dir() {
                 std::fs::remove_dir_all(other.path())?;
             }
@@ -127,7 +134,7 @@ impl Shelf {
         let mut files = Files::default();
         found.iter().for_each(|(_, key, bytes)| files.insert(*key, *bytes));
         let (jobs, inbox) = mpsc::sync_channel::<Job>(MOST_WAITING);
-        let shelf = Arc::new(Self { folder: own, most_bytes, files: Mutex::new(files), jobs });
+        let shelf = Arc::new(Self { _lock: lock, folder: own, most_bytes, files: Mutex::new(files), jobs });
         shelf.shorten(0);
         shelf.files.lock().lost.clear();
         let weak = Arc::downgrade(&shelf);
@@ -207,7 +214,7 @@ impl Shelf {
         if let Some((bytes, _)) = files.sizes.get(&key).copied() {
             files.insert(key, bytes);
         }
-        let touched = std::fs::File::options().append(true).open(self.path(key));
+        let touched = File::options().append(true).open(self.path(key));
         let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
     }
 
@@ -237,6 +244,21 @@ impl Shelf {
             self.remove(&[key]);
         }
     }
+}
+
+/// The first folder of this one that no other process has.
+fn locked(folder: &Path) -> io::Result<(File, PathBuf)> {
+    for number in 0..MOST_PROCESSES {
+        let folder = folder.join(number.to_string());
+        std::fs::create_dir_all(&folder)?;
+        let lock = File::create(folder.join("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => return Ok((lock, folder)),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("{MOST_PROCESSES} processes keep their blocks there already")))
 }
 
 fn render(key: Key, record: &Record) -> Vec<u8> {
@@ -307,6 +329,16 @@ mod tests {
         shelf.files.lock().lost.retain(|lost| *lost != key(255));
     }
 
+    /// Ends one as the end of its process does.
+    fn closed(shelf: Arc<Shelf>) {
+        let lock = shelf.folder.with_file_name("lock");
+        drop(shelf);
+        // Its thread may still be about to let go of it.
+        while File::open(&lock).unwrap().try_lock().is_err() {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn blocks_outlive_the_process_in_the_order_of_their_use() {
         let dir = tempfile::tempdir().unwrap();
@@ -315,22 +347,26 @@ mod tests {
         settled(&shelf);
         assert_eq!(shelf.read(key(1)).unwrap(), record(1, 100));
         assert_eq!(shelf.keys(), [key(2), key(3), key(1)]);
-        drop(shelf);
-        std::fs::write(dir.path().join("a/left.tmp"), "half").unwrap();
+        closed(shelf);
+        let own = dir.path().join("0/a");
+        std::fs::write(own.join("left.tmp"), "half").unwrap();
         let again = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
         assert_eq!(again.keys(), [key(2), key(3), key(1)]);
         assert_eq!(again.read(key(3)).unwrap(), record(3, 100));
-        assert_eq!(std::fs::read_dir(dir.path().join("a")).unwrap().count(), 3, "the half file is gone");
-        drop(again);
+        assert_eq!(std::fs::read_dir(&own).unwrap().count(), 3, "the half file is gone");
+        let beside = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
+        assert!(beside.keys().is_empty(), "another process has a folder of its own");
+        closed(again);
+        closed(beside);
         assert!(Shelf::open(dir.path(), "b", 1 << 20).unwrap().keys().is_empty());
-        assert!(!dir.path().join("a").exists(), "what another model computed is of no use");
+        assert!(!own.exists(), "what another model computed is of no use");
     }
 
     #[test]
     fn a_damaged_file_is_a_block_that_is_not_there() {
         let dir = tempfile::tempdir().unwrap();
         let shelf = Shelf::open(dir.path(), "a", 1 << 20).unwrap();
-        let path = dir.path().join("a").join(format!("{}.kv", key(1)));
+        let path = dir.path().join("0/a").join(format!("{}.kv", key(1)));
         let whole = render(key(1), &record(1, 100));
         let mut other = render(key(2), &record(1, 100));
         for (story, bytes) in [
@@ -361,7 +397,7 @@ mod tests {
         settled(&shelf);
         assert_eq!((shelf.keys(), shelf.lost()), (vec![key(2), key(3)], vec![key(1)]));
         assert!(shelf.bytes() <= 2 * size);
-        drop(shelf);
+        closed(shelf);
         assert_eq!(Shelf::open(dir.path(), "a", size).unwrap().keys(), [key(3)]);
     }
 

@@ -67,7 +67,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let below = |folder: &Path| -> Vec<PathBuf> {
         std::fs::read_dir(folder).map_or(Vec::new(), |all| all.map(|entry| entry.unwrap().path()).collect())
     };
-    let all = below(folder).into_iter().flat_map(|identity| below(&identity));
+    let all = below(folder).into_iter().flat_map(|number| below(&number));
+    let all = all.flat_map(|identity| below(&identity));
     all.filter(|path| path.extension().is_some_and(|extension| extension == "kv")).collect()
 }
 

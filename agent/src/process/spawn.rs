@@ -14,6 +14,9 @@ use tokio::process::{Child, Command};
 
 use super::stop;
 
+/// Bytes of what one rank keeps on disk of prompts.
+const MOST_PREFIXES: u64 = 8 << 30;
+
 /// Everything an engine is told.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
@@ -31,6 +34,26 @@ pub struct Launch<'a> {
     pub tls_dir: &'a Path,
     /// Control socket.
     pub socket: &'a Path,
+    /// Where it keeps what prompts have in common.
+    pub prefixes: Prefixes,
+}
+
+/// A folder for what prompts have in common.
+#[derive(Clone, Debug)]
+pub struct Prefixes {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Most bytes in it.
+    pub most_bytes: u64,
+}
+
+impl Prefixes {
+    /// Below this folder, one for each rank of groups of this size: a rank finds again what it wrote. It takes a
+    /// sixteenth of what is free at the most, for models need the room more.
+    pub fn below(folder: &Path, spec: &ShardSpec, free: u64) -> Self {
+        let folder = folder.join(format!("{}-of-{}", spec.rank, spec.layers_per_rank.len()));
+        Self { folder, most_bytes: (free / 16).min(MOST_PREFIXES) }
+    }
 }
 
 /// Addresses kept from everybody else until the engine takes them: bound, but not listened on.
@@ -83,7 +106,7 @@ impl Addresses {
 
 /// The engine's arguments.
 pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
-    let Launch { binary: _, spec, shard_uid, rendezvous, model_dir, tls_dir, socket } = launch;
+    let Launch { binary: _, spec, shard_uid, rendezvous, model_dir, tls_dir, socket, prefixes } = launch;
     let layers: Vec<String> = spec.layers_per_rank.iter().map(u32::to_string).collect();
     let mut peers = spec.peers.clone();
     peers.sort_by_key(|peer| peer.rank);
@@ -125,6 +148,8 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     flag("metrics-listen", "127.0.0.1:0".to_owned());
     flag("context-tokens", spec.context_tokens.to_string());
     flag("max-sequences", spec.max_sequences.to_string());
+    flag("prefix-dir", prefixes.folder.display().to_string());
+    flag("prefix-dir-bytes", prefixes.most_bytes.to_string());
     flag("drain-seconds", stop::DRAIN.as_secs().to_string());
     flag("dtype", "auto".to_owned());
     // The file is read by people; the agent's own log is the one that is collected.
@@ -244,6 +269,7 @@ mod tests {
             model_dir: Path::new("/m"),
             tls_dir: Path::new("/t"),
             socket: Path::new("/s"),
+            prefixes: Prefixes::below(Path::new("/p"), spec, 64 << 30),
         })
         .join(" ")
     }
@@ -255,7 +281,7 @@ mod tests {
             "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
              --shard-uid u --listen 10.0.0.0:1 --ring-hosts 10.0.0.0:2,10.0.0.1:2 \
              --peers 0=10.0.0.0:1@n0,1=10.0.0.1:1@n1 --tls-dir /t --control-socket /s --metrics-listen 127.0.0.1:0 \
-             --context-tokens 512 --max-sequences 2 --drain-seconds 30 \
+             --context-tokens 512 --max-sequences 2 --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
              --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");

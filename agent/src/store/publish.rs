@@ -4,6 +4,7 @@
 //! ```text
 //! <root>/.partial/<key>/model.safetensors.part   being written
 //! <root>/<key>/{model.safetensors, MANIFEST.json}  published
+//! <root>/.prefixes/<key>/                          what engines keep of prompts to this model
 //! ```
 
 use std::collections::BTreeSet;
@@ -20,6 +21,8 @@ use super::verify::VerifiedFile;
 /// Name of the manifest in a published folder.
 pub const MANIFEST: &str = "MANIFEST.json";
 const PARTIAL: &str = ".partial";
+/// What engines keep of prompts, by model; it goes with the model's files.
+const PREFIXES: &str = ".prefixes";
 
 /// What a published folder holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +50,13 @@ impl Manifest {
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
+    }
+}
+
+impl Published {
+    /// Where engines keep what prompts to this model have in common.
+    pub fn prefixes(&self) -> PathBuf {
+        self.path.with_file_name(PREFIXES).join(&self.key)
     }
 }
 
@@ -80,7 +90,9 @@ pub(super) struct Shelf {
 
 impl Shelf {
     pub fn open(root: PathBuf) -> Result<Self, StoreError> {
-        std::fs::create_dir_all(root.join(PARTIAL)).map_err(StoreError::io(&root))?;
+        for name in [PARTIAL, PREFIXES] {
+            std::fs::create_dir_all(root.join(name)).map_err(StoreError::io(&root))?;
+        }
         Ok(Self { root })
     }
 
@@ -160,7 +172,8 @@ impl Shelf {
     /// Removes every folder whose key is not in `keep`; returns the keys of published ones.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
         let mut removed = Vec::new();
-        for (folder, published) in [(self.root.clone(), true), (self.root.join(PARTIAL), false)] {
+        let beside = [PARTIAL, PREFIXES].map(|name| (self.root.join(name), false));
+        for (folder, published) in [(self.root.clone(), true)].into_iter().chain(beside) {
             for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
                 let entry = entry.map_err(StoreError::io(&folder))?;
                 // Only names this store gives are this store's to remove.
