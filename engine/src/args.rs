@@ -82,6 +82,9 @@ pub struct Args {
     /// Most bytes in that folder.
     #[arg(long, default_value_t = 8 << 30)]
     pub prefix_dir_bytes: u64,
+    /// Whether a GPU keeps its memory resident, as far as its driver recommends it; on Macs only.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub wired_memory: Switch,
     /// Element type of the weights in memory.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub dtype: Dtype,

@@ -76,6 +76,7 @@ mod engine {
                 Dtype::F32 => LoadDtype::Float32,
             },
             blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            wired: args.wired_memory == Switch::On,
             shelf: args
                 .prefix_dir
                 .clone()

@@ -53,6 +53,8 @@ pub struct RuntimeConfig {
     pub dtype: LoadDtype,
     /// Threads for float32 products on a CPU.
     pub blas_threads: usize,
+    /// Whether a GPU keeps its memory resident.
+    pub wired: bool,
     /// Where blocks of the KV cache are kept on disk, if they are.
     pub shelf: Option<ShelfConfig>,
 }
@@ -474,6 +476,7 @@ mod tests {
             devices: None,
             dtype: LoadDtype::AsStored,
             blas_threads: 1,
+            wired: true,
             shelf: None,
         }
     }

@@ -104,6 +104,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         devices: None,
         dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
         blas_threads: 1,
+        wired: true,
         shelf: None,
     })?;
     runtime.load().blocking_recv()??;
