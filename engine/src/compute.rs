@@ -16,6 +16,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::kept::{Order, chain::Key};
+use crate::pulse::Pulse;
 
 /// Tokens of one sequence to run through this rank's layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,7 +129,7 @@ pub type Answer<T> = oneshot::Receiver<Result<T, ComputeError>>;
 pub trait Compute: Send + Sync + 'static {
     /// Read this rank's weights into memory.
     fn load(&self) -> Answer<()>;
-    /// How far `load` has come; cheap, asked twice a second.
+    /// How far `load` has come; cheap, asked four times a second.
     fn progress(&self) -> Progress;
     /// Join the rings of ranks; answers when every neighbour is connected. With one rank it answers
     /// at once. May block for ever when a peer dies, so nobody waits for it alone.
@@ -149,6 +150,8 @@ pub trait Compute: Send + Sync + 'static {
     fn shelved(&self) -> Vec<Key>;
     /// Blocks that this rank's disk lost since this was asked last.
     fn lost(&self) -> Vec<Key>;
-    /// What MLX holds; cheap, asked twice a second.
+    /// What MLX holds; cheap, asked four times a second.
     fn memory(&self) -> Memory;
+    /// What becomes of the batches; cheap, and never waits for one.
+    fn pulse(&self) -> Pulse;
 }

@@ -1,5 +1,6 @@
 //! What the agent of this machine sees and says, over a unix socket only its user may open. The
-//! open `Watch` is the adoption: an engine that nobody watches has been forgotten and ends itself.
+//! open `Watch` is the adoption: an engine that nobody watches has been forgotten and ends itself. Its beats are told
+//! apart from MLX's thread, so they go on while that waits, and their end says that the whole process stands still.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -11,6 +12,7 @@ use futures::Stream;
 use parking_lot::Mutex;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::Control;
+use russet_rpc::lull::BEAT;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -21,10 +23,8 @@ use crate::compute::Compute;
 use crate::life::{Cause, Life, Now, Phase};
 use crate::metrics::Metrics;
 
-/// At most twice a second between changes of phase.
-const BEAT: Duration = Duration::from_millis(500);
 /// The rate of tokens is taken over this many beats.
-const RATE_BEATS: usize = 6;
+const RATE_BEATS: usize = 12;
 
 /// The Control service; clones share it.
 #[derive(Clone)]
@@ -105,6 +105,7 @@ impl Agent {
     fn state(&self, now: &Now, tokens_per_second: f64) -> pb::EngineState {
         let progress = self.compute.progress();
         let memory = self.compute.memory();
+        let pulse = self.compute.pulse();
         self.metrics.observe(memory, progress);
         let phase = match now.phase {
             Phase::Loading => pb::Phase::Loading,
@@ -136,6 +137,9 @@ impl Agent {
             metrics_address: self.identity.metrics_address.clone(),
             measured: self.metrics.rates.lock().measured(),
             cause: cause as i32,
+            batches_ended: pulse.ended,
+            batch_forecast_seconds: pulse.running.map_or(0.0, |forecast| forecast.as_secs_f64()),
+            beat_milliseconds: BEAT.as_millis() as u32,
         }
     }
 
@@ -143,18 +147,13 @@ impl Agent {
         let _watcher = Watcher::new(&self.adoption);
         let mut life = self.life.watch();
         let mut counts = VecDeque::from([(Instant::now(), self.metrics.generated_tokens.get())]);
-        let mut told: Option<pb::EngineState> = None;
         loop {
             let now = life.borrow_and_update().clone();
-            let state = self.state(&now, rate(&counts));
-            let ended = now.phase == Phase::Failed || now.stopped;
-            if told.as_ref() != Some(&state) {
-                if sender.send(Ok(state.clone())).is_err() {
-                    return;
-                }
-                told = Some(state);
+            // Also when it says nothing new: that it comes says that this process runs.
+            if sender.send(Ok(self.state(&now, rate(&counts)))).is_err() {
+                return;
             }
-            if ended {
+            if now.phase == Phase::Failed || now.stopped {
                 return;
             }
             // A change of phase is told at once; the message alone can wait for the beat.

@@ -13,6 +13,7 @@ use crate::kept::{
     Order,
     chain::{BLOCK, Key},
 };
+use crate::pulse::{Batches, Pulse};
 
 pub use crate::model::*;
 
@@ -37,6 +38,7 @@ pub enum Mood {
 /// its turn unless that is banned. Every batch is recorded.
 pub struct Fake {
     state: Arc<Mutex<FakeState>>,
+    batches: Batches,
     /// Released once per batch when set: lets a test watch one batch at a time.
     pub gate: Option<Arc<Notify>>,
     /// How long a batch takes.
@@ -82,7 +84,7 @@ impl Fake {
             damaged: false,
             loadable: true,
         };
-        Arc::new(Self { state: Arc::new(Mutex::new(state)), gate, pace })
+        Arc::new(Self { state: Arc::new(Mutex::new(state)), batches: Batches::new(1), gate, pace })
     }
 
     pub fn set_mood(&self, mood: Mood) {
@@ -223,6 +225,8 @@ impl Compute for Fake {
 
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
         let (sender, answer) = oneshot::channel();
+        self.batches.begin(&batch);
+        let told = self.batches.clone();
         let (state, gate, pace) = (self.state.clone(), self.gate.clone(), self.pace);
         // The state is touched in the order of the calls; only the answer takes time.
         let (mood, tokens) = {
@@ -237,6 +241,9 @@ impl Compute for Fake {
                 gate.notified().await;
             }
             tokio::time::sleep(pace).await;
+            if mood != Mood::Hung {
+                told.end(mood != Mood::Broken);
+            }
             match mood {
                 Mood::Fine | Mood::Stuck(_) | Mood::Poisoned(_) => drop(sender.send(Ok(tokens))),
                 Mood::Broken => {
@@ -276,5 +283,9 @@ impl Compute for Fake {
 
     fn memory(&self) -> Memory {
         Memory { bytes: 10, peak_bytes: 20 }
+    }
+
+    fn pulse(&self) -> Pulse {
+        self.batches.pulse()
     }
 }

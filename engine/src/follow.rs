@@ -6,6 +6,10 @@
 //! rank 0: Hello ─▶ (all loaded) ─▶ Join ─▶ (all Joined) ─▶ Batch, …, Reset ─▶ Tried ─▶ Batch, Keep, Reset, Batch, …
 //!                                                              the smoke prompt
 //! ```
+//!
+//! Beside all of it both sides send beats. A rank that died closes its connections and is seen at once; one that is
+//! frozen, or behind a cable that was pulled, is seen because its beats end. They do not wait for MLX, so a rank that
+//! waits for its neighbours, however long, is heard all the time: its own agent judges that ([`crate::pulse`]).
 
 pub mod fetches;
 pub mod lead;
@@ -16,10 +20,12 @@ use std::collections::HashSet;
 use futures::future::join_all;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::follow_command::Command;
+use russet_rpc::lull::{BEAT, LOST, LOST_AT_REST, Lull};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
-use crate::compute::Step;
+use crate::compute::{Compute, Step};
 use crate::kept::{Kept, Order, chain::Key};
 use fetches::Fetches;
 
@@ -145,6 +151,38 @@ fn order_of(command: &Command) -> Option<Order> {
         }
         _ => return None,
     })
+}
+
+/// One side's ear for the beats of the other.
+#[derive(Debug)]
+struct Ear {
+    looks: Interval,
+    lull: Lull,
+}
+
+impl Ear {
+    fn new() -> Self {
+        let mut looks = interval(BEAT);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { looks, lull: Lull::new(Instant::now().into_std()) }
+    }
+
+    /// What came, which ends the lull.
+    fn heard<T>(&mut self, message: T) -> T {
+        self.lull.end(Instant::now().into_std());
+        message
+    }
+
+    /// At the next look: for how long nothing has come, where that is too long for a rank that works or rests.
+    async fn look(&mut self, compute: &dyn Compute) -> Option<String> {
+        let now = self.looks.tick().await;
+        let silent = self.lull.look(now.into_std());
+        let patience = if compute.pulse().running.is_some() { LOST } else { LOST_AT_REST };
+        (silent >= patience).then(|| {
+            let (silent, beat) = (silent.as_secs_f64(), BEAT.as_secs_f64());
+            format!("it was silent for {silent:.1} s and should beat every {beat} s; it is frozen or cut off")
+        })
+    }
 }
 
 #[cfg(test)]

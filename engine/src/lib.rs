@@ -9,16 +9,18 @@
 //! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
 //! and the agent, [`schedule`] gives [`sequence`]s their steps, [`tokens`] turns text into tokens and
 //! back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet, and
-//! [`life`] says when it is over.
+//! [`life`] says when it is over. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
 
 pub mod args;
 pub mod compute;
 pub mod control;
 pub mod follow;
+pub mod forecast;
 pub mod jaccl;
 pub mod kept;
 pub mod life;
 pub mod metrics;
+pub mod pulse;
 pub mod rates;
 pub mod rings;
 pub mod schedule;

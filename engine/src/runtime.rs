@@ -30,6 +30,7 @@ use crate::{
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
     models::{ConfigError, ModelError},
+    pulse::{Batches, Pulse},
     shelf::{Record, Shelf},
     weights::{LoadDtype, WeightsError},
 };
@@ -202,6 +203,7 @@ struct Bytes {
 pub struct Runtime {
     commands: mpsc::Sender<Command>,
     bytes: Arc<Bytes>,
+    batches: Batches,
     /// Opened once the weights are loaded.
     shelf: Arc<OnceLock<Arc<Shelf>>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -224,15 +226,19 @@ impl Runtime {
         let seen = Arc::clone(&bytes);
         let shelf = Arc::<OnceLock<Arc<Shelf>>>::default();
         let opened = Arc::clone(&shelf);
+        let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
+        let batches = Batches::new(ranks / config.tensor_size.max(1));
+        let told = batches.clone();
         // MLX's streams belong to the thread that made them, so one thread does everything.
         let thread = std::thread::Builder::new().name("mlx".to_owned()).spawn(move || {
-            run(&config, &seen, &opened, &inbox);
+            run(&config, &seen, &opened, &told, &inbox);
         })?;
-        Ok(Self { commands, bytes, shelf, thread: Some(thread) })
+        Ok(Self { commands, bytes, shelf, batches, thread: Some(thread) })
     }
 
     /// As [`Compute::run`], with the log-probabilities too.
     pub fn run_in_detail(&self, batch: Vec<Step>) -> Answer<Vec<InDetail>> {
+        self.batches.begin(&batch);
         self.ask(|reply| Command::Run(batch, Replies::InDetail(reply)))
     }
 
@@ -278,6 +284,7 @@ impl Compute for Runtime {
     }
 
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
+        self.batches.begin(&batch);
         self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
     }
 
@@ -334,6 +341,10 @@ impl Compute for Runtime {
             peak_bytes: bytes(mlx_rs::memory::peak_memory()),
         }
     }
+
+    fn pulse(&self) -> Pulse {
+        self.batches.pulse()
+    }
 }
 
 /// The part of `config.rank`, once the number of layers is known.
@@ -344,7 +355,13 @@ fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
 }
 
 /// The thread. A reply nobody waits for any more is not an error: its request went away.
-fn run(config: &RuntimeConfig, bytes: &Bytes, shelf: &OnceLock<Arc<Shelf>>, inbox: &mpsc::Receiver<Command>) {
+fn run(
+    config: &RuntimeConfig,
+    bytes: &Bytes,
+    shelf: &OnceLock<Arc<Shelf>>,
+    batches: &Batches,
+    inbox: &mpsc::Receiver<Command>,
+) {
     let mut rank: Option<Rank> = None;
     // An order that failed fails the batch after it: the caches are not what rank 0 thinks.
     let mut trouble = None;
@@ -378,7 +395,7 @@ fn run(config: &RuntimeConfig, bytes: &Bytes, shelf: &OnceLock<Arc<Shelf>>, inbo
                         .ok_or(too_early("step"))
                         .and_then(|rank| rank.begin(&batch, reply.in_detail())),
                 };
-                begun.push_back(Begun { run, reply });
+                begun.push_back(Begun { run, reply, batches: batches.clone() });
             }
             Command::Stop => return,
             Command::Arrange(order) => {
@@ -420,12 +437,14 @@ fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
 struct Begun {
     run: Result<Run, RuntimeError>,
     reply: Replies,
+    batches: Batches,
 }
 
 impl Begun {
     /// Waits for it and answers.
     fn end(self) {
         let ended = self.run.and_then(Run::end);
+        self.batches.end(ended.is_ok());
         match self.reply {
             Replies::Tokens(reply) => {
                 let tokens = |steps: Vec<InDetail>| {

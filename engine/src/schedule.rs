@@ -35,7 +35,7 @@ use entrance::{Caller, Ticket, unavailable};
 pub use entrance::{Entrance, MOST_WAITING};
 
 /// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
-/// machine we know of takes a fraction of it.
+/// machine we know of takes a fraction of it. The agent knows much sooner; this is for an engine without one.
 const STEP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// A sequence and who waits for it.

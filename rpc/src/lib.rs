@@ -1,9 +1,11 @@
 //! The gRPC services between gateway, agents and engines, the identities with which they and the API
-//! server are reached, the ports they publish before they listen, and the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
+//! server are reached, the ports they publish before they listen, when somebody on the other side counts as lost, and
+//! the conversions to and from [`russet_wire`]. What the messages mean is `wire`'s business.
 
 #[cfg(feature = "api")]
 pub mod api;
 mod convert;
+pub mod lull;
 pub mod ports;
 pub mod tls;
 
@@ -16,4 +18,4 @@ pub mod engine {
 /// What engines of one group must agree on: the version of the engine that computes, and how its ranks
 /// reach each other. The last number is raised whenever the latter changes between two releases, so
 /// that ranks which could only wait for each other refuse by name instead.
-pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"), "+ranks.5");
+pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"), "+ranks.6");

@@ -10,13 +10,14 @@ use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_rpc::engine::follow_command::Command;
 use russet_rpc::engine::follow_reply::Reply;
+use russet_rpc::lull::BEAT;
 use russet_rpc::tls::Files;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::fetches::Fetches;
-use super::{Followers, keys_of};
+use super::{Ear, Followers, keys_of};
 use crate::args::Peer;
 use crate::compute::{Addresses, Answer, Compute};
 use crate::kept::chain::Key;
@@ -33,6 +34,9 @@ const JOINING: Duration = Duration::from_secs(90);
 struct Follower {
     peer: Peer,
     replies: Streaming<pb::FollowReply>,
+    ear: Ear,
+    /// What this rank itself does: while it waits for a batch, it waits for the follower.
+    compute: Arc<dyn Compute>,
 }
 
 /// Forms the group. On the way back every rank has joined; from then on a lost follower fails this
@@ -48,7 +52,9 @@ pub async fn gather(
     let mut followers = Followers::default();
     let mut members = Vec::new();
     // One that refuses ends the waiting for all others: the reason is what a person has to see.
-    for (sender, follower) in try_join_all(peers.iter().map(|peer| find(peer, tls, hello, life))).await? {
+    for (sender, follower) in
+        try_join_all(peers.iter().map(|peer| find(peer, tls, hello, compute, life))).await?
+    {
         followers.senders.push(sender);
         members.push(follower);
     }
@@ -80,6 +86,7 @@ async fn find(
     peer: &Peer,
     tls: &Files,
     hello: &pb::Hello,
+    compute: &Arc<dyn Compute>,
     life: &Life,
 ) -> Result<(mpsc::UnboundedSender<pb::FollowCommand>, Follower), String> {
     let Peer { rank, address, node } = peer;
@@ -91,7 +98,10 @@ async fn find(
         match client.follow(UnboundedReceiverStream::new(commands)).await {
             Ok(replies) => {
                 tracing::info!(rank, node, "found and loaded");
-                return Ok((sender, Follower { peer: peer.clone(), replies: replies.into_inner() }));
+                // It holds the stream open no longer than others do.
+                tokio::spawn(beat(sender.downgrade()));
+                let (replies, compute) = (replies.into_inner(), compute.clone());
+                return Ok((sender, Follower { peer: peer.clone(), replies, ear: Ear::new(), compute }));
             }
             Err(status) if is_final(&status) => {
                 return Err(format!("rank {rank} on {node} at {address} refused: {}", status.message()));
@@ -106,6 +116,14 @@ async fn find(
                 tokio::time::sleep(RETRY).await;
             }
         }
+    }
+}
+
+/// Tells a follower that this rank is there.
+async fn beat(commands: mpsc::WeakUnboundedSender<pb::FollowCommand>) {
+    let beat = pb::FollowCommand { command: Some(Command::Beat(pb::Beat {})) };
+    while commands.upgrade().is_some_and(|commands| commands.send(beat.clone()).is_ok()) {
+        tokio::time::sleep(BEAT).await;
     }
 }
 
@@ -144,41 +162,53 @@ impl Follower {
 
     /// Waits until it has joined; the blocks on its disk.
     async fn joined(&mut self) -> Result<Vec<Key>, String> {
-        match self.replies.message().await {
-            Ok(Some(pb::FollowReply { reply: Some(Reply::Joined(pb::Joined { rank, shelved })) })) => {
-                if rank == self.peer.rank {
-                    return Ok(keys_of(&shelved));
-                }
+        match self.word().await? {
+            Reply::Joined(pb::Joined { rank, shelved }) if rank == self.peer.rank => Ok(keys_of(&shelved)),
+            Reply::Joined(pb::Joined { rank, .. }) => {
                 Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()))
             }
-            other => Err(self.lost(other)),
+            Reply::Failed(_) | Reply::Fetched(_) | Reply::Beat(_) => {
+                Err(format!("{} broke the protocol", self.name()))
+            }
         }
     }
 
     /// Waits for the end of the stream; returns why the follower is of no more use.
     async fn end(&mut self, fetches: Fetches) -> String {
         loop {
-            match self.replies.message().await {
-                Ok(Some(pb::FollowReply { reply: Some(Reply::Fetched(pb::Fetched { slot, count })) })) => {
-                    fetches.came(slot, count);
-                }
-                message => return self.lost(message),
+            match self.word().await {
+                Ok(Reply::Fetched(pb::Fetched { slot, count })) => fetches.came(slot, count),
+                Ok(_) => return format!("{} broke the protocol", self.name()),
+                Err(reason) => return reason,
             }
         }
     }
 
-    fn lost(&self, message: Result<Option<pb::FollowReply>, Status>) -> String {
-        let name = self.name();
-        match message {
-            Ok(Some(pb::FollowReply { reply: Some(Reply::Failed(failed)) })) => {
-                format!("{name} failed: {}", failed.message)
-            }
-            Ok(Some(_)) => format!("{name} broke the protocol"),
-            Ok(None) => format!("{name} closed its stream"),
-            Err(status) => {
-                tracing::warn!(error = describe(&status), "{name} is gone");
-                format!("{name} is gone: its connection broke")
-            }
+    /// The next thing it says beside its beats, or why it is of no more use.
+    async fn word(&mut self) -> Result<Reply, String> {
+        loop {
+            let message = tokio::select! {
+                biased;
+                message = self.replies.message() => self.ear.heard(message),
+                lost = self.ear.look(self.compute.as_ref()) => match lost {
+                    Some(how) => return Err(format!("{} is lost: {how}", self.name())),
+                    None => continue,
+                },
+            };
+            let name = self.name();
+            return match message {
+                Ok(Some(pb::FollowReply { reply: Some(Reply::Beat(pb::Beat {})) })) => continue,
+                Ok(Some(pb::FollowReply { reply: Some(Reply::Failed(failed)) })) => {
+                    Err(format!("{name} failed: {}", failed.message))
+                }
+                Ok(Some(pb::FollowReply { reply: Some(reply) })) => Ok(reply),
+                Ok(Some(_)) => Err(format!("{name} broke the protocol")),
+                Ok(None) => Err(format!("{name} closed its stream")),
+                Err(status) => {
+                    tracing::warn!(error = describe(&status), "{name} is gone");
+                    Err(format!("{name} is gone: its connection broke"))
+                }
+            };
         }
     }
 }

@@ -14,8 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot::error::RecvError;
 use tonic::{Status, Streaming};
 
-use super::{bytes_of, keys_of, order_of};
-
+use super::{Ear, bytes_of, keys_of, order_of};
 use crate::compute::{Addresses, Compute, ComputeError, Step};
 use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
@@ -103,6 +102,7 @@ impl Follower {
         let mut running = FuturesUnordered::new();
         let mut fetching = FuturesUnordered::new();
         let mut joining = None;
+        let mut ear = Ear::new();
         loop {
             tokio::select! {
                 biased;
@@ -128,7 +128,8 @@ impl Follower {
                     let joined = pb::Joined { rank: self.rank, shelved: bytes_of(&self.compute.shelved()) };
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
                 }
-                message = commands.message() => match self.command(message) {
+                message = commands.message() => match self.command(ear.heard(message)) {
+                    Ok(Some(Command::Beat(pb::Beat {}))) => {}
                     Ok(Some(Command::Batch(pb::Batch { steps }))) => {
                         self.metrics.steps.inc_by(steps.len() as u64);
                         let step = |pb::Step { slot, offset, tokens }| Step { slot, offset, tokens, choice: None };
@@ -155,6 +156,12 @@ impl Follower {
                     Ok(None) => return self.life.stop(),
                     Err(reason) => return self.life.fail(reason),
                 },
+                lost = ear.look(self.compute.as_ref()) => {
+                    if let Some(how) = lost {
+                        return self.life.fail(format!("rank 0 is lost: {how}"));
+                    }
+                    let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Beat(pb::Beat {})) }));
+                }
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Whole ranks in one process, over real sockets and mTLS, with a fake compute half.
 
+mod silence;
+
 use std::sync::Arc;
 use std::time::Duration;
 
