@@ -1,16 +1,18 @@
 //! An engine without a model, for this crate's tests: it takes the real arguments, serves the real
-//! control socket and goes through the real phases. It computes nothing.
+//! control socket, goes through the real phases and beats. It computes nothing; after SIGUSR1 it seems to compute the
+//! same batch for ever.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::Stream;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::{Control, ControlServer};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
@@ -21,6 +23,7 @@ struct Engine {
     epoch: u64,
     shard_uid: String,
     watchers: Arc<AtomicUsize>,
+    hangs: Arc<AtomicBool>,
 }
 
 impl Engine {
@@ -34,6 +37,8 @@ impl Engine {
             epoch: self.epoch,
             shard_uid: self.shard_uid.clone(),
             metrics_address: "127.0.0.1:1".into(),
+            batches_ended: 3,
+            beat_milliseconds: 250,
             ..Default::default()
         }
     }
@@ -58,6 +63,7 @@ impl Control for Engine {
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let states =
             [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
+        let (last, hangs) = (self.state(pb::Phase::Serving), self.hangs.clone());
         tokio::spawn(async move {
             let _watcher = watcher;
             for state in states {
@@ -65,7 +71,14 @@ impl Control for Engine {
                     return;
                 }
             }
-            sender.closed().await;
+            loop {
+                tokio::time::sleep(Duration::from_millis(250)).await;
+                let batch_forecast_seconds = if hangs.load(Ordering::SeqCst) { 0.02 } else { 0.0 };
+                let beat = pb::EngineState { batch_forecast_seconds, ..last.clone() };
+                if sender.send(Ok(beat)).await.is_err() {
+                    return;
+                }
+            }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -85,11 +98,20 @@ async fn main() {
     assert!(PathBuf::from(flags["tls-dir"]).join("tls.key").exists(), "no identity");
     let _port = tokio::net::TcpListener::bind(flags["listen"]).await.expect("the port is free");
 
+    let hangs = Arc::new(AtomicBool::new(false));
+    let mut told = signal(SignalKind::user_defined1()).expect("signals are heard");
+    let hang = hangs.clone();
+    tokio::spawn(async move {
+        while told.recv().await.is_some() {
+            hang.store(true, Ordering::SeqCst);
+        }
+    });
     let watchers = Arc::new(AtomicUsize::new(0));
     let engine = Engine {
         epoch: flags["epoch"].parse().expect("a number"),
         shard_uid: flags["shard-uid"].to_owned(),
         watchers: watchers.clone(),
+        hangs,
     };
     let socket = tokio::net::UnixListener::bind(flags["control-socket"]).expect("a free socket");
     let server = tonic::transport::Server::builder()

@@ -1,6 +1,7 @@
 //! What the agent counts. Names begin with `russet_`; objects are labels, requests never are.
 
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use russet_crds::conditions::Reason;
 
 /// The agent's metrics; cloning shares them.
 #[derive(Clone, Debug)]
@@ -14,6 +15,7 @@ pub(crate) struct Metrics {
     engines: IntGaugeVec,
     starts: IntCounterVec,
     ends: IntCounterVec,
+    kills: IntCounterVec,
     refusals: IntCounterVec,
     leases: IntCounterVec,
     certificate: IntGauge,
@@ -59,6 +61,11 @@ impl Metrics {
                 "Engines that ended, and whether the agent wanted it.",
                 &["shard", "wanted"],
             ),
+            kills: counters(
+                "russet_engine_kills_total",
+                "Engines killed because they stood still, by reason: EngineSilent or EngineHung.",
+                &["shard", "reason"],
+            ),
             refusals: counters(
                 "russet_shard_refusals_total",
                 "Claims refused for want of memory.",
@@ -84,6 +91,7 @@ impl Metrics {
             engines,
             starts,
             ends,
+            kills,
             refusals,
             leases,
             certificate,
@@ -98,6 +106,7 @@ impl Metrics {
             Box::new(engines),
             Box::new(starts),
             Box::new(ends),
+            Box::new(kills),
             Box::new(refusals),
             Box::new(leases),
             Box::new(certificate),
@@ -147,6 +156,10 @@ impl Metrics {
 
     pub fn ended(&self, shard: &str, wanted: bool) {
         self.ends.with_label_values(&[shard, if wanted { "true" } else { "false" }]).inc();
+    }
+
+    pub fn killed(&self, shard: &str, reason: Reason) {
+        self.kills.with_label_values(&[shard, &format!("{reason:?}")]).inc();
     }
 
     pub fn refused(&self, shard: &str) {

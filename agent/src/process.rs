@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Starting ─▶ Loading ─▶ Loaded ─▶ Serving
-//!     └──────────┴─────────┴──────────┴──▶ Failed (said so itself) ─▶ Gone
+//!     └──────────┴─────────┴──────────┴──▶ Failed (said so itself, or stood still) ─▶ Gone
 //!                                     └──▶ Gone   (the process ended)
 //! ```
 
@@ -11,9 +11,12 @@ pub mod adopt;
 pub mod spawn;
 pub mod stop;
 pub mod watch;
+pub mod watchdog;
 
 use russet_crds::conditions::Reason;
 use russet_rpc::engine as pb;
+
+use self::watchdog::Trouble;
 
 /// Where an engine is in its life.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,7 +30,7 @@ pub enum State {
     Loaded,
     /// Joined; rank 0 answers.
     Serving,
-    /// Said that it is of no more use, and what it failed at; the text is its own.
+    /// Said that it is of no more use, and what it failed at; or it stood still.
     Failed(Reason, String),
     /// The process is gone; the text says how.
     Gone(String),
@@ -38,6 +41,8 @@ pub enum State {
 pub enum Event {
     /// It reported itself.
     Reported(Box<pb::EngineState>),
+    /// It stands still and is of no more use.
+    Stalled(Trouble),
     /// Its process ended.
     Exited(String),
 }
@@ -49,7 +54,8 @@ impl State {
         match (self, event) {
             (Self::Gone(how), _) => Self::Gone(how),
             (_, Event::Exited(how)) => Self::Gone(how.clone()),
-            (Self::Failed(reason, why), Event::Reported(_)) => Self::Failed(reason, why),
+            (Self::Failed(reason, why), _) => Self::Failed(reason, why),
+            (_, Event::Stalled(trouble)) => Self::Failed(trouble.reason(), trouble.to_string()),
             (state, Event::Reported(report)) => match report.phase() {
                 pb::Phase::Unspecified => state,
                 pb::Phase::Loading => Self::Loading,
@@ -107,6 +113,8 @@ mod tests {
     fn an_engine_goes_forward_and_what_ended_stays_ended() {
         let run = |events: &[Event]| events.iter().fold(State::default(), |state, event| state.step(event));
         let gone = Event::Exited("signal 9".into());
+        let trouble = Trouble::Silent { silent: std::time::Duration::from_secs(2) };
+        let (stalled, silent) = (Event::Stalled(trouble.clone()), trouble.to_string());
         for (events, state) in [
             (vec![], State::Starting),
             (vec![report(pb::Phase::Unspecified)], State::Starting),
@@ -120,7 +128,16 @@ mod tests {
                 vec![report(pb::Phase::Loaded), failed_at(pb::FailureCause::Smoke, pb::Phase::Failed)],
                 State::Failed(Reason::SmokeFailed, "m".into()),
             ),
+            (
+                vec![stalled.clone(), report(pb::Phase::Serving)],
+                State::Failed(Reason::EngineSilent, silent.clone()),
+            ),
+            (
+                vec![report(pb::Phase::Failed), stalled.clone()],
+                State::Failed(Reason::EngineFailed, "m".into()),
+            ),
             (vec![report(pb::Phase::Failed), gone.clone()], State::Gone("signal 9".into())),
+            (vec![stalled.clone(), gone.clone()], State::Gone("signal 9".into())),
             (vec![gone.clone(), report(pb::Phase::Serving)], State::Gone("signal 9".into())),
         ] {
             assert_eq!(run(&events), state, "{events:?}");

@@ -188,7 +188,17 @@ impl Supervisor {
     fn notice(&mut self, (uid, epoch, event): Notice) {
         let Some(slot) = self.slots.get_mut(&uid).filter(|slot| slot.record.epoch == epoch) else { return };
         let Some(engine) = &mut slot.engine else { return };
+        // One that was told to end has its own time for that.
+        if matches!(event, Event::Stalled(_)) && engine.stopping {
+            return;
+        }
         engine.state = std::mem::take(&mut engine.state).step(&event);
+        if let Event::Stalled(trouble) = &event {
+            // At once, also while no API server says what is wanted: a rank that stands still is of no use to any plan,
+            // and its peers wait for it. Nothing gentler than a kill reaches a frozen process.
+            engine.process.kill(&self.setup.boot_id);
+            self.setup.metrics.killed(&slot.record.name, trouble.reason());
+        }
         if let Event::Reported(report) = event {
             self.grants.uses(&uid, report.memory_bytes);
             slot.report = Some(*report);

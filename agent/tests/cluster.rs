@@ -145,6 +145,11 @@ fn pid(shard: &Shard) -> u32 {
     shard.status.as_ref().and_then(|status| status.engine_pid).expect("an engine runs") as u32
 }
 
+fn signal(pid: u32, name: &str) {
+    let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
+    assert!(sent.success(), "{name} could not be sent to {pid}");
+}
+
 fn alive(pid: u32) -> bool {
     russet_agent::hardware::process_start(pid).is_some()
 }
@@ -495,13 +500,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     .await;
 
     // Kill -9 of one rank: the whole group forms anew at a higher epoch.
-    assert!(
-        std::process::Command::new("kill")
-            .args(["-9", &pid(&first[1]).to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
+    signal(pid(&first[1]), "-9");
     let second = plane.serving(first[0].spec.epoch + 1).await;
     for (before, after) in first.iter().zip(&second) {
         assert_ne!(pid(before), pid(after));
@@ -544,13 +543,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     .await;
 
     // An adopted engine that dies is noticed by its process alone.
-    assert!(
-        std::process::Command::new("kill")
-            .args(["-9", &pid(&back[0]).to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
+    signal(pid(&back[0]), "-9");
     let third = plane.serving(back[0].spec.epoch + 1).await;
 
     // Deleting the deployment ends the engines and frees the memory.
@@ -572,6 +565,71 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
         entries.filter(|entry| entry.as_ref().unwrap().file_name() != ".partial").count()
     };
     until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
+    one.stop().await;
+    two.stop().await;
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_stands_still_is_killed_and_its_group_forms_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
+    let mut two = Agent::join(&plane, folder.path(), "two", None).await;
+    let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
+    let tiny = Model::new("tiny", ModelSpec { source, preload: None });
+    let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
+    models.create(&PostParams::default(), &tiny).await.unwrap();
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    deployments.create(&PostParams::default(), &deployment()).await.unwrap();
+    let events: Api<k8s_openapi::api::events::v1::Event> = Api::default_namespaced(plane.client.clone());
+    let mut ranks = plane.serving(1).await;
+    for (story, rank, name, reason, words) in [
+        (
+            "a process that is stopped answers nothing, not even SIGTERM",
+            0,
+            "-STOP",
+            "EngineSilent",
+            "was silent for",
+        ),
+        (
+            "one that beats, and whose batch does not end",
+            1,
+            "-USR1",
+            "EngineHung",
+            "where 0.020 s were forecast",
+        ),
+    ] {
+        let before = ranks;
+        signal(pid(&before[rank]), name);
+        ranks = plane.serving(before[0].spec.epoch + 1).await;
+        assert_eq!(ranks[0].spec.epoch, before[0].spec.epoch + 1, "{story}: more than one epoch passed");
+        assert!(
+            !before.iter().any(|shard| alive(pid(shard))),
+            "{story}: an engine of an older epoch lives on"
+        );
+        until(&format!("{story}: an event"), || async {
+            let all = events.list(&ListParams::default()).await.ok()?.items;
+            let says = |event: &k8s_openapi::api::events::v1::Event| {
+                event.reason.as_deref() == Some(reason)
+                    && event
+                        .note
+                        .as_ref()
+                        .is_some_and(|note| note.contains(words) && note.contains(&format!("rank {rank}")))
+            };
+            all.iter().any(says).then_some(())
+        })
+        .await;
+    }
+    // Who is thought to be well is left alone.
+    let epoch = ranks[0].spec.epoch;
+    one.stop().await;
+    one.start();
+    let same = plane.serving(epoch).await;
+    assert_eq!(same.iter().map(pid).collect::<Vec<_>>(), ranks.iter().map(pid).collect::<Vec<_>>());
+    deployments.delete("chat", &DeleteParams::default()).await.unwrap();
+    until("engines that are gone", || async { (!same.iter().any(|shard| alive(pid(shard)))).then_some(()) })
+        .await;
     one.stop().await;
     two.stop().await;
     plane.stop().await;

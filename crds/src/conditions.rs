@@ -183,6 +183,10 @@ pub enum Reason {
     EngineExited,
     /// The engine reported that it is of no more use.
     EngineFailed,
+    /// The engine said nothing for so long that its process must be frozen; its agent killed it.
+    EngineSilent,
+    /// A batch took many times what was forecast for it, so that the engine must hang; its agent killed it.
+    EngineHung,
     /// The engine did not answer its smoke prompt as a model answers; the message says what was wrong.
     SmokeFailed,
     /// The engine could not be started.

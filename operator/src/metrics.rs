@@ -40,10 +40,12 @@ pub struct Metrics {
 const OUTCOMES: [Reason; 5] =
     [Reason::PlanFound, Reason::NothingFits, Reason::Outweighed, Reason::Preempting, Reason::NoNodes];
 /// The same of losses.
-const LOSSES: [Reason; 6] = [
+const LOSSES: [Reason; 8] = [
     Reason::EngineExited,
     Reason::EngineNotStarted,
     Reason::EngineFailed,
+    Reason::EngineSilent,
+    Reason::EngineHung,
     Reason::SmokeFailed,
     Reason::AddressLost,
     Reason::PeerLost,

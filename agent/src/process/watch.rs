@@ -1,4 +1,4 @@
-//! Watching a running engine from outside: its own reports over the control socket, and its
+//! Watching a running engine from outside: its own reports over the control socket, whether they go on, and its
 //! process, whichever ends first. Nothing here decides what an end means.
 
 use std::path::PathBuf;
@@ -9,10 +9,12 @@ use russet_rpc::engine::control_client::ControlClient;
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Event;
 use super::adopt::Process;
 use super::spawn;
+use super::watchdog::{LOOK, Watchdog};
 
 /// How often an adopted process is looked at: it is nobody's child, so nothing wakes us. A lost
 /// rank is to be noticed in a fraction of the ten seconds a group has to form anew.
@@ -80,19 +82,59 @@ async fn ended_process(process: &Process) -> String {
     "ended".to_owned()
 }
 
-/// Passes an engine's reports on until it ends; an engine that was just started has no socket yet.
+/// Passes on what an engine says until it ends or stands still. A beat that says nothing new concerns the watchdog
+/// alone: whoever hears of the rest has more to do than to count beats.
 async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
+    let (sender, mut said) = mpsc::unbounded_channel();
+    let listening = listen(&target, sender);
+    tokio::pin!(listening);
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut watchdog = Watchdog::new(Instant::now().into_std());
+    let mut last = None;
+    loop {
+        let event = tokio::select! {
+            // What has been said is heard before anybody counts as silent.
+            biased;
+            () = &mut listening => return,
+            Some(state) = said.recv() => {
+                watchdog.beat(&state, Instant::now().into_std());
+                let state = without_beat(state);
+                if last.as_ref() == Some(&state) {
+                    continue;
+                }
+                last = Some(state.clone());
+                Event::Reported(Box::new(state))
+            }
+            now = looks.tick() => match watchdog.look(now.into_std()) {
+                Some(trouble) => Event::Stalled(trouble),
+                None => continue,
+            },
+        };
+        let stalled = matches!(event, Event::Stalled(_));
+        if notices.send((target.shard.clone(), target.epoch, event)).is_err() || stalled {
+            return;
+        }
+    }
+}
+
+/// A report without what changes in every beat.
+fn without_beat(state: pb::EngineState) -> pb::EngineState {
+    pb::EngineState { batches_ended: 0, batch_forecast_seconds: 0.0, ..state }
+}
+
+/// Hears an engine for ever; one that was just started has no socket yet.
+async fn listen(target: &Target, said: mpsc::UnboundedSender<pb::EngineState>) {
     let mut client = ControlClient::new(russet_rpc::tls::unix_channel(target.socket.clone()));
     loop {
         if let Ok(answer) = client.watch(pb::WatchRequest {}).await {
             let mut stream = answer.into_inner();
-            while let Ok(Some(report)) = stream.message().await {
+            while let Ok(Some(state)) = stream.message().await {
                 // A socket may have been taken over; only the engine we mean is believed.
-                if report.shard_uid != target.shard || report.epoch != target.epoch as u64 {
+                if state.shard_uid != target.shard || state.epoch != target.epoch as u64 {
                     break;
                 }
-                let event = Event::Reported(Box::new(report));
-                if notices.send((target.shard.clone(), target.epoch, event)).is_err() {
+                if said.send(state).is_err() {
                     return;
                 }
             }

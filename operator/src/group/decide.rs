@@ -161,6 +161,8 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                         reason,
                         Reason::EngineExited
                             | Reason::EngineNotStarted
+                            | Reason::EngineSilent
+                            | Reason::EngineHung
                             | Reason::SmokeFailed
                             | Reason::AddressLost
                             | Reason::PeerLost

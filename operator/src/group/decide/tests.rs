@@ -214,6 +214,8 @@ fn any_loss_begins_a_new_epoch_without_peers() {
             vec![0, 1],
             "SmokeFailed",
         ),
+        ("a rank is frozen", failed_at(1, 4, Reason::EngineSilent), 5, vec![0, 1], "EngineSilent"),
+        ("a rank hangs", failed_at(0, 4, Reason::EngineHung), 5, vec![0, 1], "EngineHung"),
         (
             "a rank fails at what has no reason of its own",
             failed_at(1, 4, Reason::Joining),

@@ -1,0 +1,264 @@
+//! Tells an engine that hangs from one that has much to do, from outside of it. Pure: beats and looks come in with
+//! their times.
+//!
+//! An engine beats four times a second from threads that never wait for MLX. So beats that end say that the whole
+//! process stands still (SIGSTOP, a machine that pages); and beats that go on while the same batch runs and runs say
+//! that MLX waits for somebody who does not come, or is stuck itself. How long a batch may take the engine says
+//! before it runs: five times that, and never less than two seconds, is more than noise, and a prompt that is
+//! read for ten seconds is expected to take ten.
+//!
+//! Killing a rank that would have come back costs its group a new start, so an engine has the benefit of every doubt
+//! that concerns this side. Neither silence nor a batch is timed by the clock, but by looks and beats that came in time
+//! ([`Lull`]): on a machine without a free core looks come late and count for less, and it takes seven of them in a
+//! row; an agent that was itself suspended gives everybody fresh time. An engine that has never spoken may still be
+//! loading its libraries, and one that serves nobody yet may be wiring a hundred gigabytes; both get longer.
+
+use std::time::{Duration, Instant};
+
+use russet_crds::conditions::Reason;
+use russet_rpc::engine as pb;
+use russet_rpc::lull::{BEAT, LOST, LOST_AT_REST, Lull};
+use thiserror::Error;
+
+/// Between two looks: as often as engines beat.
+pub const LOOK: Duration = BEAT;
+
+/// For the first word of a process that was just started, or just found again.
+const FIRST_WORD: Duration = Duration::from_secs(60);
+
+/// A batch hangs when it takes so many times its forecast.
+const FORECASTS: f64 = 5.0;
+
+/// And no batch hangs sooner: below it the noise of a machine is larger than what was forecast.
+const LEAST: Duration = Duration::from_secs(2);
+
+/// Why an engine is given up.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Trouble {
+    /// It does not beat.
+    #[error(
+        "the engine was silent for {:.1} s, though it beats every {} ms, and was killed: its process is frozen, or the machine does not let it run",
+        .silent.as_secs_f64(),
+        BEAT.as_millis()
+    )]
+    Silent {
+        /// For so long.
+        silent: Duration,
+    },
+    /// It beats, and a batch does not end.
+    #[error(
+        "a batch was running for {:.1} s where {:.3} s were forecast, and the engine was killed: it waits for a rank that does not answer, or is stuck",
+        .running.as_secs_f64(),
+        .forecast.as_secs_f64()
+    )]
+    Hung {
+        /// For so long.
+        running: Duration,
+        /// What it should have taken.
+        forecast: Duration,
+    },
+}
+
+impl Trouble {
+    /// For conditions, events and metrics.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Silent { .. } => Reason::EngineSilent,
+            Self::Hung { .. } => Reason::EngineHung,
+        }
+    }
+}
+
+/// What is known of one engine.
+#[derive(Debug)]
+pub struct Watchdog {
+    silence: Lull,
+    /// How long silence is borne; `None` for engines of a release that does not beat.
+    patience: Option<Duration>,
+    /// Since the last batch ended.
+    batch: Lull,
+    ended: u64,
+    /// What runs now, by its forecast, and for how long it was seen to.
+    running: Option<(Duration, Duration)>,
+}
+
+impl Watchdog {
+    /// Begins with an engine that was not heard yet.
+    pub fn new(now: Instant) -> Self {
+        let (silence, batch) = (Lull::new(now), Lull::new(now));
+        Self { silence, patience: Some(FIRST_WORD), batch, ended: 0, running: None }
+    }
+
+    /// The engine spoke.
+    pub fn beat(&mut self, state: &pb::EngineState, now: Instant) {
+        self.silence.end(now);
+        self.patience = match state.phase() {
+            _ if state.beat_milliseconds == 0 => None,
+            pb::Phase::Serving => Some(LOST),
+            _ => Some(LOST_AT_REST),
+        };
+        let forecast = Duration::try_from_secs_f64(state.batch_forecast_seconds).unwrap_or_default();
+        let same = self.running.is_some() && self.ended == state.batches_ended;
+        self.ended = state.batches_ended;
+        if !same {
+            self.batch.end(now);
+        }
+        self.running = (!forecast.is_zero()).then(|| (forecast, self.batch.look(now)));
+    }
+
+    /// What is wrong with it, as far as was heard.
+    pub fn look(&mut self, now: Instant) -> Option<Trouble> {
+        let silent = self.silence.look(now);
+        if self.patience.is_some_and(|patience| silent >= patience) {
+            return Some(Trouble::Silent { silent });
+        }
+        let (forecast, running) = self.running?;
+        (running >= LEAST.max(forecast.mul_f64(FORECASTS))).then_some(Trouble::Hung { running, forecast })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What happens to an engine for some seconds.
+    #[derive(Clone, Copy)]
+    enum Does {
+        /// It beats in this phase; batches of this forecast end all the time.
+        Works(pb::Phase, f64),
+        /// It beats, and one batch of this forecast runs all the time.
+        Waits(pb::Phase, f64),
+        /// It beats and nothing runs.
+        Rests(pb::Phase),
+        /// It speaks once, as a release before beats did.
+        Old,
+        /// Nothing is heard.
+        Nothing,
+        /// This agent does not run.
+        Suspended,
+        /// It works, and so late are beats and looks: nobody on this machine gets a core in time.
+        Starves(f64),
+    }
+    use Does::*;
+
+    /// Lives through it; says what was wrong first, and how many seconds after the last thing began.
+    fn live(story: &[(f64, Does)]) -> Option<(&'static str, f64)> {
+        let mut now = Instant::now();
+        let (mut watchdog, mut ended) = (Watchdog::new(now), 0);
+        for (seconds, does) in story {
+            let (start, end) = (now, now + Duration::from_secs_f64(*seconds));
+            // No batch goes from one thing to the next.
+            ended += 1;
+            let step = match does {
+                Suspended => *seconds,
+                Starves(late) => *late,
+                _ => LOOK.as_secs_f64(),
+            };
+            while now < end {
+                now += Duration::from_secs_f64(step);
+                let state = |phase: pb::Phase, ended, forecast| pb::EngineState {
+                    phase: phase as i32,
+                    batches_ended: ended,
+                    batch_forecast_seconds: forecast,
+                    beat_milliseconds: 250,
+                    ..Default::default()
+                };
+                let beat = match does {
+                    Works(phase, forecast) => {
+                        ended += 1;
+                        Some(state(*phase, ended, *forecast))
+                    }
+                    Waits(phase, forecast) => Some(state(*phase, ended, *forecast)),
+                    Rests(phase) => Some(state(*phase, ended, 0.0)),
+                    Old => {
+                        Some(pb::EngineState { beat_milliseconds: 0, ..state(pb::Phase::Serving, 0, 0.0) })
+                    }
+                    Starves(_) => Some(state(pb::Phase::Serving, ended, 0.02)),
+                    Nothing | Suspended => None,
+                };
+                if let Some(beat) = beat {
+                    watchdog.beat(&beat, now);
+                }
+                if let Some(trouble) = watchdog.look(now) {
+                    let kind = match trouble {
+                        Trouble::Silent { .. } => "silent",
+                        Trouble::Hung { .. } => "hung",
+                    };
+                    return Some((kind, (now - start).as_secs_f64()));
+                }
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn what_hangs_is_seen_in_time_and_what_works_is_left_alone() {
+        let (loading, loaded, serving) = (pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving);
+        let works = (5.0, Works(serving, 0.02));
+        for (story, lives, seen) in [
+            ("who works is well", vec![(600.0, Works(serving, 0.02))], None),
+            ("who rests is well", vec![(600.0, Rests(serving))], None),
+            ("frozen in the middle of an answer", vec![works, (9.0, Nothing)], Some(("silent", 1.75))),
+            ("frozen while nobody asks", vec![(5.0, Rests(serving)), (9.0, Nothing)], Some(("silent", 1.75))),
+            (
+                "frozen in a long prompt",
+                vec![(5.0, Waits(serving, 10.0)), (9.0, Nothing)],
+                Some(("silent", 1.75)),
+            ),
+            ("hung in a collective", vec![works, (9.0, Waits(serving, 0.02))], Some(("hung", 2.25))),
+            ("ten seconds of a healthy prompt", vec![works, (10.0, Waits(serving, 10.0)), works], None),
+            (
+                "a prompt on a machine that got five times slower",
+                vec![works, (49.0, Waits(serving, 10.0)), works],
+                None,
+            ),
+            ("hung in a long prompt", vec![works, (90.0, Waits(serving, 10.0))], Some(("hung", 50.25))),
+            ("the first step ever", vec![(5.0, Rests(loaded)), (120.0, Waits(loaded, 60.0)), works], None),
+            ("hung in the first step ever", vec![(400.0, Waits(loaded, 60.0))], Some(("hung", 300.25))),
+            ("a gigabyte a second for minutes", vec![(300.0, Rests(loading)), works], None),
+            (
+                "a pause of seven seconds while loading",
+                vec![(5.0, Rests(loading)), (7.0, Nothing), works],
+                None,
+            ),
+            ("frozen while loading", vec![(5.0, Rests(loading)), (60.0, Nothing)], Some(("silent", 8.0))),
+            ("libraries from a cold disk", vec![(50.0, Nothing), works], None),
+            ("frozen before its first word", vec![(90.0, Nothing)], Some(("silent", 60.0))),
+            ("this agent was suspended", vec![works, (30.0, Suspended), works], None),
+            (
+                "twice, with a look between",
+                vec![works, (30.0, Suspended), (1.0, Nothing), (30.0, Suspended), works],
+                None,
+            ),
+            (
+                "and a batch seemed to run for long",
+                vec![(1.0, Waits(serving, 0.02)), (30.0, Suspended), works],
+                None,
+            ),
+            (
+                "but the engine is frozen",
+                vec![works, (30.0, Suspended), (9.0, Nothing)],
+                Some(("silent", 1.75)),
+            ),
+            ("a missed beat, again and again", [works, (1.5, Nothing)].repeat(9), None),
+            (
+                "nobody on this machine gets a core",
+                vec![works, (6.0, Starves(0.9)), works, (6.0, Starves(1.4))],
+                None,
+            ),
+            ("and for long: nothing says that it hangs", vec![works, (600.0, Starves(1.4))], None),
+            ("an engine of the release before", vec![(0.25, Old), (600.0, Nothing)], None),
+        ] {
+            assert_eq!(live(&lives), seen, "{story}");
+        }
+    }
+
+    #[test]
+    fn people_are_told_the_numbers() {
+        let silent = Trouble::Silent { silent: Duration::from_millis(1750) };
+        assert!(silent.to_string().contains("silent for 1.8 s, though it beats every 250 ms"), "{silent}");
+        let (running, forecast) = (Duration::from_millis(2250), Duration::from_millis(21));
+        let hung = Trouble::Hung { running, forecast };
+        assert!(hung.to_string().contains("running for 2.2 s where 0.021 s were forecast"), "{hung}");
+    }
+}
