@@ -30,6 +30,7 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
         ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),
         ("losing_the_gateway_to_a_freeze_delays_its_streams_and_no_more", |c| Box::pin(frozen::gateway(c))),
         ("losing_the_cable_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(network::cable(c))),
+        ("losing_the_ring_alone_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(network::ring(c))),
         ("losing_a_plan_to_an_edit_ends_streams_right_or_typed", |c| Box::pin(rollout::edit(c))),
         ("losing_an_agents_network_alone_disturbs_no_stream", |c| Box::pin(network::agent(c))),
         ("losing_an_agent_in_a_copy_fetches_nothing_twice", |c| Box::pin(copies::killed(c))),

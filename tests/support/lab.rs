@@ -85,8 +85,17 @@ impl Lab {
 
     /// Swallows what the far machine sends to these TCP ports, and nothing else.
     pub fn cut_ports(&self, ports: &[u16]) -> Result<Cut> {
+        self.swallow("dport", ports)
+    }
+
+    /// Swallows what the far machine sends to or from these TCP ports.
+    pub fn cut_connections(&self, ports: &[u16]) -> Result<[Cut; 2]> {
+        Ok([self.swallow("dport", ports)?, self.swallow("sport", ports)?])
+    }
+
+    fn swallow(&self, end: &str, ports: &[u16]) -> Result<Cut> {
         let rules = |verb| {
-            let rule = |port| format!("rule {verb} ipproto tcp dport {port} blackhole");
+            let rule = |port| format!("rule {verb} ipproto tcp {end} {port} blackhole");
             ports.iter().map(rule).collect::<Vec<_>>()
         };
         self.cut_by(&rules("add"), rules("del"))

@@ -1,9 +1,9 @@
-//! Networks that are cut in the middle of a stream and mended: the cable between the two machines, and
-//! an agent's way to the API server alone.
+//! Networks that are cut in the middle of a stream and mended: the cable between the two machines, what carries the
+//! activations between ranks, and an agent's way to the API server alone.
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use russet_tests::ask::End;
 use russet_tests::cluster::{Cluster, condition};
 
@@ -31,6 +31,43 @@ pub async fn cable(cluster: &mut Cluster) -> Result<()> {
     let back = Instant::now();
     answers_again(cluster).await?;
     println!("fault: cable back, group answers again = {:.2} of 30", back.elapsed().as_secs_f64());
+    path::ready(cluster).await?;
+    sound(cluster).await
+}
+
+/// What MLX's ring sends is swallowed, and nothing else: every process works and beats, every connection is open, and a
+/// batch waits for ever.
+pub async fn ring(cluster: &mut Cluster) -> Result<()> {
+    if let Some(why) = &cluster.lab.fallback {
+        println!("  skipped: the ring cannot be cut alone, because {why}");
+        return Ok(());
+    }
+    let undisturbed = expected(cluster).await?;
+    let shards = cluster.get("shards").await?;
+    let ring = |shard: &serde_json::Value| {
+        shard["status"]["rendezvous"]["ring"].as_str()?.rsplit(':').next()?.parse().ok()
+    };
+    let ports: Vec<u16> = shards["items"].as_array().into_iter().flatten().filter_map(ring).collect();
+    ensure!(ports.len() == 2, "two ranks have {} ports for their ring: {shards}", ports.len());
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let cut = cluster.lab.cut_connections(&ports)?;
+    let struck = Instant::now();
+    let end = answer.finish().await;
+    println!("fault: ring between ranks cut, stream ended = {:.2} of 20", struck.elapsed().as_secs_f64());
+    ensure!(
+        matches!(&end, End::Failed(code) if !code.is_empty()),
+        "a hanging step ended the stream with {end:?}"
+    );
+    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
+    drop(cut);
+    answers_again(cluster).await?;
+    println!(
+        "fault: ring between ranks cut, group answers again = {:.2} of 30",
+        struck.elapsed().as_secs_f64()
+    );
+    let events = cluster.get("events").await?;
+    let said = events["items"].as_array().context("no list of events")?;
+    ensure!(said.iter().any(|event| event["reason"] == "EngineHung"), "no event says EngineHung: {events}");
     path::ready(cluster).await?;
     sound(cluster).await
 }
