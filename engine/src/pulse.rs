@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::compute::Step;
-use crate::forecast::{Forecast, Work};
+use crate::forecast::{FIRST_GUESS, Forecast, Work};
 
 /// At one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pulse {
-    /// Batches that have ended, so that one can be told from the next.
+    /// Batches that have ended, and what else kept them waiting: tells one from the next.
     pub ended: u64,
     /// What the oldest that has not ended was expected to take, when it was handed over; `None` while none runs.
     pub running: Option<Duration>,
@@ -32,6 +32,8 @@ struct State {
     ended: u64,
     /// When the last one ended.
     last: Option<Instant>,
+    /// Whether something else is done meanwhile.
+    beside: bool,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl Batches {
     /// Of a rank in a pipeline of so many stages.
     pub fn new(stages: u32) -> Self {
         let (forecast, begun) = (Forecast::default(), VecDeque::new());
-        Self(Arc::new(Mutex::new(State { stages, forecast, begun, ended: 0, last: None })))
+        Self(Arc::new(Mutex::new(State { stages, forecast, begun, ended: 0, last: None, beside: false })))
     }
 
     /// A batch is handed over. They end in this order.
@@ -61,7 +63,20 @@ impl Batches {
     /// Now.
     pub fn pulse(&self) -> Pulse {
         let state = self.0.lock();
-        Pulse { ended: state.ended, running: state.begun.front().map(|oldest| oldest.forecast) }
+        let oldest = state.begun.front().map(|oldest| oldest.forecast);
+        Pulse { ended: state.ended, running: if state.beside { Some(FIRST_GUESS) } else { oldest } }
+    }
+
+    /// Does what is no batch and keeps batches waiting, such as filling caches with gigabytes. Nobody forecasts it, so it
+    /// has the time of a first guess, and what waited for it is timed from its end.
+    pub fn beside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.0.lock().beside = true;
+        let done = work();
+        let mut state = self.0.lock();
+        state.beside = false;
+        state.ended += 1;
+        state.last = Some(Instant::now());
+        done
     }
 
     fn begin_at(&self, work: Work, at: Instant) {
@@ -112,6 +127,9 @@ mod tests {
         batches.begin_at(work(300), at(500));
         assert_eq!(batches.pulse().running, Some(Duration::from_millis(100)));
         batches.end_at(false, at(60_000));
+        let filling = batches.clone();
+        assert_eq!(batches.beside(|| filling.pulse().running), Some(Duration::from_secs(60)));
+        assert_eq!(batches.pulse().ended, 4, "what waited for it is not told from what comes");
         batches.begin_at(work(1), at(60_000));
         batches.begin_at(work(300), at(60_000));
         assert_eq!(batches.pulse().running, Some(Duration::from_millis(20)));

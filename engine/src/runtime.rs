@@ -404,7 +404,8 @@ fn run(
                 }
             }
             Command::Fill(slot, blocks, filled) => {
-                let count = rank.as_mut().ok_or(too_early("fill")).and_then(|rank| rank.fill(slot, blocks));
+                let fill = || rank.as_mut().ok_or(too_early("fill")).and_then(|rank| rank.fill(slot, blocks));
+                let count = batches.beside(fill);
                 let _ = filled.send(count.unwrap_or_else(|error| {
                     tracing::warn!(%error, "blocks from disk are not used");
                     0
