@@ -1,3 +1,5 @@
+//! Requests that come, share what they share, and leave: what is kept of them, and where.
+
 use std::collections::{BTreeMap, HashMap};
 
 use rand::rngs::StdRng;
