@@ -179,6 +179,7 @@ fn say(content: &str) -> GenerationRequest {
         sampling: Sampling::default(),
         stop: Vec::new(),
         ignore_eos: false,
+        emitted: Vec::new(),
     }
 }
 

@@ -50,7 +50,7 @@ pub enum Act {
 }
 
 pub fn started() -> Act {
-    Act::Say(Event::Started { prompt_tokens: 7 })
+    Act::Say(Event::Started { prompt_tokens: 7, emitted_tokens: 0 })
 }
 
 pub fn token(text: &str) -> Act {
@@ -335,6 +335,7 @@ impl Lab {
                 name: (*name).into(),
                 created: 1_700_000_000,
                 context_tokens: 8192,
+                model: "small".into(),
                 state: state.clone(),
                 endpoints: engines
                     .iter()
@@ -342,12 +343,18 @@ impl Lab {
                         address: engine.address.to_string(),
                         node: engine.node.clone(),
                         group: format!("default/{name}-0"),
+                        model: "small".into(),
                         epoch: 1,
                     })
                     .collect(),
             })
             .collect();
         self.publish.send_replace(Arc::new(Table { synced: true, deployments, names }));
+    }
+
+    /// Changes what there is.
+    pub fn change(&self, change: impl FnOnce(&mut Table)) {
+        self.publish.send_modify(|table| change(Arc::make_mut(table)));
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -400,6 +407,16 @@ impl Drop for Lab {
             served.abort();
         }
     }
+}
+
+/// Waits until the metrics say this.
+pub async fn shows(lab: &Lab, line: &str) {
+    let shown = tokio::time::timeout(PATIENCE, async {
+        while !lab.metrics().await.contains(line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
 }
 
 /// The events of a stream, what differs from run to run replaced; comments and `[DONE]` as texts.
