@@ -110,7 +110,10 @@ async fn streams_outlive_their_certificates_and_new_connections_take_the_new_one
     let lazy = files.channel(&address, "a").unwrap();
     let mut stream = ask(&files, &address).await.unwrap();
     let tick = |number: usize| {
-        let event = pb::generate_event::Event::Started(pb::Started { prompt_tokens: number as u32 });
+        let event = pb::generate_event::Event::Started(pb::Started {
+            prompt_tokens: number as u32,
+            ..Default::default()
+        });
         let streams = engine.streams.lock().unwrap();
         streams[0].send(Ok(pb::GenerateEvent { event: Some(event) })).unwrap();
     };

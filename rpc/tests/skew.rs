@@ -45,7 +45,7 @@ fn an_unknown_failure_is_internal_and_keeps_its_words() {
 #[test]
 fn an_unknown_event_is_a_failure_that_says_what_to_do() {
     let mut bytes = Vec::new();
-    prost::encoding::message::encode(77, &pb::Started { prompt_tokens: 1 }, &mut bytes);
+    prost::encoding::message::encode(77, &pb::Started::default(), &mut bytes);
     let Event::Failed(failure) = pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into() else {
         panic!("an event nobody knows was taken for another")
     };

@@ -4,33 +4,35 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use russet_tests::ask::End;
 use russet_tests::cluster::{Cluster, condition};
 
-use super::{TOKENS, answers_again, expected, finish_undisturbed, sound};
+use super::{TOKENS, answers_again, continued, expected, finish_elsewhere, finish_undisturbed, sound};
 use crate::path;
+use crate::servers::epochs;
 
-/// Agent, engine and every connection of the far machine are cut off at once.
+/// Agent, engine and every connection of the far machine are cut off at once: the stream waits until the group is
+/// formed anew, and goes on.
 pub async fn cable(cluster: &mut Cluster) -> Result<()> {
     if let Some(why) = &cluster.lab.fallback {
         println!("  skipped: there is no cable to pull, because {why}");
         return Ok(());
     }
     let undisturbed = expected(cluster).await?;
+    let before = continued(cluster).await?;
+    let epochs = epochs(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     let cut = cluster.lab.cut()?;
     let struck = Instant::now();
-    let end = answer.finish().await;
-    println!("fault: cable pulled, stream ended = {:.2} of 20", struck.elapsed().as_secs_f64());
-    ensure!(
-        matches!(&end, End::Failed(code) if !code.is_empty()),
-        "a pulled cable ended the stream with {end:?}"
-    );
-    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
+    cluster
+        .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
+        .await?;
+    println!("fault: cable pulled, group begins anew = {:.2} of 30", struck.elapsed().as_secs_f64());
     drop(cut);
     let back = Instant::now();
+    finish_elsewhere(&mut answer, &undisturbed).await?;
+    println!("fault: cable back, stream finished = {:.2} of 40", back.elapsed().as_secs_f64());
     answers_again(cluster).await?;
-    println!("fault: cable back, group answers again = {:.2} of 30", back.elapsed().as_secs_f64());
+    ensure!(continued(cluster).await? == before + 1, "the stream did not go on elsewhere");
     path::ready(cluster).await?;
     sound(cluster).await
 }
