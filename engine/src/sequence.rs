@@ -263,8 +263,10 @@ mod tests {
         text.bytes().map(token_of_byte).collect()
     }
 
-    /// Requests with most tokens of their answers, what the model chooses, and text, end and tokens of the answers.
-    fn answers() -> Vec<(GenerationRequest, u32, Vec<u32>, &'static str, Option<FinishReason>, u32)> {
+    /// A request with the most tokens of its answer and what the model chooses, then text, end and tokens of the answer.
+    type Case = (GenerationRequest, u32, Vec<u32>, &'static str, Option<FinishReason>, u32);
+
+    fn answers() -> Vec<Case> {
         let with = |stop: &[&str], ignore_eos| GenerationRequest {
             stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
             ignore_eos,

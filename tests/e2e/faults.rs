@@ -26,6 +26,7 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
     vec![
         ("losing_rank_0_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 0))),
         ("losing_rank_1_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 1))),
+        ("losing_one_of_two_replicas_breaks_no_stream", |c| Box::pin(replica(c))),
         ("losing_an_agent_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::agents(c))),
         ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),
         ("losing_the_gateway_to_a_freeze_delays_its_streams_and_no_more", |c| Box::pin(frozen::gateway(c))),
@@ -221,19 +222,52 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let before = continued(cluster).await?;
     let mut answers = [path::endless(cluster, TOKENS).await?, path::endless(cluster, TOKENS).await?];
     kill(pid);
-    let struck = Instant::now();
     let mut longest = Duration::ZERO;
     for answer in &mut answers {
         longest = longest.max(finish_elsewhere(answer, &undisturbed).await?);
     }
-    let finished = struck.elapsed();
-    answers_again(cluster).await?;
     println!("fault: rank {rank} killed, streams stood still = {:.2}", longest.as_secs_f64());
-    println!("fault: rank {rank} killed, streams finished = {:.2} of 20", finished.as_secs_f64());
+    answers_again(cluster).await?;
     let continued = continued(cluster).await? - before;
     ensure!(continued == 2, "of two streams {continued} went on elsewhere");
     path::ready(cluster).await?;
     ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the dead engine is still named");
+    sound(cluster).await
+}
+
+/// One of two replicas dies: the other goes on with its streams at once.
+pub async fn replica(cluster: &mut Cluster) -> Result<()> {
+    path::quickstart(cluster).await?;
+    let twice = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: twice}\nspec:\n  \
+                 modelRef: {name: smoke}\n  replicas: 2\n  sharding:\n    mode: Single\n    \
+                 kv: {contextTokens: 1024, maxSequences: 4}\n";
+    crate::mistakes::apply(cluster, twice).await?;
+    cluster
+        .until("both replicas answer", async |cluster| {
+            Ok(cluster.get("modeldeployments twice").await?["status"]["readyReplicas"] == 2)
+        })
+        .await?;
+    let mut undisturbed = path::endless_of(cluster, "twice", TOKENS).await?;
+    let end = undisturbed.finish().await;
+    ensure!(end == End::Finished("length".into()), "an undisturbed stream ended with {end:?}");
+    let before = continued(cluster).await?;
+    // One for each.
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        answers.push(path::endless_of(cluster, "twice", TOKENS).await?);
+    }
+    let shards = path::shards_of(cluster, "twice").await?;
+    let pid = shards[0]["status"]["enginePid"].as_i64().context("no engine")?;
+    kill(pid as i32);
+    let mut longest = Duration::ZERO;
+    for answer in &mut answers {
+        longest = longest.max(finish_elsewhere(answer, &undisturbed.text).await?);
+    }
+    println!("fault: one of two replicas killed, streams stood still = {:.2}", longest.as_secs_f64());
+    let continued = continued(cluster).await? - before;
+    ensure!(continued == 1, "{continued} of two streams went on elsewhere, and one had to");
+    path::serves(cluster, "twice").await?;
+    path::gone(cluster, "twice").await?;
     sound(cluster).await
 }
 

@@ -174,8 +174,15 @@ impl Core {
             ))
         })?;
         let active = self.demand.begin(deployment);
+        let mut table = self.table.clone();
         let opened = tokio::select! {
             opened = timeout(silence, client.generate(GenerateRequest::from(request.clone()))) => opened,
+            // A machine that froze takes connections and says nothing; its group may answer elsewhere by now.
+            () = left(&mut table, endpoint) => {
+                let Endpoint { address, node, .. } = endpoint;
+                let message = format!("the engine on node {node} at {address} does not answer and is being replaced");
+                return Err(Setback::Lost { accepted: false, message });
+            }
             () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
         };
         let events = match opened {
@@ -210,6 +217,14 @@ impl Core {
                 return Ok((first, line));
             }
         }
+    }
+}
+
+/// Until nobody is told to ask this endpoint any more.
+async fn left(table: &mut watch::Receiver<Arc<Table>>, endpoint: &Endpoint) {
+    let known = |table: &Arc<Table>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
+    if table.wait_for(|table| !known(table)).await.is_err() {
+        std::future::pending().await
     }
 }
 
