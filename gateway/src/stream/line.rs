@@ -1,19 +1,21 @@
 //! A line to an engine that answers: what its events and statuses mean to a client, and how each way of going wrong
 //! is called. Which engine is asked is decided elsewhere, and so is what becomes of an answer that breaks off.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use russet_rpc::engine::GenerateEvent;
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use super::{Piece, TRY_AGAIN};
+use super::{Core, Piece, TRY_AGAIN};
 use crate::backends::Lease;
 use crate::demand::Active;
 use crate::refusal::{Kind, Refusal};
-use crate::routes::Endpoint;
+use crate::routes::{Endpoint, Table};
 
 /// Why an endpoint says no more.
 pub(super) enum Setback {
@@ -36,6 +38,7 @@ pub(super) struct Line {
     events: Streaming<GenerateEvent>,
     heard: Instant,
     silence: Duration,
+    table: watch::Receiver<Arc<Table>>,
     closing: CancellationToken,
     active: Active,
     _lease: Lease,
@@ -44,21 +47,22 @@ pub(super) struct Line {
 impl Line {
     /// The line on which these events come.
     pub(super) fn new(
+        core: &Core,
         endpoint: &Endpoint,
         events: Streaming<GenerateEvent>,
-        silence: Duration,
-        closing: CancellationToken,
         active: Active,
         lease: Lease,
     ) -> Self {
+        let Core { table, limits, closing, .. } = core;
         Self {
             endpoint: endpoint.clone(),
             told: Vec::new(),
             accepted: false,
             events,
             heard: Instant::now(),
-            silence,
-            closing,
+            silence: limits.silence,
+            table: table.clone(),
+            closing: closing.clone(),
             active,
             _lease: lease,
         }
@@ -67,8 +71,15 @@ impl Line {
     /// The next event. Nothing is lost when the future is dropped.
     pub(super) async fn event(&mut self) -> Result<Event, Setback> {
         let event = tokio::select! {
+            biased;
             event = timeout_at(self.heard + self.silence, self.events.message()) => event,
             () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
+            () = succeeded(&mut self.table, &self.endpoint) => {
+                let Endpoint { node, epoch, .. } = &self.endpoint;
+                return Err(self.lost(format!(
+                    "the engine on node {node} says nothing, and its group was formed anew after epoch {epoch}"
+                )));
+            }
         };
         self.heard = Instant::now();
         let event = match event {
@@ -115,6 +126,26 @@ impl Line {
 
     fn lost(&self, message: String) -> Setback {
         Setback::Lost { accepted: self.accepted, message }
+    }
+}
+
+/// Until the group of this endpoint answers under a higher epoch: whatever its connection looks like, the engine is
+/// dead, or frozen and will be killed.
+async fn succeeded(table: &mut watch::Receiver<Arc<Table>>, endpoint: &Endpoint) {
+    let after = |one: &Endpoint| one.group == endpoint.group && one.epoch > endpoint.epoch;
+    loop {
+        changed(table).await;
+        let now = table.borrow_and_update();
+        if now.deployments.iter().flat_map(|deployment| &deployment.endpoints).any(after) {
+            return;
+        }
+    }
+}
+
+/// The next change; never, once nobody can publish one.
+pub(super) async fn changed(table: &mut watch::Receiver<Arc<Table>>) {
+    if table.changed().await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::choose::{Begun, Choice, choose, go_on};
-use super::line::{Line, Setback, closing, setback, silent};
+use super::line::{Line, Setback, changed, closing, setback, silent};
 use super::setbacks::{Setbacks, cut_short, differs, overloaded};
 use super::{Core, Piece};
 use crate::bodies::Held;
@@ -190,7 +190,7 @@ impl Core {
             Ok(Err(status)) => return Err(setback(endpoint, &status, false)),
             Err(_) => return Err(Setback::Refused(silent(endpoint, silence))),
         };
-        let mut line = Line::new(endpoint, events, silence, self.closing.clone(), active, lease);
+        let mut line = Line::new(self, endpoint, events, active, lease);
         let mut prompt = 0;
         loop {
             let event = line.event().await?;
@@ -224,13 +224,6 @@ impl Core {
 async fn left(table: &mut watch::Receiver<Arc<Table>>, endpoint: &Endpoint) {
     let known = |table: &Arc<Table>| table.deployments.iter().any(|one| one.endpoints.contains(endpoint));
     if table.wait_for(|table| !known(table)).await.is_err() {
-        std::future::pending().await
-    }
-}
-
-/// The next change; never, once nobody can publish one.
-async fn changed(table: &mut watch::Receiver<Arc<Table>>) {
-    if table.changed().await.is_err() {
         std::future::pending().await
     }
 }

@@ -163,6 +163,31 @@ async fn answers_wait_for_the_group_that_is_formed_anew_and_lose_nothing() {
     assert_eq!(anew.requests(), 2);
 }
 
+/// A frozen machine keeps its connections; that its group answers under a higher epoch says enough.
+#[tokio::test]
+async fn an_engine_that_is_silent_is_left_once_its_group_was_formed_anew() {
+    let lab = Lab::start(limits()).await;
+    let frozen = lab.engine("a", broken(2, &[Act::Hang]));
+    let (anew, elsewhere) = (lab.engine("b", rest), lab.engine("c", rest));
+    lab.publish(&[("m", State::Ready, &[&frozen])]);
+    let mut response = lab.chat(json!({"stream": true})).send().await.unwrap();
+    let read = read(&mut response, "Hello").await;
+    // Other groups and the same epoch say nothing of it, nor does that it is not to be asked any more.
+    lab.publish(&[("m", State::Ready, &[&elsewhere]), ("n", State::Ready, &[&elsewhere])]);
+    lab.change(|table| table.deployments[1].endpoints[0].epoch = 2);
+    lab.publish(&[("m", State::Working("epoch 2 is being formed".into()), &[])]);
+    frozen.running(1).await;
+    let address = anew.address.to_string();
+    lab.change(|table| {
+        let (node, group, model) = ("b".into(), "default/m-0".into(), "small".into());
+        table.deployments[0].endpoints = vec![Endpoint { address, node, group, model, epoch: 2 }];
+    });
+    let events = transcript(&(read + &response.text().await.unwrap()));
+    assert_eq!(text(&events), "Hello there");
+    assert_eq!((anew.requests(), elsewhere.requests()), (1, 0));
+    frozen.running(0).await;
+}
+
 #[tokio::test]
 async fn an_answer_that_nobody_can_go_on_with_ends_with_a_typed_error() {
     type Change = fn(&mut Table);
