@@ -35,6 +35,14 @@ type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Se
 impl Engine for Played {
     type GenerateStream = Stream<pb::GenerateEvent>;
     type FollowStream = Stream<pb::FollowReply>;
+    type PrefixesStream = Stream<pb::PrefixesEvent>;
+
+    async fn prefixes(
+        &self,
+        _: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
+        Err(Status::unimplemented("nothing is kept here"))
+    }
 
     async fn generate(
         &self,

@@ -20,7 +20,7 @@ fn rest(request: &GenerateRequest) -> Vec<Act> {
     let started = Event::Started { prompt_tokens: 7, emitted_tokens };
     let tokens = (10..).zip(TEXTS).skip(request.emitted.len());
     let tokens = tokens.map(|(id, text)| Event::Token { id, text: text.into() });
-    let usage = Usage { prompt_tokens: 7, completion_tokens: TEXTS.len() as u32 };
+    let usage = Usage { prompt_tokens: 7, completion_tokens: TEXTS.len() as u32, cached_tokens: 0 };
     let finished = Event::Finished { reason: FinishReason::Length, usage };
     [started].into_iter().chain(tokens).chain([finished]).map(Act::Say).collect()
 }

@@ -187,6 +187,7 @@ type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Service for Script {
     type GenerateStream = Events<pb::GenerateEvent>;
     type FollowStream = Events<pb::FollowReply>;
+    type PrefixesStream = Events<pb::PrefixesEvent>;
 
     async fn describe(
         &self,
@@ -199,6 +200,13 @@ impl Service for Script {
         &self,
         _: Request<Streaming<pb::FollowCommand>>,
     ) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn prefixes(
+        &self,
+        _: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
         Err(Status::unimplemented("not asked by gateways"))
     }
 
