@@ -210,7 +210,7 @@ async fn serve(client: &EngineClient<Channel>, arrivals: &[Arrival]) -> Times {
         let mut times = Vec::new();
         loop {
             match next(&mut events).await {
-                Some(Event::Started { prompt_tokens }) => assert_eq!(prompt_tokens as usize, *prompt),
+                Some(Event::Started { prompt_tokens, .. }) => assert_eq!(prompt_tokens as usize, *prompt),
                 Some(Event::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
                 Some(Event::Finished { .. }) => break,
                 other => panic!("{other:?} in the middle of an answer"),

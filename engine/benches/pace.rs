@@ -127,7 +127,7 @@ async fn measure(client: &mut EngineClient<Channel>, bytes: usize) -> (u32, Pace
     let (mut prompt, mut times) = (0, Vec::new());
     loop {
         match next(&mut events).await {
-            Some(Event::Started { prompt_tokens }) => prompt = prompt_tokens,
+            Some(Event::Started { prompt_tokens, .. }) => prompt = prompt_tokens,
             Some(Event::Token { .. }) => times.push(begun.elapsed().as_secs_f64()),
             Some(Event::Finished { .. }) => break,
             other => panic!("{other:?} in the middle of an answer"),

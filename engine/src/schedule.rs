@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{Failure, FailureKind, FinishReason, Usage};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
@@ -31,7 +31,7 @@ use crate::sequence::{Accepted, Sequence};
 use crate::tokens::Tokens;
 
 use deal::{Ready, Turn, deal};
-use entrance::{Caller, Ticket, unavailable};
+use entrance::{Caller, Ticket, started, unavailable};
 pub use entrance::{Entrance, MOST_WAITING};
 
 /// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
@@ -209,26 +209,19 @@ impl Schedule {
         }
         self.cache.unshelve(&self.compute.lost());
         while !self.waiting.is_empty() && self.cache.has_slot() {
-            let Some(Ticket { request, prompt, limit, caller, place }) = self.waiting.pop_front() else {
+            let Some(Ticket { request, prompt, telling, caller, place }) = self.waiting.pop_front() else {
                 break;
             };
-            let Some(Entry { slot, cached, fetch }) = self.cache.enter(&prompt) else { break };
+            let read = [prompt.as_slice(), &request.emitted].concat();
+            let Some(Entry { slot, cached, fetch }) = self.cache.enter(&read) else { break };
             drop(place);
             self.metrics.running.inc();
-            self.metrics.asked_prefix(prompt.len() as u32, cached);
+            self.metrics.asked_prefix(read.len() as u32, cached);
             let now = Instant::now();
             self.metrics.queue.observe((now - caller.arrived).as_secs_f64());
-            caller.tell(Event::Started { prompt_tokens: prompt.len() as u32 });
+            caller.tell(started(&request, &prompt));
             let seed = request.sampling.seed.unwrap_or_else(rand::random);
-            let mut sequence = Sequence::new(
-                slot,
-                &request,
-                prompt,
-                limit,
-                seed,
-                self.tokens.ends().clone(),
-                self.tokens.stream(),
-            );
+            let mut sequence = Sequence::new(slot, &request, prompt, seed, telling);
             self.number += 1;
             self.lap = None;
             sequence.skip(cached);
@@ -244,7 +237,8 @@ impl Schedule {
                 started: now,
                 first: None,
                 last: now,
-                alone: true,
+                // What is read of an answer that was begun elsewhere is more than its prompt.
+                alone: request.emitted.is_empty(),
                 fetching,
             });
         }

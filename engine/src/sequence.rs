@@ -1,16 +1,15 @@
 //! One request from its prompt to its finish, pure: which step comes next, what a chosen token
 //! means, when it is over. It neither waits nor sends.
 
-use std::sync::Arc;
+mod telling;
 
-use russet_wire::event::{Event, Failure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{Failure, FailureKind, Usage};
 use russet_wire::request::GenerationRequest;
 
 use crate::compute::{Choice, Step};
 use crate::schedule::deal::Ready;
 use crate::tokens::TokensError;
-use crate::tokens::stops::Stops;
-use crate::tokens::stream::TextStream;
+pub use telling::{Accepted, TakeUpError, Telling};
 
 /// More stop texts than any client's API takes.
 const MOST_STOPS: usize = 32;
@@ -66,65 +65,46 @@ pub fn room(prompt_tokens: usize, max_tokens: Option<u32>, context_tokens: u32) 
 /// A request in a slot.
 pub struct Sequence {
     slot: u32,
-    /// Tokens not yet in the cache, oldest first: the rest of the prompt, then one chosen token.
+    /// Tokens not yet in the cache, oldest first: the rest of what is read, then one chosen token.
     next: Vec<u32>,
     cached: u32,
-    /// Tokens of the prompt that were in the cache from the beginning.
+    /// Tokens of what is read that were in the cache from the beginning.
     kept: u32,
     /// The prompt and what was chosen after it.
     history: Vec<u32>,
     /// Choices that were handed out and not yet accepted.
     pending: u32,
     prompt_tokens: u32,
-    generated: u32,
-    limit: u32,
     choice: Choice,
-    ends: Arc<[u32]>,
-    ignore_eos: bool,
-    text: TextStream,
-    stops: Stops,
-}
-
-/// What a chosen token came to.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Accepted {
-    /// Text to tell, if there is any or a token to count.
-    pub event: Option<Event>,
-    /// Set when the answer is complete.
-    pub finished: Option<FinishReason>,
+    telling: Telling,
 }
 
 impl Sequence {
-    /// A sequence whose prompt and room are known. `seed` was drawn if the request names none.
+    /// A sequence whose prompt is known, and what of its answer was told. `seed` was drawn if the request names none.
+    /// Tokens of the answer that came with the request are read as if they were its prompt.
     pub fn new(
         slot: u32,
         request: &GenerationRequest,
         prompt: Vec<u32>,
-        limit: u32,
         seed: u64,
-        ends: Arc<[u32]>,
-        text: TextStream,
+        telling: Telling,
     ) -> Self {
-        let banned: Arc<[u32]> = if request.ignore_eos { ends.clone() } else { Arc::new([]) };
+        let choice = Choice { sampling: request.sampling.clone(), seed, index: 0, banned: telling.banned() };
+        let read = [prompt.as_slice(), &request.emitted].concat();
         Self {
             slot,
             prompt_tokens: prompt.len() as u32,
-            history: prompt.clone(),
-            next: prompt,
+            history: read.clone(),
+            next: read,
             cached: 0,
             kept: 0,
             pending: 0,
-            generated: 0,
-            limit,
-            choice: Choice { sampling: request.sampling.clone(), seed, index: 0, banned },
-            ends,
-            ignore_eos: request.ignore_eos,
-            text,
-            stops: Stops::new(request.stop.iter().cloned()),
+            choice,
+            telling,
         }
     }
 
-    /// So many tokens of the prompt, but not all, are in the cache already.
+    /// So many tokens of what is read, but not all, are in the cache already.
     pub fn skip(&mut self, cached: u32) {
         self.next = self.history[cached as usize..].to_vec();
         (self.cached, self.kept) = (cached, cached);
@@ -154,16 +134,17 @@ impl Sequence {
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
-            completion_tokens: self.generated,
-            cached_tokens: self.kept,
+            completion_tokens: self.telling.tokens(),
+            cached_tokens: self.kept.min(self.prompt_tokens),
         }
     }
 
     /// What it can do next; `ahead` allows to choose a token after one that is not known yet. A prompt's last token
     /// always goes alone: so mlx-lm computes it.
     pub fn ready(&self, ahead: bool) -> Ready {
+        let more = self.telling.tokens() + self.pending < self.telling.limit();
         match self.next.len() {
-            0 if ahead && self.pending == 1 && self.generated + self.pending < self.limit => Ready::Choose,
+            0 if ahead && self.pending == 1 && more => Ready::Choose,
             0 => Ready::Busy,
             1 => Ready::Choose,
             length => Ready::Read(length as u32 - 1),
@@ -180,7 +161,7 @@ impl Sequence {
         let tokens = std::mem::replace(&mut self.next, rest);
         let offset = self.cached;
         let choice = self.next.is_empty().then(|| {
-            let index = self.generated + self.pending;
+            let index = self.telling.tokens() + self.pending;
             self.pending += 1;
             Choice { index, ..self.choice.clone() }
         });
@@ -192,46 +173,16 @@ impl Sequence {
     /// Takes the token that a step chose.
     pub fn accept(&mut self, token: u32) -> Result<Accepted, TokensError> {
         self.pending = self.pending.saturating_sub(1);
-        if self.ends.contains(&token) && !self.ignore_eos {
-            let text = self.rest()?;
-            let event = (!text.is_empty()).then_some(Event::Token { id: token, text });
-            return Ok(Accepted { event, finished: Some(FinishReason::Stop) });
+        let before = self.telling.tokens();
+        let accepted = self.telling.accept(token)?;
+        if self.telling.tokens() > before {
+            self.history.push(token);
         }
-        self.generated += 1;
-        self.history.push(token);
-        // Else a step that was handed out already goes on from it.
-        if self.pending == 0 {
+        // Else it is over, or a step that was handed out already goes on from it.
+        if accepted.finished.is_none() && self.pending == 0 {
             self.next = vec![token];
         }
-        let piece = self.text.push(token)?;
-        let mut pushed = self.stops.push(&piece);
-        let finished = if pushed.stopped {
-            Some(FinishReason::Stop)
-        } else if self.generated >= self.limit {
-            // The bytes left may still complete a stop text.
-            let last = self.text.flush()?;
-            let rest = self.stops.push(&last);
-            pushed.text.push_str(&rest.text);
-            if rest.stopped {
-                Some(FinishReason::Stop)
-            } else {
-                pushed.text.push_str(&self.stops.flush());
-                Some(FinishReason::Length)
-            }
-        } else {
-            None
-        };
-        Ok(Accepted { event: Some(Event::Token { id: token, text: pushed.text }), finished })
-    }
-
-    /// What was held back when the model ended its turn.
-    fn rest(&mut self) -> Result<String, TokensError> {
-        let last = self.text.flush()?;
-        let mut pushed = self.stops.push(&last);
-        if !pushed.stopped {
-            pushed.text.push_str(&self.stops.flush());
-        }
-        Ok(pushed.text)
+        Ok(accepted)
     }
 }
 
@@ -240,6 +191,7 @@ mod tests {
     use super::*;
     use crate::fixture::{self, END, token_of_byte};
     use crate::tokens::Tokens;
+    use russet_wire::event::{Event, FinishReason};
     use russet_wire::request::{Message, Sampling};
 
     fn request() -> GenerationRequest {
@@ -250,73 +202,172 @@ mod tests {
             sampling: Sampling::default(),
             stop: Vec::new(),
             ignore_eos: false,
+            emitted: Vec::new(),
         }
     }
 
-    /// Feeds bytes (and perhaps an end) as the model's choices; returns text, finish and count.
-    fn answer(
-        request: &GenerationRequest,
-        limit: u32,
-        choices: &[u32],
-    ) -> (String, Option<FinishReason>, u32) {
-        let dir = fixture::model_dir();
-        let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence =
-            Sequence::new(0, request, vec![1, 2, 3], limit, 7, tokens.ends().clone(), tokens.stream());
-        sequence.step(2048);
-        sequence.step(2048);
-        let mut text = String::new();
-        for &choice in choices {
-            let Accepted { event, finished } = sequence.accept(choice).unwrap();
-            if let Some(Event::Token { text: piece, .. }) = event {
-                text.push_str(&piece);
-            }
-            if finished.is_some() {
-                return (text, finished, sequence.usage().completion_tokens);
-            }
-            assert_eq!(sequence.step(1).tokens, [choice]);
+    /// What came of an answer.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Told {
+        events: Vec<(u32, String)>,
+        finished: Option<FinishReason>,
+        count: u32,
+    }
+
+    impl Told {
+        fn text(&self) -> String {
+            self.events.iter().map(|(_, text)| text.as_str()).collect()
         }
-        (text, None, sequence.usage().completion_tokens)
+    }
+
+    fn sequence(tokens: &Tokens, request: &GenerationRequest, prompt: Vec<u32>, limit: u32) -> Sequence {
+        let mut telling = Telling::new(request, limit, tokens.ends().clone(), tokens.stream());
+        assert_eq!(telling.take_up(&request.emitted).unwrap(), None);
+        Sequence::new(3, request, prompt, 7, telling)
+    }
+
+    /// Feeds what the model chooses; `choices` are of the whole answer, also where a part of it was told before.
+    fn answer(tokens: &Tokens, request: &GenerationRequest, limit: u32, choices: &[u32]) -> Told {
+        let prompt = vec![1, 2, 3];
+        let mut sequence = sequence(tokens, request, prompt.clone(), limit);
+        let read = [sequence.step(2048), sequence.step(2048)];
+        assert_eq!(
+            read.iter().flat_map(|step| step.tokens.clone()).collect::<Vec<_>>(),
+            [prompt.as_slice(), &request.emitted].concat()
+        );
+        let mut choice = read[1].choice.clone();
+        let count = sequence.usage().completion_tokens;
+        let mut told = Told { events: Vec::new(), finished: None, count };
+        for (index, &token) in choices.iter().enumerate().skip(request.emitted.len()) {
+            // What is chosen is a function of these.
+            let Choice { sampling, seed, index: chosen, banned } = choice.unwrap();
+            assert_eq!((&sampling, seed, chosen as usize), (&request.sampling, 7, index));
+            assert_eq!(banned.is_empty(), !request.ignore_eos);
+            let Accepted { event, finished } = sequence.accept(token).unwrap();
+            if let Some(Event::Token { id, text }) = event {
+                told.events.push((id, text));
+            }
+            told.count = sequence.usage().completion_tokens;
+            told.finished = finished;
+            if finished.is_some() {
+                break;
+            }
+            let step = sequence.step(1);
+            assert_eq!(step.tokens, [token]);
+            choice = step.choice;
+        }
+        told
     }
 
     fn bytes(text: &str) -> Vec<u32> {
         text.bytes().map(token_of_byte).collect()
     }
 
-    #[test]
-    fn an_answer_ends_where_it_should() {
+    /// A request with the most tokens of its answer and what the model chooses, then text, end and tokens of the answer.
+    type Case = (GenerationRequest, u32, Vec<u32>, &'static str, Option<FinishReason>, u32);
+
+    fn answers() -> Vec<Case> {
         let with = |stop: &[&str], ignore_eos| GenerationRequest {
             stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
             ignore_eos,
             ..request()
         };
+        let sampled = Sampling { temperature: 0.7, top_p: 0.9, seed: Some(7), ..Sampling::default() };
         let ended = |text: &str| [bytes(text), vec![END]].concat();
-        for (request, limit, choices, text, finished, count) in [
-            (with(&[], false), 99, ended("héllo"), "héllo", Some(FinishReason::Stop), 6),
-            (with(&[], false), 3, ended("hello"), "hel", Some(FinishReason::Length), 3),
-            (with(&["lo"], false), 99, ended("hello!"), "hel", Some(FinishReason::Stop), 5),
-            (with(&["lo!"], false), 99, ended("hello"), "hello", Some(FinishReason::Stop), 5),
-            (with(&["lo!"], false), 5, ended("hello"), "hello", Some(FinishReason::Length), 5),
+        let (stop, length) = (Some(FinishReason::Stop), Some(FinishReason::Length));
+        vec![
+            (with(&[], false), 99, ended("héllo"), "héllo", stop, 6),
+            (with(&[], false), 99, ended("日本語 🙂!"), "日本語 🙂!", stop, 15),
+            (with(&[], false), 3, ended("hello"), "hel", length, 3),
+            (with(&["lo"], false), 99, ended("hello!"), "hel", stop, 5),
+            (with(&["lo!"], false), 99, ended("hello"), "hello", stop, 5),
+            (with(&["lo!"], false), 5, ended("hello"), "hello", length, 5),
+            (with(&["語 ", "本日"], false), 99, ended("日本語 日"), "日本", stop, 10),
+            (with(&["aab"], false), 99, ended("aaab"), "a", stop, 4),
             (with(&[], true), 8, ended("hi"), "hi", None, 3),
+            (with(&[], true), 3, ended("hi"), "hi", length, 3),
             // The limit cuts é in half: the half is told as a replacement, not dropped.
-            (with(&[], false), 2, ended("hé"), "h\u{FFFD}", Some(FinishReason::Length), 2),
-        ] {
-            assert_eq!(answer(&request, limit, &choices), (text.to_owned(), finished, count), "{choices:?}");
+            (with(&[], false), 2, ended("hé"), "h\u{FFFD}", length, 2),
+            // The model ends in the middle of a character.
+            (with(&[], false), 9, [bytes("a日")[..3].to_vec(), vec![END]].concat(), "a\u{FFFD}", stop, 3),
+            (GenerationRequest { sampling: sampled, ..request() }, 99, ended("what"), "what", stop, 4),
+        ]
+    }
+
+    #[test]
+    fn an_answer_ends_where_it_should() {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        for (request, limit, choices, text, finished, count) in answers() {
+            let told = answer(&tokens, &request, limit, &choices);
+            assert_eq!((told.text().as_str(), told.finished, told.count), (text, finished, count));
         }
+    }
+
+    #[test]
+    fn an_answer_cut_after_any_token_goes_on_as_if_nothing_had_been() {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        for (request, limit, choices, ..) in answers() {
+            let undisturbed = answer(&tokens, &request, limit, &choices);
+            for cut in 1..=undisturbed.events.len() {
+                let emitted: Vec<u32> = undisturbed.events[..cut].iter().map(|(id, _)| *id).collect();
+                let request = GenerationRequest { emitted, ..request.clone() };
+                let mut telling = Telling::new(&request, limit, tokens.ends().clone(), tokens.stream());
+                let rest = match telling.take_up(&request.emitted).unwrap() {
+                    None => answer(&tokens, &request, limit, &choices),
+                    // Its end alone was lost.
+                    finished => Told { events: Vec::new(), finished, count: telling.tokens() },
+                };
+                let whole = Told { events: [&undisturbed.events[..cut], &rest.events].concat(), ..rest };
+                assert_eq!(whole, undisturbed, "cut after {cut} of {choices:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_that_this_model_would_not_have_given_are_refused_with_the_numbers() {
+        let dir = fixture::model_dir();
+        let config = format!(r#"{{"eos_token_id": {END}, "vocab_size": 300}}"#);
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let check = |emitted: &[u32], limit| {
+            tokens.check(emitted).map_err(TakeUpError::from).and_then(|()| {
+                Telling::new(&request(), limit, tokens.ends().clone(), tokens.stream()).take_up(emitted)
+            })
+        };
+        for (emitted, limit, expected) in [
+            (vec![300], 9, "token 300 of this answer is said to have been told, but the model has only 300"),
+            (
+                bytes("hello"),
+                4,
+                "5 tokens of this answer are said to have been told, but it ends with token 4",
+            ),
+            ([vec![END], bytes("x")].concat(), 9, "but it ends with token 1"),
+        ] {
+            let failure = check(&emitted, limit).unwrap_err().failure();
+            assert_eq!(failure.kind, FailureKind::InvalidRequest);
+            assert!(failure.message.contains(expected), "{}", failure.message);
+        }
+        assert!(matches!(check(&bytes("hell"), 4), Ok(Some(FinishReason::Length))));
+        assert!(matches!(check(&[], 4), Ok(None)));
     }
 
     #[test]
     fn a_prompt_is_read_as_it_is_dealt_and_its_last_token_alone() {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence =
-            Sequence::new(3, &request(), vec![9; 5000], 10, 7, tokens.ends().clone(), tokens.stream());
-        let steps: Vec<Step> = (0..4).map(|_| sequence.step(2048)).collect();
-        let shapes: Vec<_> =
-            steps.iter().map(|step| (step.offset, step.tokens.len(), step.choice.is_some())).collect();
-        assert_eq!(shapes, [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)]);
-        let mut single = Sequence::new(0, &request(), vec![9], 10, 7, tokens.ends().clone(), tokens.stream());
-        assert!(single.step(2048).choice.is_some());
+        let shapes = |request: &GenerationRequest, prompt: Vec<u32>| -> Vec<_> {
+            let mut sequence = sequence(&tokens, request, prompt, 10);
+            let steps: Vec<Step> = (0..4).map(|_| sequence.step(2048)).collect();
+            steps.iter().map(|step| (step.offset, step.tokens.len(), step.choice.is_some())).collect()
+        };
+        let expected = [(0, 2048, false), (2048, 2048, false), (4096, 903, false), (4999, 1, true)];
+        assert_eq!(shapes(&request(), vec![9; 5000]), expected);
+        // And so is what was answered of it already.
+        let taken_up = GenerationRequest { emitted: bytes("four"), ..request() };
+        assert_eq!(shapes(&taken_up, vec![9; 4996]), expected);
+        assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).choice.is_some());
     }
 
     #[test]

@@ -66,6 +66,16 @@ pub enum TokensError {
         /// Tokens of the model.
         vocabulary: u64,
     },
+    /// A token that came with a request, of an answer that was begun elsewhere, is none of the model's.
+    #[error(
+        "token {id} of this answer is said to have been told, but the model has only {vocabulary} tokens; another model began it"
+    )]
+    BeyondVocabulary {
+        /// The token.
+        id: u32,
+        /// Tokens of the model.
+        vocabulary: u64,
+    },
     /// The model chose a token the tokenizer does not know how to write.
     #[error("the tokenizer cannot decode the answer: {0}")]
     Decode(String),
@@ -116,13 +126,24 @@ impl Tokens {
             .tokenizer
             .encode_fast(text, false)
             .map_err(|error| TokensError::Encode(error.to_string()))?;
-        // One request must not bring the rank down, and with it everybody's answers.
-        let beyond = |id: &&u32| self.vocabulary.is_some_and(|vocabulary| u64::from(**id) >= vocabulary);
-        if let (Some(&id), Some(vocabulary)) = (encoding.get_ids().iter().find(beyond), self.vocabulary) {
+        if let Some((id, vocabulary)) = self.beyond(encoding.get_ids()) {
             let text = self.tokenizer.id_to_token(id).unwrap_or_default();
             return Err(TokensError::Beyond { id, text, vocabulary });
         }
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Whether the model has all tokens of an answer that was begun elsewhere.
+    pub fn check(&self, emitted: &[u32]) -> Result<(), TokensError> {
+        self.beyond(emitted)
+            .map_or(Ok(()), |(id, vocabulary)| Err(TokensError::BeyondVocabulary { id, vocabulary }))
+    }
+
+    /// The first token the model has no embedding for, and how many it has: one request must not bring the rank
+    /// down, and with it everybody's answers.
+    fn beyond(&self, tokens: &[u32]) -> Option<(u32, u64)> {
+        let vocabulary = self.vocabulary?;
+        tokens.iter().find(|&&id| u64::from(id) >= vocabulary).map(|&id| (id, vocabulary))
     }
 
     /// Decodes one answer.

@@ -92,6 +92,34 @@ async fn groups_say_what_one_rank_says() {
     assert_eq!(answers[4], answers[0], "two stages of two members");
 }
 
+/// An answer is begun by a rank alone and goes on with another group, whatever part of it was told: what was told is
+/// read at once there, where it was computed token by token before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_goes_on_with_another_group_as_it_would_have() {
+    let lab = Lab::new();
+    let model = model::random_model_dir();
+    let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
+    let questions = [say("hello"), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }]
+        .map(|question| GenerationRequest { ignore_eos: true, ..question });
+    let alone = lab.start(model.path(), &[model::LAYERS]);
+    let mut client = lab.client(&alone[0]).await;
+    let mut answers = Vec::new();
+    for question in &questions {
+        answers.push(collect(&mut ask(&mut client, question.clone()).await).await);
+    }
+    drop(alone);
+    let group = lab.start(model.path(), &[1, 3]);
+    let mut client = lab.client(&group[0]).await;
+    for (question, (ids, text, end)) in questions.iter().zip(&answers) {
+        for cut in 1..=ids.len() {
+            let request = GenerationRequest { emitted: ids[..cut].to_vec(), ..question.clone() };
+            let (rest, told, ended) = collect(&mut ask(&mut client, request).await).await;
+            assert_eq!((rest.as_slice(), &ended), (&ids[cut..], end), "cut after {cut}");
+            assert!(text.ends_with(&told), "{told:?} does not end {text:?}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_dies_or_freezes_ends_the_stream_with_a_typed_error() {
     let lab = Lab::new();

@@ -81,7 +81,8 @@ mod tests {
     use crate::routes::{Deployment, State};
 
     fn endpoint(address: &str) -> Endpoint {
-        Endpoint { address: address.into(), node: "a".into(), group: "default/g".into(), epoch: 1 }
+        let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
+        Endpoint { address: address.into(), node, group, model, epoch: 1 }
     }
 
     fn backends(dir: &std::path::Path) -> Backends {
@@ -117,6 +118,7 @@ mod tests {
                 name: "m".into(),
                 created: 0,
                 context_tokens: 1,
+                model: "small".into(),
                 state: State::Ready,
                 endpoints: vec![two.clone()],
             }],

@@ -201,6 +201,7 @@ mod tests {
             name: name.into(),
             created: 0,
             context_tokens: 1,
+            model: "small".into(),
             state: State::Ready,
             endpoints: vec![],
         }

@@ -38,6 +38,7 @@ pub struct Metrics {
     errors: IntCounterVec,
     cancelled: IntCounterVec,
     retries: IntCounterVec,
+    continued: IntCounterVec,
     running: IntGaugeVec,
     queue: IntGaugeVec,
     outcomes: IntCounterVec,
@@ -82,8 +83,16 @@ impl Metrics {
                 registry,
                 counter(
                     "request_retry_total",
-                    "Times a request was sent again before its first token.",
+                    "Times a request was sent again because an engine did not take it or was lost.",
                     model,
+                )?,
+            )?,
+            continued: add(
+                registry,
+                counter(
+                    "request_continued_total",
+                    "Answers whose engine was lost, and whether another one went on with them.",
+                    &["model_name", "outcome"],
                 )?,
             )?,
             running: add(registry, gauge("request_running", "Requests being answered now.", model)?)?,
@@ -262,6 +271,12 @@ impl Tracker {
     /// The request is sent once more.
     pub fn retried(&mut self) {
         self.metrics.retries.with_label_values(&[&self.label]).inc();
+    }
+
+    /// The answer's engine was lost, and another went on with it or none.
+    pub fn continued(&self, went_on: bool) {
+        let outcome = if went_on { "continued" } else { "given_up" };
+        self.metrics.continued.with_label_values(&[self.label.as_str(), outcome]).inc();
     }
 
     /// Text arrived.

@@ -33,6 +33,8 @@ pub struct Deployment {
     pub created: i64,
     /// Longest conversation, tokens.
     pub context_tokens: u32,
+    /// Name of the Model it is to run.
+    pub model: String,
     /// Whether waiting for it makes sense.
     pub state: State,
     /// Groups that answer now.
@@ -59,6 +61,8 @@ pub struct Endpoint {
     pub node: String,
     /// `namespace/name` of the ShardGroup.
     pub group: String,
+    /// Name of the Model it runs, whose source never changes.
+    pub model: String,
     /// Incarnation of the group.
     pub epoch: i64,
 }
@@ -241,6 +245,7 @@ mod tests {
             name: name.into(),
             created: 0,
             context_tokens: 8,
+            model: "small".into(),
             state: State::Ready,
             endpoints: vec![],
         }

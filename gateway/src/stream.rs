@@ -1,43 +1,43 @@
 //! From a request to its answer, free of any dialect: choose an engine, wait for one within the
-//! deadline, send again what no client has seen a token of, and turn every end into a finish reason
-//! or a typed refusal (invariant 10). Dropping what is returned here drops the gRPC stream, which
+//! deadline, have another go on with an answer whose engine was lost, and turn every end into a finish
+//! reason or a typed refusal (invariant 10). Dropping what is returned here drops the gRPC stream, which
 //! frees the engine's slot.
 //!
 //! ```text
-//!            ┌──────────── lost before its first token, or busy ───────────┐
-//!            ▼                                                             │
-//! request ─▶ choose ─▶ try an endpoint ─▶ first token ─▶ Answer ─▶ End or refusal
-//!            │  ▲
+//!            ┌───────── lost, or busy: again, after the tokens that were told ────────┐
+//!            ▼                                                                        │
+//! request ─▶ choose ─▶ try an endpoint ─▶ first text ─▶ Answer ─▶ End or refusal      │
+//!            │  ▲             └──────────────────────────┴────────────────────────────┘
 //!            ▼  │ the table changed, or an endpoint rested
 //!           wait ─▶ deadline ─▶ refusal
 //! ```
 
 mod answer;
 mod choose;
+mod line;
+mod search;
 mod setbacks;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
-use russet_wire::event::{Event, FinishReason, Usage};
+use russet_wire::event::{FinishReason, Usage};
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::backends::Backends;
 use crate::bodies::{Bodies, Held};
-use crate::demand::{Demand, Room, Waiting};
+use crate::demand::{Demand, Room};
 use crate::keys::{Caller, Quota};
-use crate::metrics::{Metrics, Tracker};
+use crate::metrics::Metrics;
 use crate::refusal::{Kind, Refusal};
-use crate::routes::{Deployment, Endpoint, Table};
+use crate::routes::Table;
 pub use answer::Answer;
-use answer::{Opened, Setback, closing, ended, judge, setback, silent};
-use choose::{Choice, choose};
-use setbacks::{Setbacks, overloaded};
+use line::closing;
+use search::Asked;
 
 /// How long the gateway is patient.
 #[derive(Clone, Copy, Debug)]
@@ -57,12 +57,12 @@ pub struct Limits {
     pub silence: Duration,
     /// For an endpoint that just failed, before it is tried again.
     pub rest: Duration,
-    /// Engines that may be lost over one request before the request itself is the suspect.
+    /// Engines that may be lost over one request, its answer included, before the request itself is the suspect.
     pub losses: u32,
     /// For answers to end by themselves once the gateway shuts down.
     pub grace: Duration,
-    /// Bytes of requests that are being read or wait for an engine, all together: many times the largest one,
-    /// and little beside the memory of a machine that serves models.
+    /// Bytes of requests that are being read, wait for an engine or are answered, all together: many times the
+    /// largest one, and little beside the memory of a machine that serves models.
     pub bodies: usize,
     /// Requests that are held.
     pub held: Room,
@@ -170,12 +170,12 @@ impl Core {
         })
     }
 
-    /// The answer to `request` from whoever answers to `model`, from its first token on. Until then the request
-    /// is `held` in memory.
+    /// The answer to `request` from whoever answers to `model`, from its first text on. What was `held` in memory is
+    /// so until it is complete: another engine may have to go on with it.
     pub async fn answer(
-        &self,
+        self: &Arc<Self>,
         model: &str,
-        request: GenerationRequest,
+        mut request: GenerationRequest,
         held: Held,
         caller: &Caller,
     ) -> Result<Answer, Refusal> {
@@ -185,12 +185,12 @@ impl Core {
             self.metrics.turned_away(&refusal);
             return Err(refusal);
         }
+        // Whoever goes on with the answer chooses as the first engine would have.
+        request.sampling.seed.get_or_insert_with(rand::random);
         let mut tracker = self.metrics.request(model);
-        let asked = Asked { model, request, caller, arrived, bytes: held.bytes() };
-        let opened = self.first_token(asked, &mut tracker).await;
-        drop(held);
-        match opened {
-            Ok(opened) => Ok(Answer::new(opened, tracker, self.limits.silence, self.closing.clone())),
+        let mut asked = Asked::new(model, request, held, caller, arrived);
+        match self.search(&mut asked, &mut tracker).await {
+            Ok((first, line)) => Ok(Answer::new(self.clone(), asked, first, line, tracker)),
             Err(refusal) => {
                 tracker.refused(&refusal);
                 Err(refusal)
@@ -263,142 +263,5 @@ impl Core {
             },
             () = self.closing.cancelled() => Err(closing()),
         }
-    }
-
-    /// Tries endpoints until one sends a first token; while there is none, the request is held.
-    async fn first_token(&self, asked: Asked<'_>, tracker: &mut Tracker) -> Result<Opened, Refusal> {
-        let Asked { model, request, caller, arrived, bytes } = asked;
-        let scope = caller.scope();
-        let mut changes = self.table.clone();
-        let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
-        let mut setbacks = Setbacks::default();
-        let mut place: Option<Waiting> = None;
-        let mut held = false;
-        loop {
-            let table = changes.borrow_and_update().clone();
-            self.backends.prune(&table);
-            let now = Instant::now();
-            resting.retain(|_, until| *until > now);
-            let choice = choose(&table, model, scope, |endpoints| {
-                self.backends.least_busy(endpoints.iter().filter(|endpoint| !resting.contains_key(endpoint)))
-            });
-            let (deployment, waiting_for) = match choice {
-                Choice::Refuse(refusal) => return Err(refusal),
-                Choice::Try(deployment, endpoint) => {
-                    place = None;
-                    match self.try_endpoint(deployment, endpoint, request.clone(), tracker).await {
-                        Ok(opened) => return Ok(opened),
-                        Err(Setback::Refused(refusal)) => return Err(refusal),
-                        Err(Setback::Busy(message)) => setbacks.busy = Some(message),
-                        Err(Setback::Lost { accepted, message }) => {
-                            tracing::warn!(model, node = endpoint.node, epoch = endpoint.epoch, "{message}");
-                            setbacks.lost(accepted, message, self.limits.losses)?;
-                        }
-                    }
-                    resting.insert(endpoint.clone(), Instant::now() + self.limits.rest);
-                    tracker.retried();
-                    continue;
-                }
-                Choice::Wait(deployment, message) => (deployment, message),
-            };
-            // Those that were held when a replica woke are more than it takes at once, and stay held.
-            if let (Some(message), None, false) = (&setbacks.busy, &setbacks.lost, held) {
-                return Err(overloaded(message.clone()));
-            }
-            let hold = match table.route(model, scope) {
-                Some(name) => name.hold.unwrap_or_default(),
-                None => self.limits.hold,
-            };
-            let deadline = arrived + hold;
-            if now >= deadline {
-                return Err(setbacks.too_late(model, hold, &waiting_for));
-            }
-            if place.as_ref().is_none_or(|place| !place.is_for(deployment)) {
-                drop(place.take());
-                place = Some(self.demand.wait(deployment, bytes)?);
-                held = true;
-            }
-            let wake = resting.values().min().copied().unwrap_or(deadline).min(deadline);
-            tokio::select! {
-                () = changed(&mut changes) => {}
-                () = sleep_until(wake) => {}
-                () = self.closing.cancelled() => return Err(closing()),
-            }
-        }
-    }
-
-    async fn try_endpoint(
-        &self,
-        deployment: &Deployment,
-        endpoint: &Endpoint,
-        request: GenerationRequest,
-        tracker: &mut Tracker,
-    ) -> Result<Opened, Setback> {
-        let (mut client, lease) = self.backends.lease(endpoint).map_err(|error| {
-            tracing::error!("{}", crate::causes(&error));
-            Setback::Refused(Refusal::new(
-                Kind::Internal,
-                "the gateway cannot use its certificate; its log says why",
-            ))
-        })?;
-        let active = self.demand.begin(deployment);
-        let opened = tokio::select! {
-            opened = timeout(self.limits.silence, client.generate(russet_rpc::engine::GenerateRequest::from(request))) => opened,
-            () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
-        };
-        let mut events = match opened {
-            Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Err(setback(endpoint, &status, false)),
-            Err(_) => return Err(Setback::Refused(silent(endpoint, self.limits.silence))),
-        };
-        let mut accepted = false;
-        loop {
-            let event = tokio::select! {
-                event = timeout(self.limits.silence, events.message()) => event,
-                () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
-            };
-            let event = match event {
-                Ok(Ok(Some(event))) => Event::from(event),
-                Ok(Ok(None)) => return Err(Setback::Lost { accepted, message: ended(endpoint) }),
-                Ok(Err(status)) => return Err(setback(endpoint, &status, accepted)),
-                Err(_) => return Err(Setback::Refused(silent(endpoint, self.limits.silence))),
-            };
-            // An engine that refuses as its first word has not begun to work.
-            if !matches!(event, Event::Failed(_)) {
-                accepted = true;
-                tracker.dispatched();
-            }
-            match judge(endpoint, event) {
-                None => {}
-                Some(Ok(first)) => {
-                    tracker.token();
-                    active.first_token();
-                    return Ok(Opened { first, events, lease, active, endpoint: endpoint.clone() });
-                }
-                Some(Err(refusal)) => {
-                    return Err(match refusal.kind {
-                        Kind::EngineLost => Setback::Lost { accepted, message: refusal.message },
-                        Kind::Overloaded => Setback::Busy(refusal.message),
-                        _ => Setback::Refused(refusal),
-                    });
-                }
-            }
-        }
-    }
-}
-
-/// What came, from whom and when.
-struct Asked<'a> {
-    model: &'a str,
-    request: GenerationRequest,
-    caller: &'a Caller,
-    arrived: Instant,
-    bytes: usize,
-}
-
-/// The next change; never, once nobody can publish one.
-async fn changed(table: &mut watch::Receiver<Arc<Table>>) {
-    if table.changed().await.is_err() {
-        std::future::pending().await
     }
 }

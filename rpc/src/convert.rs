@@ -8,7 +8,7 @@ use crate::engine as pb;
 
 impl From<GenerationRequest> for pb::GenerateRequest {
     fn from(request: GenerationRequest) -> Self {
-        let GenerationRequest { id, messages, max_tokens, sampling, stop, ignore_eos } = request;
+        let GenerationRequest { id, messages, max_tokens, sampling, stop, ignore_eos, emitted } = request;
         let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
         Self {
             id,
@@ -20,13 +20,14 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             sampling: Some(pb::Sampling { temperature, top_p, top_k, min_p, seed }),
             stop,
             ignore_eos,
+            emitted,
         }
     }
 }
 
 impl From<pb::GenerateRequest> for GenerationRequest {
     fn from(request: pb::GenerateRequest) -> Self {
-        let pb::GenerateRequest { id, messages, max_tokens, sampling, stop, ignore_eos } = request;
+        let pb::GenerateRequest { id, messages, max_tokens, sampling, stop, ignore_eos, emitted } = request;
         let sampling = sampling.map_or_else(Sampling::default, |sampling| {
             let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
             Sampling { temperature, top_p, top_k, min_p, seed }
@@ -41,6 +42,7 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             sampling,
             stop,
             ignore_eos,
+            emitted,
         }
     }
 }
@@ -49,7 +51,9 @@ impl From<Event> for pb::GenerateEvent {
     fn from(event: Event) -> Self {
         use pb::generate_event::Event as E;
         let event = match event {
-            Event::Started { prompt_tokens } => E::Started(pb::Started { prompt_tokens }),
+            Event::Started { prompt_tokens, emitted_tokens } => {
+                E::Started(pb::Started { prompt_tokens, emitted_tokens })
+            }
             Event::Token { id, text } => E::Token(pb::Token { id, text }),
             Event::Finished { reason, usage } => E::Finished(pb::Finished {
                 reason: pb::FinishReason::from(reason) as i32,
@@ -67,7 +71,9 @@ impl From<pb::GenerateEvent> for Event {
     fn from(event: pb::GenerateEvent) -> Self {
         use pb::generate_event::Event as E;
         match event.event {
-            Some(E::Started(started)) => Event::Started { prompt_tokens: started.prompt_tokens },
+            Some(E::Started(pb::Started { prompt_tokens, emitted_tokens })) => {
+                Event::Started { prompt_tokens, emitted_tokens }
+            }
             Some(E::Token(token)) => Event::Token { id: token.id, text: token.text },
             Some(E::Finished(finished)) => Event::Finished {
                 reason: finished.reason().into(),
@@ -140,7 +146,7 @@ mod tests {
     fn every_event_survives_the_round_trip() {
         let failure = |kind| Event::Failed(Failure { kind, message: "m".into() });
         for event in [
-            Event::Started { prompt_tokens: 7 },
+            Event::Started { prompt_tokens: 7, emitted_tokens: 2 },
             Event::Token { id: 3, text: "é".into() },
             Event::Finished {
                 reason: FinishReason::Length,
@@ -166,6 +172,7 @@ mod tests {
             sampling: Sampling { temperature: 0.5, top_p: 0.9, top_k: 4, min_p: 0.1, seed: Some(1) },
             stop: vec!["\n".into()],
             ignore_eos: true,
+            emitted: vec![4, 0, 4],
         };
         assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
     }

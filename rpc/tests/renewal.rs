@@ -35,6 +35,14 @@ type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Se
 impl Engine for Played {
     type GenerateStream = Stream<pb::GenerateEvent>;
     type FollowStream = Stream<pb::FollowReply>;
+    type PrefixesStream = Stream<pb::PrefixesEvent>;
+
+    async fn prefixes(
+        &self,
+        _: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
+        Err(Status::unimplemented("nothing is kept here"))
+    }
 
     async fn generate(
         &self,
@@ -110,7 +118,10 @@ async fn streams_outlive_their_certificates_and_new_connections_take_the_new_one
     let lazy = files.channel(&address, "a").unwrap();
     let mut stream = ask(&files, &address).await.unwrap();
     let tick = |number: usize| {
-        let event = pb::generate_event::Event::Started(pb::Started { prompt_tokens: number as u32 });
+        let event = pb::generate_event::Event::Started(pb::Started {
+            prompt_tokens: number as u32,
+            ..Default::default()
+        });
         let streams = engine.streams.lock().unwrap();
         streams[0].send(Ok(pb::GenerateEvent { event: Some(event) })).unwrap();
     };

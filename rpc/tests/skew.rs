@@ -26,7 +26,7 @@ fn event(event: pb::generate_event::Event) -> Event {
 
 #[test]
 fn an_unknown_reason_still_finishes_with_its_usage() {
-    let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5 };
+    let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
     let Event::Finished { reason, usage } = event(pb::generate_event::Event::Finished(told)) else {
         panic!("an answer that finished did not")
     };
@@ -45,7 +45,7 @@ fn an_unknown_failure_is_internal_and_keeps_its_words() {
 #[test]
 fn an_unknown_event_is_a_failure_that_says_what_to_do() {
     let mut bytes = Vec::new();
-    prost::encoding::message::encode(77, &pb::Started { prompt_tokens: 1 }, &mut bytes);
+    prost::encoding::message::encode(77, &pb::Started::default(), &mut bytes);
     let Event::Failed(failure) = pb::GenerateEvent::decode(bytes.as_slice()).unwrap().into() else {
         panic!("an event nobody knows was taken for another")
     };
@@ -72,7 +72,9 @@ fn every_message_is_read_past_the_fields_of_a_newer_peer() {
     check(pb::EngineDescription { build: words(), rank: 2, ..Default::default() });
     check(pb::Hello { build: words(), epoch: 3, ..Default::default() });
     check(pb::FollowCommand { command: Some(pb::follow_command::Command::Join(pb::Join {})) });
-    check(pb::FollowReply { reply: Some(pb::follow_reply::Reply::Joined(pb::Joined { rank: 1 })) });
+    check(pb::FollowReply {
+        reply: Some(pb::follow_reply::Reply::Joined(pb::Joined { rank: 1, ..Default::default() })),
+    });
     check(pb::WatchRequest::default());
     check(pb::StopRequest::default());
 }

@@ -11,7 +11,7 @@ mod network;
 mod rollout;
 
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use russet_tests::ask::{self, Answer, End};
@@ -24,14 +24,16 @@ use crate::path::{self, answers};
 /// What fails otherwise than by kill -9.
 pub fn others() -> Vec<(&'static str, crate::Scenario)> {
     vec![
-        ("losing_rank_0_to_a_freeze_ends_streams_typed", |c| Box::pin(frozen::rank(c, 0))),
-        ("losing_rank_1_to_a_freeze_ends_streams_typed", |c| Box::pin(frozen::rank(c, 1))),
+        ("losing_rank_0_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 0))),
+        ("losing_rank_1_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 1))),
+        ("losing_one_of_two_replicas_breaks_no_stream", |c| Box::pin(replica(c))),
         ("losing_an_agent_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::agents(c))),
         ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),
         ("losing_the_gateway_to_a_freeze_delays_its_streams_and_no_more", |c| Box::pin(frozen::gateway(c))),
-        ("losing_the_cable_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(network::cable(c))),
-        ("losing_the_ring_alone_ends_streams_typed_and_the_group_forms_anew", |c| Box::pin(network::ring(c))),
-        ("losing_a_plan_to_an_edit_ends_streams_right_or_typed", |c| Box::pin(rollout::edit(c))),
+        ("losing_the_cable_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(network::cable(c))),
+        ("losing_the_ring_alone_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(network::ring(c))),
+        ("losing_a_plan_to_an_edit_breaks_no_stream", |c| Box::pin(rollout::edit(c))),
+        ("losing_a_deployment_ends_its_streams_typed", |c| Box::pin(rollout::deletion(c))),
         ("losing_an_agents_network_alone_disturbs_no_stream", |c| Box::pin(network::agent(c))),
         ("losing_an_agent_in_a_copy_fetches_nothing_twice", |c| Box::pin(copies::killed(c))),
         ("losing_the_room_under_a_copy_is_said_and_the_copy_goes_on", |c| Box::pin(disk::copy(c))),
@@ -77,6 +79,36 @@ pub async fn finish_undisturbed(answer: &mut Answer) -> Result<()> {
     );
     ensure!(answer.pieces >= before + 100, "only {} pieces came after the fault", answer.pieces - before);
     Ok(())
+}
+
+/// Reads on after the engine was lost and demands that another went on with the answer, each token of it told once;
+/// how long it stood still.
+pub async fn finish_elsewhere(answer: &mut Answer, undisturbed: &str) -> Result<Duration> {
+    let (before, mut last, mut longest) = (answer.pieces, Instant::now(), Duration::ZERO);
+    let end = loop {
+        match answer.piece().await {
+            Ok(_) => {
+                let now = Instant::now();
+                longest = longest.max(now - std::mem::replace(&mut last, now));
+            }
+            Err(end) => break end,
+        }
+    };
+    ensure!(answer.text == undisturbed, "the text changed, to its {end:?}:\n{}\n{undisturbed}", answer.text);
+    ensure!(end == End::Finished("length".into()), "the stream ended with {end:?}");
+    ensure!(answer.pieces >= before + 100, "only {} pieces came after the fault", answer.pieces - before);
+    Ok(longest)
+}
+
+/// Answers that the gateway had another engine go on with so far.
+pub async fn continued(cluster: &Cluster) -> Result<u64> {
+    let metrics = cluster.base_url().replace("/v1", "/metrics");
+    let text = ask::client()?.get(metrics).send().await?.text().await?;
+    let counted = text
+        .lines()
+        .filter(|line| line.starts_with("russet_gateway_request_continued_total"))
+        .filter(|line| line.contains("outcome=\"continued\""));
+    counted.map(|line| Ok(line.rsplit(' ').next().unwrap_or_default().parse::<u64>()?)).sum()
 }
 
 /// The text of an undisturbed stream, which is the same every time: greedy, one model.
@@ -180,7 +212,7 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     sound(cluster).await
 }
 
-/// A rank dies: the stream ends typed or goes on correctly, and the group forms anew by itself.
+/// A rank dies: the group forms anew by itself, and its streams go on where they were.
 pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
@@ -188,27 +220,55 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
         .iter()
         .find(|(known, _)| *known == rank)
         .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
+    let before = continued(cluster).await?;
+    let mut answers = [path::endless(cluster, TOKENS).await?, path::endless(cluster, TOKENS).await?];
     kill(pid);
-    let struck = Instant::now();
-    let end = answer.finish().await;
-    let ended = struck.elapsed();
-    match &end {
-        End::Failed(code) => ensure!(!code.is_empty(), "an error without a code"),
-        End::Finished(_) => ensure!(answer.text == undisturbed, "the text changed:\n{}", answer.text),
-        End::Broken => anyhow::bail!("the stream just ended"),
+    let mut longest = Duration::ZERO;
+    for answer in &mut answers {
+        longest = longest.max(finish_elsewhere(answer, &undisturbed).await?);
     }
-    ensure!(
-        undisturbed.starts_with(&answer.text),
-        "wrong tokens before the error:\n{}\n{undisturbed}",
-        answer.text
-    );
+    println!("fault: rank {rank} killed, streams stood still = {:.2}", longest.as_secs_f64());
     answers_again(cluster).await?;
-    println!("  the stream ended with {end:?}");
-    println!("fault: rank {rank} killed, stream ended = {:.2}", ended.as_secs_f64());
-    println!("fault: rank {rank} killed, group answers again = {:.2}", struck.elapsed().as_secs_f64());
+    let continued = continued(cluster).await? - before;
+    ensure!(continued == 2, "of two streams {continued} went on elsewhere");
     path::ready(cluster).await?;
     ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the dead engine is still named");
+    sound(cluster).await
+}
+
+/// One of two replicas dies: the other goes on with its streams at once.
+pub async fn replica(cluster: &mut Cluster) -> Result<()> {
+    path::quickstart(cluster).await?;
+    let twice = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: twice}\nspec:\n  \
+                 modelRef: {name: smoke}\n  replicas: 2\n  sharding:\n    mode: Single\n    \
+                 kv: {contextTokens: 1024, maxSequences: 4}\n";
+    crate::mistakes::apply(cluster, twice).await?;
+    cluster
+        .until("both replicas answer", async |cluster| {
+            Ok(cluster.get("modeldeployments twice").await?["status"]["readyReplicas"] == 2)
+        })
+        .await?;
+    let mut undisturbed = path::endless_of(cluster, "twice", TOKENS).await?;
+    let end = undisturbed.finish().await;
+    ensure!(end == End::Finished("length".into()), "an undisturbed stream ended with {end:?}");
+    let before = continued(cluster).await?;
+    // One for each.
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        answers.push(path::endless_of(cluster, "twice", TOKENS).await?);
+    }
+    let shards = path::shards_of(cluster, "twice").await?;
+    let pid = shards[0]["status"]["enginePid"].as_i64().context("no engine")?;
+    kill(pid as i32);
+    let mut longest = Duration::ZERO;
+    for answer in &mut answers {
+        longest = longest.max(finish_elsewhere(answer, &undisturbed.text).await?);
+    }
+    println!("fault: one of two replicas killed, streams stood still = {:.2}", longest.as_secs_f64());
+    let continued = continued(cluster).await? - before;
+    ensure!(continued == 1, "{continued} of two streams went on elsewhere, and one had to");
+    path::serves(cluster, "twice").await?;
+    path::gone(cluster, "twice").await?;
     sound(cluster).await
 }
 

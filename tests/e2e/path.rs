@@ -208,7 +208,12 @@ pub async fn delete_object(cluster: &Cluster, name: &str) -> Result<()> {
 
 /// Starts an answer that will not end by itself: end-of-sequence banned, and reads its first piece.
 pub async fn endless(cluster: &Cluster, tokens: u32) -> Result<ask::Answer> {
-    let body = ask::question("smoke", "What is Russet?", json!({"max_tokens": tokens, "ignore_eos": true}));
+    endless_of(cluster, "smoke", tokens).await
+}
+
+/// The same of another deployment.
+pub async fn endless_of(cluster: &Cluster, name: &str, tokens: u32) -> Result<ask::Answer> {
+    let body = ask::question(name, "What is Russet?", json!({"max_tokens": tokens, "ignore_eos": true}));
     let mut answer = ask::ask(&cluster.base_url(), &body).await?;
     match answer.piece().await {
         Ok(_) => Ok(answer),

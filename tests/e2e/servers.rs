@@ -28,7 +28,7 @@ async fn holder(cluster: &Cluster) -> Result<String> {
 }
 
 /// Name and epoch of every group.
-async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
+pub async fn epochs(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
     let groups = cluster.get("shardgroups").await?;
     let groups = groups["items"].as_array().context("no list of groups")?;
     Ok(groups

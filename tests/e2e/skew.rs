@@ -67,7 +67,9 @@ async fn replaces(cluster: &mut Cluster) -> Result<()> {
     let mut answer = stream(cluster).await?;
     kill(pid);
     let end = answer.finish().await;
-    ensure!(matches!(&end, End::Failed(code) if !code.is_empty()), "the stream ended with {end:?}");
+    // An engine that does not know how to go on with an answer says so, and the stream ends typed.
+    let typed = matches!(&end, End::Failed(code) if code == "engine_lost");
+    ensure!(typed || end == End::Finished("length".into()), "the stream ended with {end:?}");
     cluster
         .until("a question is answered", async |cluster| {
             Ok(ask::answer(&cluster.base_url(), "older", "What is 17 + 25?").await.is_ok())

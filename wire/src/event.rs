@@ -31,7 +31,7 @@ impl FinishReason {
 pub struct Usage {
     /// Tokens of the rendered prompt.
     pub prompt_tokens: u32,
-    /// Tokens generated, the end-of-sequence token not counted.
+    /// Tokens of the whole answer, whoever generated them; the end-of-sequence token is not counted.
     pub completion_tokens: u32,
     /// Tokens of the prompt that were kept of earlier requests and not read again.
     #[serde(default)]
@@ -63,15 +63,18 @@ pub struct Failure {
 /// One event of a running request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The request was admitted; its prompt has this many tokens.
+    /// The request was admitted.
     Started {
         /// Tokens of the rendered prompt.
         prompt_tokens: u32,
+        /// Tokens of the answer it goes on after: as many as the request holds, unless the engine is of a release
+        /// that does not know of them and begins anew.
+        emitted_tokens: u32,
     },
-    /// Text became certain. One event may carry the text of several tokens, or none yet of a token
+    /// A token was chosen. Its event may carry the text of several tokens, or none yet of a token
     /// whose bytes are still incomplete.
     Token {
-        /// The id the model chose last.
+        /// The id the model chose; there is one event a token, but for an end that has nothing to tell.
         id: u32,
         /// Text to append; never splits a character.
         text: String,

@@ -23,7 +23,8 @@ pub struct Sampling {
     pub top_k: u32,
     /// Tokens less probable than this share of the best one are dropped; 0 keeps everything.
     pub min_p: f32,
-    /// Makes sampling repeatable for one request; drawn by the engine when absent.
+    /// Makes sampling repeatable for one request; drawn by the gateway when a client names none, so that another
+    /// engine can go on with the same one.
     pub seed: Option<u64>,
 }
 
@@ -48,4 +49,7 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// Bans the end-of-sequence tokens, so that the answer runs to `max_tokens`.
     pub ignore_eos: bool,
+    /// Tokens of the answer that its caller was told already, by an engine that was lost: the answer goes on after
+    /// them, and everything else here means the whole of it. Empty for an answer that begins.
+    pub emitted: Vec<u32>,
 }

@@ -13,7 +13,7 @@ use crate::kept::chain::Key;
 use crate::kept::feed::{Feed, News};
 use crate::life::Life;
 use crate::metrics::Metrics;
-use crate::sequence;
+use crate::sequence::{self, TakeUpError, Telling};
 use crate::tokens::{Tokens, TokensError};
 
 /// Most requests that wait for a slot; beyond it another group, or later, is the better place.
@@ -35,7 +35,7 @@ pub struct Entrance {
 pub(super) struct Ticket {
     pub(super) request: GenerationRequest,
     pub(super) prompt: Vec<u32>,
-    pub(super) limit: u32,
+    pub(super) telling: Telling,
     pub(super) caller: Caller,
     pub(super) place: Place,
 }
@@ -181,12 +181,31 @@ impl Entrance {
             Ok(limit) => limit,
             Err(failure) => return caller.fail(failure),
         };
-        let ticket = Ticket { request, prompt, limit, caller, place };
+        let (ends, text) = (self.tokens.ends().clone(), self.tokens.stream());
+        let mut telling = Telling::new(&request, limit, ends, text);
+        let checked = self.tokens.check(&request.emitted).map_err(TakeUpError::from);
+        match checked.and_then(|()| telling.take_up(&request.emitted)) {
+            Ok(None) => {}
+            // The engine that gave this answer was lost between its last token and its end.
+            Ok(Some(reason)) => {
+                let (prompt_tokens, completion_tokens) = (prompt.len() as u32, telling.tokens());
+                let usage = Usage { prompt_tokens, completion_tokens, cached_tokens: 0 };
+                caller.tell(started(&request, &prompt));
+                return caller.finish(reason, usage);
+            }
+            Err(error) => return caller.fail(error.failure()),
+        }
+        let ticket = Ticket { request, prompt, telling, caller, place };
         if let Err(mpsc::error::SendError(ticket)) = self.tickets.send(ticket) {
             let reason = self.life.refusal().unwrap_or_else(|| "this engine has stopped".into());
             ticket.caller.fail(unavailable(reason));
         }
     }
+}
+
+/// The first event of an answer.
+pub(super) fn started(request: &GenerationRequest, prompt: &[u32]) -> Event {
+    Event::Started { prompt_tokens: prompt.len() as u32, emitted_tokens: request.emitted.len() as u32 }
 }
 
 /// What cannot be rendered is the request's fault; what the tokenizer cannot do is ours.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::Schedule;
 use super::deal::deal;
-use crate::sequence::{self, Accepted, Sequence};
+use crate::sequence::{self, Accepted, Sequence, Telling};
 use crate::tokens::TokensError;
 
 /// All slots are free when it runs.
@@ -55,6 +55,7 @@ fn request() -> GenerationRequest {
         stop: Vec::new(),
         // A model that greets with nothing is sound, and its next tokens are to be seen all the same.
         ignore_eos: true,
+        emitted: Vec::new(),
     }
 }
 
@@ -67,7 +68,8 @@ impl Schedule {
         let limit = sequence::room(prompt.len(), request.max_tokens, context_tokens)
             .map_err(|failure| SmokeError::Context(failure.message))?;
         let (ends, text) = (self.tokens.ends().clone(), self.tokens.stream());
-        let mut sequence = Sequence::new(SLOT, &request, prompt, limit, 0, ends, text);
+        let telling = Telling::new(&request, limit, ends, text);
+        let mut sequence = Sequence::new(SLOT, &request, prompt, 0, telling);
         let (tokens, text) = self.answer(&mut sequence).await?;
         self.followers.reset(SLOT);
         self.compute.reset(SLOT);

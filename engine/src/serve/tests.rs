@@ -148,19 +148,26 @@ impl Lab {
 
     /// A pipeline: rank 0 on node `n0`, and so on.
     async fn pipeline(&self, fakes: &[Arc<Fake>], flags: &str) -> Vec<Process> {
+        self.pipeline_on(0, fakes, flags).await
+    }
+
+    /// The same from another node on.
+    async fn pipeline_on(&self, first: usize, fakes: &[Arc<Fake>], flags: &str) -> Vec<Process> {
         let layers = vec!["1"; fakes.len()].join(",");
         let ring = vec!["127.0.0.1:1"; fakes.len()].join(",");
         let shared = format!("--layers-per-rank {layers} --ring-hosts {ring} --transport direct {flags}");
         let mut followers = Vec::new();
         for (rank, fake) in fakes.iter().enumerate().skip(1) {
             followers.push(
-                self.start(&format!("n{rank}"), &format!("{shared} --rank {rank}"), fake.clone()).await,
+                self.start(&format!("n{}", first + rank), &format!("{shared} --rank {rank}"), fake.clone())
+                    .await,
             );
         }
         let peers: Vec<String> =
             followers.iter().enumerate().map(|(index, process)| process.peer(index as u32 + 1)).collect();
-        let leader =
-            self.start("n0", &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone()).await;
+        let leader = self
+            .start(&format!("n{first}"), &format!("{shared} --peers {}", peers.join(",")), fakes[0].clone())
+            .await;
         std::iter::once(leader).chain(followers).collect()
     }
 
@@ -181,6 +188,7 @@ fn say(content: &str) -> GenerationRequest {
         sampling: Sampling::default(),
         stop: Vec::new(),
         ignore_eos: false,
+        emitted: Vec::new(),
     }
 }
 
@@ -260,6 +268,57 @@ async fn one_rank_answers_and_says_what_it_cost() {
     }
     let description = client.describe(pb::DescribeRequest {}).await.unwrap().into_inner();
     assert_eq!((description.model.as_str(), description.rank, description.size), ("small", 0, 1));
+}
+
+#[tokio::test]
+async fn an_answer_is_taken_up_after_any_token_by_any_group() {
+    let lab = Lab::new();
+    let rank = lab.start("n0", "", Fake::new()).await;
+    let fakes = [Fake::new(), Fake::new()];
+    let pipeline = lab.pipeline_on(1, &fakes, "").await;
+    rank.serving().await;
+    pipeline[0].serving().await;
+    let mut clients = [lab.client(&rank), lab.client(&pipeline[0])];
+    for request in [
+        say("héllo 日本"),
+        say_for("añb", 7),
+        GenerationRequest { stop: vec!["lo w".into()], ..say("hello world") },
+        GenerationRequest { max_tokens: None, ..say_for(&"x".repeat(120), 1) },
+    ] {
+        let mut events = ask(&mut clients[0], request.clone()).await;
+        let mut undisturbed = Vec::new();
+        while let Some(event) = next(&mut events).await {
+            undisturbed.push(event);
+        }
+        let (Some(Event::Started { prompt_tokens, .. }), Some(end)) =
+            (undisturbed.first().cloned(), undisturbed.pop())
+        else {
+            panic!("{undisturbed:?}")
+        };
+        let tokens = undisturbed.split_off(1);
+        for cut in 1..=tokens.len() {
+            let emitted: Vec<u32> = tokens[..cut]
+                .iter()
+                .filter_map(|event| if let Event::Token { id, .. } = event { Some(*id) } else { None })
+                .collect();
+            let emitted_tokens = emitted.len() as u32;
+            for client in &mut clients {
+                let request = GenerationRequest { emitted: emitted.clone(), ..request.clone() };
+                let mut events = ask(client, request).await;
+                let started = Event::Started { prompt_tokens, emitted_tokens };
+                assert_eq!(next(&mut events).await, Some(started));
+                for event in tokens[cut..].iter().chain([&end]) {
+                    assert_eq!(next(&mut events).await.as_ref(), Some(event), "cut after {cut}");
+                }
+                assert_eq!(next(&mut events).await, None);
+            }
+        }
+    }
+    let beyond = GenerationRequest { emitted: vec![9; 5], ..say_for("a", 4) };
+    let mut events = ask(&mut clients[0], beyond).await;
+    let failure = failure(collect(&mut events).await.1);
+    assert_eq!(failure.kind, FailureKind::InvalidRequest);
+    assert!(failure.message.contains("5 tokens of this answer"), "{}", failure.message);
 }
 
 #[tokio::test]

@@ -216,6 +216,7 @@ pub fn say(content: &str) -> GenerationRequest {
         sampling: Sampling::default(),
         stop: Vec::new(),
         ignore_eos: false,
+        emitted: Vec::new(),
     }
 }
 

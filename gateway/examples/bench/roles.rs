@@ -54,6 +54,7 @@ type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Engine for AtOnce {
     type GenerateStream = Events<pb::GenerateEvent>;
     type FollowStream = Events<pb::FollowReply>;
+    type PrefixesStream = Events<pb::PrefixesEvent>;
 
     async fn describe(
         &self,
@@ -69,13 +70,20 @@ impl Engine for AtOnce {
         Err(Status::unimplemented("not asked by gateways"))
     }
 
+    async fn prefixes(
+        &self,
+        _: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
     async fn generate(
         &self,
         _: Request<pb::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let usage = Usage { prompt_tokens: 7, completion_tokens: TOKENS, cached_tokens: 0 };
         let tokens = (0..TOKENS).map(|id| Event::Token { id, text: " word".into() });
-        let events = std::iter::once(Event::Started { prompt_tokens: 7 })
+        let events = std::iter::once(Event::Started { prompt_tokens: 7, emitted_tokens: 0 })
             .chain(tokens)
             .chain([Event::Finished { reason: FinishReason::Stop, usage }]);
         Ok(Response::new(Box::pin(futures::stream::iter(events.map(|event| Ok(event.into()))))))
@@ -130,13 +138,14 @@ pub async fn gateway(folder: &Path, engine: &str) {
     russet_telemetry::logs::init("gateway", false);
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
-    let endpoint =
-        Endpoint { address: engine.into(), node: NODE.into(), group: "default/m-0".into(), epoch: 1 };
+    let (node, group, model) = (NODE.into(), "default/m-0".into(), "small".into());
+    let endpoint = Endpoint { address: engine.into(), node, group, model, epoch: 1 };
     let deployment = Deployment {
         namespace: "default".into(),
         name: "m".into(),
         created: 1_700_000_000,
         context_tokens: 8192,
+        model: "small".into(),
         state: State::Ready,
         endpoints: vec![endpoint],
     };

@@ -120,13 +120,14 @@ mod tests {
     }
 
     fn table(state: State, answers: bool) -> Table {
-        let endpoint =
-            Endpoint { address: "a:1".into(), node: "a".into(), group: "default/g".into(), epoch: 1 };
+        let (address, node, group, model) = ("a:1".into(), "a".into(), "default/g".into(), "small".into());
+        let endpoint = Endpoint { address, node, group, model, epoch: 1 };
         let deployment = Deployment {
             namespace: "default".into(),
             name: "m".into(),
             created: 0,
             context_tokens: 1024,
+            model: "small".into(),
             state,
             endpoints: if answers { vec![endpoint] } else { vec![] },
         };

@@ -86,6 +86,7 @@ impl Work {
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
             stop: Vec::new(),
             ignore_eos: true,
+            emitted: Vec::new(),
         };
         let (mut client, _lease) =
             self.backends.lease(endpoint).map_err(|error| at(crate::causes(&error)))?;
@@ -101,7 +102,7 @@ impl Work {
             let event = event.map_err(|status| at(status.message().to_owned()))?;
             let Some(event) = event else { return Err(at("its answer just ended".into())) };
             match Event::from(event) {
-                Event::Started { prompt_tokens } => timed.prompt_tokens = prompt_tokens,
+                Event::Started { prompt_tokens, .. } => timed.prompt_tokens = prompt_tokens,
                 Event::Token { .. } => {
                     let now = Instant::now();
                     match last.replace(now) {

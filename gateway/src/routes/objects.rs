@@ -44,6 +44,7 @@ impl Table {
                     state: state(object),
                     created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
                     context_tokens: context_tokens.unwrap_or(asked),
+                    model: object.spec.model_ref.name.clone(),
                     namespace,
                     name,
                     endpoints,
@@ -95,6 +96,7 @@ fn endpoint(group: &ShardGroup) -> Option<Endpoint> {
         address: endpoint.address.clone(),
         node: endpoint.node_name.clone(),
         group: format!("{}/{}", group.namespace().unwrap_or_default(), group.name_any()),
+        model: group.spec.model_ref.name.clone(),
         epoch: group.spec.epoch,
     })
 }

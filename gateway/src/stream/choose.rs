@@ -15,31 +15,78 @@ pub(super) enum Choice<'a> {
     Refuse(Refusal),
 }
 
+/// Who began an answer, and with what.
+#[derive(Clone, Debug)]
+pub(super) struct Begun {
+    /// `namespace/name` of the deployment.
+    pub(super) deployment: String,
+    /// Name of the Model.
+    pub(super) model: String,
+    /// Tokens of the prompt.
+    pub(super) prompt_tokens: u32,
+}
+
+/// What goes on with an answer that was begun: an endpoint of the same deployment that runs the same Model, whatever
+/// name the deployment was asked by and has now. Any other model would go on with another answer.
+pub(super) fn go_on<'a>(
+    table: &'a Table,
+    begun: &Begun,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
+) -> Choice<'a> {
+    let Begun { deployment: name, model, prompt_tokens: _ } = begun;
+    let Some(deployment) = table.deployments.iter().find(|one| one.full_name() == *name) else {
+        let message = format!("ModelDeployment {name} was deleted meanwhile");
+        return Choice::Refuse(Refusal::new(Kind::ModelNotReady, message));
+    };
+    let same = deployment.endpoints.iter().filter(|endpoint| endpoint.model == *model);
+    if let Some(endpoint) = pick(same.collect()) {
+        return Choice::Try(deployment, endpoint);
+    }
+    if deployment.model != *model {
+        let now = &deployment.model;
+        let message = format!("ModelDeployment {name} was given the Model {now} meanwhile; it was {model}");
+        return Choice::Refuse(Refusal::new(Kind::ModelNotReady, message));
+    }
+    match hope(deployment) {
+        Some(hope) => Choice::Wait(deployment, hope),
+        None => Choice::Refuse(halted(name, &[deployment])),
+    }
+}
+
 /// The first target with an endpoint that `pick` takes; else what its deployments say.
 pub(super) fn choose<'a>(
     table: &'a Table,
     model: &str,
     scope: &Scope,
-    pick: impl Fn(&'a [Endpoint]) -> Option<&'a Endpoint>,
+    pick: impl Fn(Vec<&'a Endpoint>) -> Option<&'a Endpoint>,
 ) -> Choice<'a> {
     let deployments = match table.resolve(model, scope) {
         Resolved::Deployments(deployments) => deployments,
         other => return Choice::Refuse(refuse(table, model, scope, &other)),
     };
     for deployment in &deployments {
-        if let Some(endpoint) = pick(&deployment.endpoints) {
+        if let Some(endpoint) = pick(deployment.endpoints.iter().collect()) {
             return Choice::Try(deployment, endpoint);
         }
     }
-    for deployment in &deployments {
-        let hope = match &deployment.state {
-            _ if !deployment.endpoints.is_empty() => "its engines do not answer".to_owned(),
-            State::Ready => "its group is being formed again".to_owned(),
-            State::Working(message) => message.clone(),
-            State::Halted(_) => continue,
-        };
-        return Choice::Wait(deployment, hope);
+    match deployments.iter().find_map(|deployment| Some((deployment, hope(deployment)?))) {
+        Some((deployment, hope)) => Choice::Wait(deployment, hope),
+        None => Choice::Refuse(halted(model, &deployments)),
     }
+}
+
+/// Why a deployment nobody answers for may do so soon, if it may.
+fn hope(deployment: &Deployment) -> Option<String> {
+    match &deployment.state {
+        _ if !deployment.endpoints.is_empty() => Some("its engines do not answer".to_owned()),
+        State::Ready => Some("its group is being formed again".to_owned()),
+        State::Working(message) => Some(message.clone()),
+        State::Halted(_) => None,
+    }
+}
+
+/// The refusal of a model none of whose deployments will answer.
+fn halted(model: &str, deployments: &[&Deployment]) -> Refusal {
     let reasons: Vec<String> = deployments
         .iter()
         .filter_map(|deployment| match &deployment.state {
@@ -47,10 +94,8 @@ pub(super) fn choose<'a>(
             State::Ready | State::Working(_) => None,
         })
         .collect();
-    Choice::Refuse(Refusal::new(
-        Kind::ModelNotReady,
-        format!("model `{model}` cannot answer. {}", reasons.join("; ")),
-    ))
+    let message = format!("model `{model}` cannot answer. {}", reasons.join("; "));
+    Refusal::new(Kind::ModelNotReady, message)
 }
 
 /// The refusal of a name that leads this caller to no deployment.
@@ -102,7 +147,8 @@ mod tests {
     use crate::routes::Name;
 
     fn endpoint(address: &str) -> Endpoint {
-        Endpoint { address: address.into(), node: "a".into(), group: "default/g".into(), epoch: 1 }
+        let (node, group, model) = ("a".into(), "default/g".into(), "small".into());
+        Endpoint { address: address.into(), node, group, model, epoch: 1 }
     }
 
     fn deployment(name: &str, state: State, addresses: &[&str]) -> Deployment {
@@ -111,6 +157,7 @@ mod tests {
             name: name.into(),
             created: 0,
             context_tokens: 1,
+            model: "small".into(),
             state,
             endpoints: addresses.iter().map(|address| endpoint(address)).collect(),
         }
@@ -142,18 +189,72 @@ mod tests {
         }
     }
 
+    fn spoken(choice: Choice<'_>) -> String {
+        match choice {
+            Choice::Try(_, endpoint) => format!("try {}", endpoint.address),
+            Choice::Wait(_, message) => format!("wait: {message}"),
+            Choice::Refuse(refusal) => format!("{}: {}", refusal.kind.as_str(), refusal.message),
+        }
+    }
+
+    #[test]
+    fn an_answer_goes_on_with_the_same_model_of_the_same_deployment_or_not_at_all() {
+        let begun = |name: &str| Begun {
+            deployment: format!("default/{name}"),
+            model: "small".into(),
+            prompt_tokens: 7,
+        };
+        // The one that is rolled out to another model: its first replica runs that already.
+        let rolling = |endpoints: &[&str]| {
+            let mut one = deployment("rolling", State::Ready, endpoints);
+            one.model = "large".into();
+            one.endpoints[0].model = "large".into();
+            one
+        };
+        let with = |one: Deployment| Table { deployments: vec![one], ..table() };
+        for (story, table, name, resting, expected) in [
+            ("another replica", table(), "up", vec!["1"], "try 2"),
+            ("the only one", table(), "up", vec!["1", "2"], "wait: its engines do not answer"),
+            ("between two epochs", table(), "between", vec![], "wait: its group is being formed again"),
+            ("on its way", table(), "soon", vec![], "wait: copying"),
+            (
+                "nobody will answer",
+                table(),
+                "stuck",
+                vec![],
+                "model_not_ready: model `default/stuck` cannot answer. default/stuck: needs 9 GiB",
+            ),
+            (
+                "gone, whoever else has its names",
+                table(),
+                "any",
+                vec![],
+                "model_not_ready: ModelDeployment default/any was deleted meanwhile",
+            ),
+            ("an old replica is left", with(rolling(&["1", "2"])), "rolling", vec![], "try 2"),
+            (
+                "none is left",
+                with(rolling(&["1"])),
+                "rolling",
+                vec![],
+                "model_not_ready: ModelDeployment default/rolling was given the Model large meanwhile; it was small",
+            ),
+        ] {
+            let choice = go_on(&table, &begun(name), |endpoints| {
+                endpoints.into_iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
+            });
+            assert_eq!(spoken(choice), expected, "{story}");
+        }
+    }
+
     #[test]
     fn the_first_target_that_answers_is_asked_and_waiting_needs_hope() {
         let table = table();
         let said = |model: &str, resting: &[&str]| {
             let choice = choose(&table, model, &Scope::ALL, |endpoints| {
-                endpoints.iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
+                endpoints.into_iter().find(|endpoint| !resting.contains(&endpoint.address.as_str()))
             });
-            match choice {
-                Choice::Try(_, endpoint) => format!("try {}", endpoint.address),
-                Choice::Wait(_, message) => format!("wait: {message}"),
-                Choice::Refuse(refusal) => format!("{}: {}", refusal.kind.as_str(), refusal.message),
-            }
+            spoken(choice)
         };
         for (model, resting, expected) in [
             ("up", vec![], "try 1"),

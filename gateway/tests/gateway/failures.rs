@@ -48,7 +48,7 @@ async fn a_client_that_leaves_frees_its_slot_wherever_its_answer_is() {
 }
 
 #[tokio::test]
-async fn an_engine_killed_within_an_answer_ends_it_with_a_typed_error() {
+async fn an_engine_killed_within_an_answer_that_nobody_takes_up_ends_it_with_a_typed_error() {
     let lab = Lab::start(limits()).await;
     let mut engine = lab.only_engine(vec![started(), token("x"), Act::Hang]);
     let mut streamed = lab.chat(json!({"stream": true})).send().await.unwrap();
@@ -66,6 +66,7 @@ async fn an_engine_killed_within_an_answer_ends_it_with_a_typed_error() {
     });
     begun.await.unwrap();
     engine.kill();
+    lab.publish(&[]);
     let events = rest(streamed).await;
     let error = &events.last().unwrap()["error"];
     assert_eq!(
@@ -133,7 +134,7 @@ async fn a_request_that_kills_every_engine_it_meets_is_not_sent_for_ever() {
     assert_eq!(response.status(), 503);
     assert_eq!(response.headers()["x-should-retry"], "false");
     let error = response.json::<Value>().await.unwrap()["error"].clone();
-    assert!(error["message"].as_str().unwrap().contains("3 engines in a row"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("3 engines were lost"), "{error}");
     assert_eq!(engine.requests(), 3);
 }
 

@@ -10,7 +10,7 @@ use russet_gateway::stream::Limits;
 use russet_wire::event::{Event, Failure, FailureKind};
 use serde_json::{Value, json};
 
-use crate::lab::{Act, Engine, Lab, PATIENCE, hello, limits, transcript};
+use crate::lab::{Act, Engine, Lab, PATIENCE, hello, limits, shows, transcript};
 
 fn asleep() -> State {
     State::Working("it sleeps".into())
@@ -21,16 +21,6 @@ fn route(hold: Option<Duration>) -> Vec<Name> {
     let targets = vec!["m".into()];
     let (pattern, route) = ("best".into(), "default/usual".into());
     vec![Name { pattern, route, namespace: "default".into(), targets, hold }]
-}
-
-/// Waits until the metrics say this.
-async fn shows(lab: &Lab, line: &str) {
-    let shown = tokio::time::timeout(PATIENCE, async {
-        while !lab.metrics().await.contains(line) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-    assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
 }
 
 fn holds(count: usize) -> String {

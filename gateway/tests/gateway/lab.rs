@@ -50,7 +50,7 @@ pub enum Act {
 }
 
 pub fn started() -> Act {
-    Act::Say(Event::Started { prompt_tokens: 7 })
+    Act::Say(Event::Started { prompt_tokens: 7, emitted_tokens: 0 })
 }
 
 pub fn token(text: &str) -> Act {
@@ -187,6 +187,7 @@ type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Service for Script {
     type GenerateStream = Events<pb::GenerateEvent>;
     type FollowStream = Events<pb::FollowReply>;
+    type PrefixesStream = Events<pb::PrefixesEvent>;
 
     async fn describe(
         &self,
@@ -199,6 +200,13 @@ impl Service for Script {
         &self,
         _: Request<Streaming<pb::FollowCommand>>,
     ) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("not asked by gateways"))
+    }
+
+    async fn prefixes(
+        &self,
+        _: Request<pb::PrefixesRequest>,
+    ) -> Result<Response<Self::PrefixesStream>, Status> {
         Err(Status::unimplemented("not asked by gateways"))
     }
 
@@ -335,6 +343,7 @@ impl Lab {
                 name: (*name).into(),
                 created: 1_700_000_000,
                 context_tokens: 8192,
+                model: "small".into(),
                 state: state.clone(),
                 endpoints: engines
                     .iter()
@@ -342,12 +351,18 @@ impl Lab {
                         address: engine.address.to_string(),
                         node: engine.node.clone(),
                         group: format!("default/{name}-0"),
+                        model: "small".into(),
                         epoch: 1,
                     })
                     .collect(),
             })
             .collect();
         self.publish.send_replace(Arc::new(Table { synced: true, deployments, names }));
+    }
+
+    /// Changes what there is.
+    pub fn change(&self, change: impl FnOnce(&mut Table)) {
+        self.publish.send_modify(|table| change(Arc::make_mut(table)));
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -400,6 +415,16 @@ impl Drop for Lab {
             served.abort();
         }
     }
+}
+
+/// Waits until the metrics say this.
+pub async fn shows(lab: &Lab, line: &str) {
+    let shown = tokio::time::timeout(PATIENCE, async {
+        while !lab.metrics().await.contains(line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(shown.await.is_ok(), "{line} never came:\n{}", lab.metrics().await);
 }
 
 /// The events of a stream, what differs from run to run replaced; comments and `[DONE]` as texts.

@@ -7,6 +7,7 @@
 
 mod answers;
 mod cluster;
+mod continuing;
 mod failures;
 mod holding;
 mod keys;

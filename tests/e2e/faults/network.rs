@@ -4,39 +4,40 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use russet_tests::ask::End;
 use russet_tests::cluster::{Cluster, condition};
 
-use super::{TOKENS, answers_again, expected, finish_undisturbed, sound};
+use super::{TOKENS, answers_again, continued, expected, finish_elsewhere, finish_undisturbed, sound};
 use crate::path;
+use crate::servers::epochs;
 
-/// Agent, engine and every connection of the far machine are cut off at once.
+/// Agent, engine and every connection of the far machine are cut off at once: the stream waits until the group is
+/// formed anew, and goes on.
 pub async fn cable(cluster: &mut Cluster) -> Result<()> {
     if let Some(why) = &cluster.lab.fallback {
         println!("  skipped: there is no cable to pull, because {why}");
         return Ok(());
     }
     let undisturbed = expected(cluster).await?;
+    let before = continued(cluster).await?;
+    let epochs = epochs(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     let cut = cluster.lab.cut()?;
     let struck = Instant::now();
-    let end = answer.finish().await;
-    println!("fault: cable pulled, stream ended = {:.2} of 20", struck.elapsed().as_secs_f64());
-    ensure!(
-        matches!(&end, End::Failed(code) if !code.is_empty()),
-        "a pulled cable ended the stream with {end:?}"
-    );
-    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
+    cluster
+        .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
+        .await?;
+    println!("fault: cable pulled, group begins anew = {:.2} of 30", struck.elapsed().as_secs_f64());
     drop(cut);
-    let back = Instant::now();
+    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    println!("fault: cable back, stream went on = {:.2} of 30", longest.as_secs_f64());
     answers_again(cluster).await?;
-    println!("fault: cable back, group answers again = {:.2} of 30", back.elapsed().as_secs_f64());
+    ensure!(continued(cluster).await? == before + 1, "the stream did not go on elsewhere");
     path::ready(cluster).await?;
     sound(cluster).await
 }
 
 /// What MLX's ring sends is swallowed, and nothing else: every process works and beats, every connection is open, and a
-/// batch waits for ever.
+/// batch waits for ever. The stream goes on with the group that is formed anew.
 pub async fn ring(cluster: &mut Cluster) -> Result<()> {
     if let Some(why) = &cluster.lab.fallback {
         println!("  skipped: the ring cannot be cut alone, because {why}");
@@ -49,22 +50,23 @@ pub async fn ring(cluster: &mut Cluster) -> Result<()> {
     };
     let ports: Vec<u16> = shards["items"].as_array().into_iter().flatten().filter_map(ring).collect();
     ensure!(ports.len() == 2, "two ranks have {} ports for their ring: {shards}", ports.len());
+    let before = continued(cluster).await?;
+    let epochs = epochs(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     let cut = cluster.lab.cut_connections(&ports)?;
     let struck = Instant::now();
-    let end = answer.finish().await;
-    println!("fault: ring between ranks cut, stream ended = {:.2} of 20", struck.elapsed().as_secs_f64());
-    ensure!(
-        matches!(&end, End::Failed(code) if !code.is_empty()),
-        "a hanging step ended the stream with {end:?}"
-    );
-    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
-    drop(cut);
-    answers_again(cluster).await?;
+    cluster
+        .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
+        .await?;
     println!(
-        "fault: ring between ranks cut, group answers again = {:.2} of 30",
+        "fault: ring between ranks cut, group begins anew = {:.2} of 20",
         struck.elapsed().as_secs_f64()
     );
+    drop(cut);
+    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    println!("fault: ring between ranks cut, stream stood still = {:.2} of 30", longest.as_secs_f64());
+    answers_again(cluster).await?;
+    ensure!(continued(cluster).await? == before + 1, "the stream did not go on elsewhere");
     let events = cluster.get("events").await?;
     let said = events["items"].as_array().context("no list of events")?;
     ensure!(said.iter().any(|event| event["reason"] == "EngineHung"), "no event says EngineHung: {events}");

@@ -1,12 +1,13 @@
-//! A spec is edited in the middle of a stream: what runs ends right or typed, the new plan takes over.
+//! A spec is edited or deleted in the middle of a stream: what runs goes on with the new plan, and ends typed when
+//! there is none.
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use russet_tests::ask::End;
-use russet_tests::cluster::{Cluster, condition};
+use russet_tests::cluster::{Cluster, condition, kill};
 
-use super::{TOKENS, answers_again, expected, sound};
+use super::{TOKENS, answers_again, expected, finish_elsewhere, sound};
 use crate::path;
 
 /// The context grows by a little or shrinks back, which is another plan every time.
@@ -23,14 +24,8 @@ pub async fn edit(cluster: &mut Cluster) -> Result<()> {
     );
     crate::mistakes::apply(cluster, &edited).await?;
     let struck = Instant::now();
-    match answer.finish().await {
-        End::Finished(_) => ensure!(answer.text == undisturbed, "the text changed:\n{}", answer.text),
-        End::Failed(code) => {
-            ensure!(!code.is_empty(), "an error without a code");
-            ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
-        }
-        End::Broken => bail!("the stream just ended"),
-    }
+    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    println!("fault: spec edited, stream stood still = {:.2} of 60", longest.as_secs_f64());
     cluster
         .until("the edited plan serves", async |cluster| {
             let now = cluster.get("modeldeployments smoke").await?;
@@ -43,5 +38,28 @@ pub async fn edit(cluster: &mut Cluster) -> Result<()> {
         .await?;
     answers_again(cluster).await?;
     println!("fault: spec edited, new plan answers = {:.2} of 60", struck.elapsed().as_secs_f64());
+    sound(cluster).await
+}
+
+/// A rank dies whose deployment was deleted: nobody will ever go on with what it answered.
+pub async fn deletion(cluster: &mut Cluster) -> Result<()> {
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let (_, pid) = *engines.iter().find(|(rank, _)| *rank == 0).context("no engine of rank 0")?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    path::delete_object(cluster, "modeldeployments/smoke").await?;
+    kill(pid);
+    let struck = Instant::now();
+    let end = answer.finish().await;
+    ensure!(end == End::Failed("engine_lost".into()), "the stream ended with {end:?}");
+    println!("fault: deleted and lost, stream ended = {:.2}", struck.elapsed().as_secs_f64());
+    ensure!(undisturbed.starts_with(&answer.text), "wrong tokens before the error:\n{}", answer.text);
+    cluster
+        .until("its shards are gone", async |cluster| {
+            Ok(cluster.get("shards").await?["items"].as_array().is_some_and(Vec::is_empty))
+        })
+        .await?;
+    path::quickstart(cluster).await?;
+    answers_again(cluster).await?;
     sound(cluster).await
 }
