@@ -55,6 +55,8 @@ struct FakeState {
     held: HashMap<Key, Vec<u32>>,
     shelved: HashMap<Key, Vec<u32>>,
     damaged: bool,
+    /// Most tokens it held at once.
+    peak: usize,
     loadable: bool,
 }
 
@@ -80,6 +82,7 @@ impl Fake {
             held: HashMap::new(),
             shelved: HashMap::new(),
             damaged: false,
+            peak: 0,
             loadable: true,
         };
         Arc::new(Self { state: Arc::new(Mutex::new(state)), gate, pace })
@@ -101,6 +104,11 @@ impl Fake {
 
     pub fn batches(&self) -> Vec<Vec<Step>> {
         self.state.lock().batches.clone()
+    }
+
+    /// Most tokens it held at once, of all sequences.
+    pub fn peak(&self) -> usize {
+        self.state.lock().peak
     }
 
     pub fn resets(&self) -> Vec<u32> {
@@ -170,6 +178,7 @@ impl FakeState {
             sequence.push(self.chosen[&step.slot]);
         }
         sequence.extend(&step.tokens);
+        self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());
         let chosen = self.choose(step);
         if let Some(token) = chosen.clone().unwrap_or(Some(0)) {
             self.chosen.insert(step.slot, token);
@@ -236,7 +245,10 @@ impl Compute for Fake {
             if let Some(gate) = gate {
                 gate.notified().await;
             }
-            tokio::time::sleep(pace).await;
+            // Even to sleep for no time takes a millisecond.
+            if !pace.is_zero() {
+                tokio::time::sleep(pace).await;
+            }
             match mood {
                 Mood::Fine | Mood::Stuck(_) | Mood::Poisoned(_) => drop(sender.send(Ok(tokens))),
                 Mood::Broken => {

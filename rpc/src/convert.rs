@@ -8,7 +8,16 @@ use crate::engine as pb;
 
 impl From<GenerationRequest> for pb::GenerateRequest {
     fn from(request: GenerationRequest) -> Self {
-        let GenerationRequest { id, messages, max_tokens, sampling, stop, ignore_eos } = request;
+        let GenerationRequest {
+            id,
+            messages,
+            max_tokens,
+            sampling,
+            stop,
+            ignore_eos,
+            priority,
+            deadline_milliseconds,
+        } = request;
         let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
         Self {
             id,
@@ -20,13 +29,24 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             sampling: Some(pb::Sampling { temperature, top_p, top_k, min_p, seed }),
             stop,
             ignore_eos,
+            priority,
+            deadline_milliseconds,
         }
     }
 }
 
 impl From<pb::GenerateRequest> for GenerationRequest {
     fn from(request: pb::GenerateRequest) -> Self {
-        let pb::GenerateRequest { id, messages, max_tokens, sampling, stop, ignore_eos } = request;
+        let pb::GenerateRequest {
+            id,
+            messages,
+            max_tokens,
+            sampling,
+            stop,
+            ignore_eos,
+            priority,
+            deadline_milliseconds,
+        } = request;
         let sampling = sampling.map_or_else(Sampling::default, |sampling| {
             let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
             Sampling { temperature, top_p, top_k, min_p, seed }
@@ -41,6 +61,8 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             sampling,
             stop,
             ignore_eos,
+            priority,
+            deadline_milliseconds,
         }
     }
 }
@@ -94,6 +116,7 @@ impl From<Failure> for pb::Failed {
             FailureKind::InvalidRequest => pb::FailureKind::InvalidRequest,
             FailureKind::Overloaded => pb::FailureKind::Overloaded,
             FailureKind::Unavailable => pb::FailureKind::Unavailable,
+            FailureKind::DeadlineExceeded => pb::FailureKind::DeadlineExceeded,
             FailureKind::Internal => pb::FailureKind::Internal,
         };
         Self { kind: kind as i32, message }
@@ -106,6 +129,7 @@ impl From<pb::Failed> for Failure {
             pb::FailureKind::InvalidRequest => FailureKind::InvalidRequest,
             pb::FailureKind::Overloaded => FailureKind::Overloaded,
             pb::FailureKind::Unavailable => FailureKind::Unavailable,
+            pb::FailureKind::DeadlineExceeded => FailureKind::DeadlineExceeded,
             pb::FailureKind::Internal | pb::FailureKind::Unspecified => FailureKind::Internal,
         };
         Self { kind, message: failed.message }
@@ -151,6 +175,7 @@ mod tests {
             failure(FailureKind::InvalidRequest),
             failure(FailureKind::Overloaded),
             failure(FailureKind::Unavailable),
+            failure(FailureKind::DeadlineExceeded),
             failure(FailureKind::Internal),
         ] {
             assert_eq!(Event::from(pb::GenerateEvent::from(event.clone())), event);
@@ -166,6 +191,8 @@ mod tests {
             sampling: Sampling { temperature: 0.5, top_p: 0.9, top_k: 4, min_p: 0.1, seed: Some(1) },
             stop: vec!["\n".into()],
             ignore_eos: true,
+            priority: -3,
+            deadline_milliseconds: Some(250),
         };
         assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
     }

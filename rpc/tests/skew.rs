@@ -26,7 +26,7 @@ fn event(event: pb::generate_event::Event) -> Event {
 
 #[test]
 fn an_unknown_reason_still_finishes_with_its_usage() {
-    let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5 };
+    let told = pb::Finished { reason: UNKNOWN, prompt_tokens: 3, completion_tokens: 5, cached_tokens: 0 };
     let Event::Finished { reason, usage } = event(pb::generate_event::Event::Finished(told)) else {
         panic!("an answer that finished did not")
     };
@@ -72,7 +72,9 @@ fn every_message_is_read_past_the_fields_of_a_newer_peer() {
     check(pb::EngineDescription { build: words(), rank: 2, ..Default::default() });
     check(pb::Hello { build: words(), epoch: 3, ..Default::default() });
     check(pb::FollowCommand { command: Some(pb::follow_command::Command::Join(pb::Join {})) });
-    check(pb::FollowReply { reply: Some(pb::follow_reply::Reply::Joined(pb::Joined { rank: 1 })) });
+    check(pb::FollowReply {
+        reply: Some(pb::follow_reply::Reply::Joined(pb::Joined { rank: 1, shelved: Vec::new() })),
+    });
     check(pb::WatchRequest::default());
     check(pb::StopRequest::default());
 }

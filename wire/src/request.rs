@@ -48,4 +48,8 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// Bans the end-of-sequence tokens, so that the answer runs to `max_tokens`.
     pub ignore_eos: bool,
+    /// Who is answered first where not all can be: higher first, 0 as a rule.
+    pub priority: i32,
+    /// How long the caller still waits for the whole answer; absent means as long as it takes.
+    pub deadline_milliseconds: Option<u64>,
 }

@@ -55,6 +55,8 @@ fn request() -> GenerationRequest {
         stop: Vec::new(),
         // A model that greets with nothing is sound, and its next tokens are to be seen all the same.
         ignore_eos: true,
+        priority: 0,
+        deadline_milliseconds: None,
     }
 }
 
@@ -67,7 +69,8 @@ impl Schedule {
         let limit = sequence::room(prompt.len(), request.max_tokens, context_tokens)
             .map_err(|failure| SmokeError::Context(failure.message))?;
         let (ends, text) = (self.tokens.ends().clone(), self.tokens.stream());
-        let mut sequence = Sequence::new(SLOT, &request, prompt, limit, 0, ends, text);
+        let mut sequence = Sequence::new(&request, prompt, limit, 0, ends, text);
+        sequence.enter(SLOT, 0);
         let (tokens, text) = self.answer(&mut sequence).await?;
         self.followers.reset(SLOT);
         self.compute.reset(SLOT);

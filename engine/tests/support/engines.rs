@@ -216,6 +216,8 @@ pub fn say(content: &str) -> GenerationRequest {
         sampling: Sampling::default(),
         stop: Vec::new(),
         ignore_eos: false,
+        priority: 0,
+        deadline_milliseconds: None,
     }
 }
 

@@ -105,6 +105,8 @@ impl Connection {
                     sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
                     stop: vec![],
                     ignore_eos: false,
+                    priority: 0,
+                    deadline_milliseconds: None,
                 };
                 let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();
                 let mut events = answer.into_inner();

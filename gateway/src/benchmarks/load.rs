@@ -86,6 +86,8 @@ impl Work {
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
             stop: Vec::new(),
             ignore_eos: true,
+            priority: 0,
+            deadline_milliseconds: None,
         };
         let (mut client, _lease) =
             self.backends.lease(endpoint).map_err(|error| at(crate::causes(&error)))?;

@@ -143,6 +143,7 @@ pub(super) fn judge(endpoint: &Endpoint, event: Event) -> Option<Result<Piece, R
                 Refusal::new(Kind::Overloaded, message).retry_after(Duration::from_secs(1))
             }
             FailureKind::Unavailable => lost(message),
+            FailureKind::DeadlineExceeded => Refusal::new(Kind::DeadlineExceeded, message),
             FailureKind::Internal => Refusal::new(Kind::Internal, message),
         })),
     }

@@ -132,6 +132,8 @@ impl Chat {
             },
             stop: stop(fields.get("stop"))?,
             ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
+            priority: 0,
+            deadline_milliseconds: None,
         };
         Ok(Self {
             model,
@@ -370,6 +372,8 @@ mod tests {
                     sampling: Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None },
                     stop: vec![],
                     ignore_eos: false,
+                    priority: 0,
+                    deadline_milliseconds: None,
                 },
                 streamed: false,
                 include_usage: false,
