@@ -85,6 +85,10 @@ pub struct Args {
     /// Whether a GPU keeps its memory resident, as far as its driver recommends it; on Macs only.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub wired_memory: Switch,
+    /// Tokens of all sequences together, as far as there is memory for their keys and values; left out, as many as
+    /// all of them may have.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub kv_tokens: Option<u64>,
     /// Element type of the weights in memory.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub dtype: Dtype,
@@ -242,6 +246,12 @@ impl Args {
         self.layers_per_rank.len().max(1) as u32
     }
 
+    /// Tokens of all sequences together.
+    pub fn kv_tokens(&self) -> u64 {
+        let most = u64::from(self.context_tokens) * u64::from(self.max_sequences);
+        self.kv_tokens.map_or(most, |given| given.min(most))
+    }
+
     /// The ranks above this one, in order, after a check that the flags fit each other.
     pub fn followers(&self) -> Result<Vec<Peer>, ArgsError> {
         let size = self.size();
@@ -286,6 +296,18 @@ mod tests {
             ),
         ] {
             assert_eq!(parse(&flags).followers().map(|followers| followers.len()), expected, "{flags}");
+        }
+    }
+
+    #[test]
+    fn the_cache_has_room_for_all_sequences_or_for_less_as_told() {
+        for (flags, expected) in [
+            ("", 4 * 4096),
+            ("--context-tokens 1000000 --max-sequences 1024", 1_024_000_000),
+            ("--kv-tokens 5000", 5000),
+            ("--kv-tokens 5000 --context-tokens 100", 400),
+        ] {
+            assert_eq!(parse(flags).kv_tokens(), expected, "{flags}");
         }
     }
 

@@ -57,6 +57,8 @@ struct FakeState {
     held: HashMap<Key, Vec<u32>>,
     shelved: HashMap<Key, Vec<u32>>,
     damaged: bool,
+    /// Most tokens it held at once.
+    peak: usize,
     loadable: bool,
 }
 
@@ -82,6 +84,7 @@ impl Fake {
             held: HashMap::new(),
             shelved: HashMap::new(),
             damaged: false,
+            peak: 0,
             loadable: true,
         };
         Arc::new(Self { state: Arc::new(Mutex::new(state)), batches: Batches::new(1), gate, pace })
@@ -103,6 +106,11 @@ impl Fake {
 
     pub fn batches(&self) -> Vec<Vec<Step>> {
         self.state.lock().batches.clone()
+    }
+
+    /// Most tokens it held at once, of all sequences.
+    pub fn peak(&self) -> usize {
+        self.state.lock().peak
     }
 
     pub fn resets(&self) -> Vec<u32> {
@@ -172,6 +180,7 @@ impl FakeState {
             sequence.push(self.chosen[&step.slot]);
         }
         sequence.extend(&step.tokens);
+        self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());
         let chosen = self.choose(step);
         if let Some(token) = chosen.clone().unwrap_or(Some(0)) {
             self.chosen.insert(step.slot, token);
@@ -240,7 +249,10 @@ impl Compute for Fake {
             if let Some(gate) = gate {
                 gate.notified().await;
             }
-            tokio::time::sleep(pace).await;
+            // Even to sleep for no time takes a millisecond.
+            if !pace.is_zero() {
+                tokio::time::sleep(pace).await;
+            }
             if mood != Mood::Hung {
                 told.end(mood != Mood::Broken);
             }

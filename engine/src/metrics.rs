@@ -12,6 +12,7 @@ use russet_wire::event::{FinishReason, Usage};
 
 use crate::compute::{Memory, Progress};
 use crate::rates::Rates;
+use crate::schedule::pool::GRAIN;
 
 /// vLLM's buckets for the time to the first token.
 const FIRST_TOKEN: &[f64] = &[
@@ -28,6 +29,16 @@ const REQUEST: &[f64] = &[
     960.0, 1920.0, 7680.0,
 ];
 
+/// Buckets for what the loop and MLX take for a batch.
+const BATCH: &[f64] = &[
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
+    0.25, 0.5, 1.0, 2.5, 10.0,
+];
+/// Buckets for the sequences of a batch.
+const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+/// Buckets for the tokens a batch reads.
+const READ: &[f64] = &[0.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
+
 /// All metrics of one engine; clones share them.
 #[derive(Clone)]
 pub struct Metrics {
@@ -37,6 +48,8 @@ pub struct Metrics {
     pub running: IntGauge,
     /// Requests not yet in a slot.
     pub waiting: IntGauge,
+    /// Times a request left its slot for others.
+    pub preemptions: IntCounter,
     /// Share of the KV cache in use, 0 to 1.
     pub kv_usage: Gauge,
     /// Tokens of prompts read.
@@ -60,6 +73,14 @@ pub struct Metrics {
     pub prefill: Histogram,
     /// From the first token to the last.
     pub decode: Histogram,
+    /// What this process took to begin a batch.
+    pub schedule: Histogram,
+    /// From the beginning of a batch to its tokens.
+    pub batch: Histogram,
+    /// Sequences of a batch.
+    pub batch_rows: Histogram,
+    /// Tokens a batch reads.
+    pub batch_prompt_tokens: Histogram,
     /// Steps this rank ran.
     pub steps: IntCounter,
     /// How fast requests are answered, for the agent.
@@ -73,13 +94,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The metrics of rank `rank` of a group serving `model`, with room for `context_tokens` in
-    /// each of `max_sequences` slots.
+    /// The metrics of rank `rank` of a group serving `model`, with room for `kv_tokens` of sequences of at most
+    /// `context_tokens` each.
     pub fn new(
         model: &str,
         rank: u32,
         context_tokens: u32,
-        max_sequences: u32,
+        kv_tokens: u64,
     ) -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let labels = |opts: Opts| opts.const_label("model_name", model).const_label("engine", "0");
@@ -92,9 +113,18 @@ impl Metrics {
         let own = |name: &str, help: &str| {
             Opts::new(format!("russet_engine_{name}"), help).const_label("model_name", model)
         };
+        let of_batches = |name: &str, help: &str, buckets: &[f64]| {
+            let mut opts = HistogramOpts::from(own(name, help));
+            opts.buckets = buckets.to_vec();
+            Histogram::with_opts(opts)
+        };
         let metrics = Self {
             running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
             waiting: IntGauge::with_opts(request("num_requests_waiting", "Requests waiting for a slot."))?,
+            preemptions: IntCounter::with_opts(request(
+                "num_preemptions_total",
+                "Times a request left its slot for others.",
+            ))?,
             kv_usage: Gauge::with_opts(request(
                 "kv_cache_usage_perc",
                 "Share of the KV cache in use; 1 is all of it.",
@@ -135,6 +165,10 @@ impl Metrics {
                 own("request_failures_total", "Requests that ended with a typed failure."),
                 &["kind"],
             )?,
+            schedule: of_batches("schedule_seconds", "What rank 0 took to begin a batch.", BATCH)?,
+            batch: of_batches("batch_seconds", "From the beginning of a batch to its tokens.", BATCH)?,
+            batch_rows: of_batches("batch_sequences", "Sequences of a batch.", ROWS)?,
+            batch_prompt_tokens: of_batches("batch_prompt_tokens", "Tokens a batch reads.", READ)?,
             steps: IntCounter::with_opts(own("steps_total", "Steps this rank ran."))?,
             memory: IntGauge::with_opts(own("memory_bytes", "Bytes MLX holds."))?,
             peak_memory: IntGauge::with_opts(own("peak_memory_bytes", "Most bytes MLX held."))?,
@@ -146,7 +180,7 @@ impl Metrics {
             rates: Arc::default(),
             registry,
         };
-        metrics.register(rank, context_tokens, max_sequences, labels)?;
+        metrics.register(rank, context_tokens, kv_tokens, labels)?;
         Ok(metrics)
     }
 
@@ -154,7 +188,7 @@ impl Metrics {
         &self,
         rank: u32,
         context_tokens: u32,
-        max_sequences: u32,
+        kv_tokens: u64,
         labels: impl Fn(Opts) -> Opts,
     ) -> Result<(), prometheus::Error> {
         // Destructured, so that a metric cannot be made and then forgotten here.
@@ -162,6 +196,7 @@ impl Metrics {
             registry,
             running,
             waiting,
+            preemptions,
             kv_usage,
             prompt_tokens,
             prefix_queries,
@@ -174,6 +209,10 @@ impl Metrics {
             queue,
             prefill,
             decode,
+            schedule,
+            batch,
+            batch_rows,
+            batch_prompt_tokens,
             steps,
             rates: _,
             success,
@@ -197,10 +236,21 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
         }
         registry.register(Box::new(prefix_blocks.clone()))?;
-        for counter in [prompt_tokens, prefix_queries, prefix_hits, generated_tokens] {
+        for counter in [prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions] {
             registry.register(Box::new(counter.clone()))?;
         }
-        for histogram in [first_token, between_tokens, request, queue, prefill, decode] {
+        for histogram in [
+            first_token,
+            between_tokens,
+            request,
+            queue,
+            prefill,
+            decode,
+            schedule,
+            batch,
+            batch_rows,
+            batch_prompt_tokens,
+        ] {
             registry.register(Box::new(histogram.clone()))?;
         }
         for reason in [FinishReason::Stop, FinishReason::Length, FinishReason::Cancelled] {
@@ -208,12 +258,14 @@ impl Metrics {
         }
         registry.register(Box::new(success.clone()))?;
         registry.register(Box::new(failures.clone()))?;
-        // A block is one sequence's room: this cache is not paged.
+        // A block is what a sequence's room grows by: nobody has a part of one that another has a part of.
         let geometry = GaugeVec::new(
             labels(Opts::new("vllm:cache_config_info", "Tokens of a block of the KV cache, and blocks.")),
             &["block_size", "num_gpu_blocks"],
         )?;
-        geometry.with_label_values(&[&context_tokens.to_string(), &max_sequences.to_string()]).set(1.0);
+        let block = context_tokens.min(GRAIN);
+        let blocks = kv_tokens / u64::from(block.max(1));
+        geometry.with_label_values(&[&block.to_string(), &blocks.to_string()]).set(1.0);
         registry.register(Box::new(geometry))
     }
 
@@ -259,7 +311,7 @@ mod tests {
     use super::*;
 
     fn names(rank: u32) -> Vec<String> {
-        let metrics = Metrics::new("m", rank, 4096, 4).unwrap();
+        let metrics = Metrics::new("m", rank, 4096, 16_384).unwrap();
         metrics.finished(FinishReason::Stop, Usage::default(), Duration::from_secs(1));
         metrics.failed("overloaded");
         metrics.registry.gather().iter().map(|family| family.name().to_owned()).collect()
@@ -271,6 +323,7 @@ mod tests {
         for name in [
             "num_requests_waiting",
             "num_requests_running",
+            "num_preemptions_total",
             "kv_cache_usage_perc",
             "cache_config_info",
             "time_to_first_token_seconds",
@@ -286,6 +339,29 @@ mod tests {
             "request_success_total",
         ] {
             assert!(names.contains(&format!("vllm:{name}")), "{name} is missing from {names:?}");
+        }
+    }
+
+    #[test]
+    fn rank_zero_shows_what_its_batches_are_like() {
+        let names = names(0);
+        for name in ["schedule_seconds", "batch_seconds", "batch_sequences", "batch_prompt_tokens"] {
+            assert!(names.contains(&format!("russet_engine_{name}")), "{name} is missing from {names:?}");
+        }
+        assert!(self::names(1).iter().all(|name| !name.contains("batch")));
+    }
+
+    #[test]
+    fn the_cache_is_shown_in_the_blocks_it_grows_by() {
+        for (context, tokens, block, blocks) in
+            [(4096, 16_384, 256, 64), (128, 512, 128, 4), (4096, 1000, 256, 3)]
+        {
+            let shown = Metrics::new("m", 0, context, tokens).unwrap().registry.gather();
+            let shown = shown.iter().find(|family| family.name() == "vllm:cache_config_info").unwrap();
+            let labels: Vec<(&str, &str)> =
+                shown.get_metric()[0].get_label().iter().map(|label| (label.name(), label.value())).collect();
+            assert!(labels.contains(&("block_size", block.to_string().as_str())), "{labels:?}");
+            assert!(labels.contains(&("num_gpu_blocks", blocks.to_string().as_str())), "{labels:?}");
         }
     }
 

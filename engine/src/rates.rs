@@ -70,6 +70,12 @@ impl Rates {
         }
     }
 
+    /// How long it takes to read so many tokens of a prompt, once enough were seen.
+    pub fn reading(&self, tokens: u32) -> Option<Duration> {
+        let rate = self.prompts.rate(ENOUGH_OF_PROMPTS)?;
+        Duration::try_from_secs_f64(f64::from(tokens) / rate).ok()
+    }
+
     /// The rate of the fewest streams of which enough was seen.
     pub fn measured(&self) -> Option<Measured> {
         let rates =
@@ -122,7 +128,9 @@ mod tests {
         let mut rates = seen(&[(300, 1, STEP)]);
         (0..100).for_each(|_| rates.prompt(LONG_PROMPT - 1, STEP));
         assert_eq!(rates.measured().unwrap().prompt_tokens_per_second, 0.0);
+        assert_eq!(rates.reading(512), None);
         (0..3).for_each(|_| rates.prompt(512, Duration::from_secs(1)));
         assert_eq!(rates.measured().unwrap().prompt_tokens_per_second, 512.0);
+        assert_eq!(rates.reading(256), Some(Duration::from_millis(500)));
     }
 }

@@ -1,57 +1,52 @@
 //! Requests to slots, slots to batches: one loop that runs all sequences together, a step at a time. On a rank by
 //! itself a batch is begun before the tokens of the one before it are read, so that MLX is never without work.
 //! Answers end here and in `entrance` only, so every request gets exactly one `Finished` or
-//! `Failed` (invariant 10). How tokens become text is `sequence`'s business.
+//! `Failed` (invariant 10). How tokens become text is `sequence`'s business; whose turn it is, who has room and until
+//! when a request is of use are pure decisions of modules of their own.
 //!
 //! ```text
 //! submit ─▶ tokenise ─▶ waiting ─▶ slot: a turn in every batch ─▶ Finished
-//!    └──────────┴──────────┴──────────────────┴──────────────────▶ Failed
+//!    │          │        │   ▲      │  │
+//!    │          │        │   └──────┘  │  room for others is needed
+//!    └──────────┴────────┴─────────────┴────────────────────────▶ Failed
 //! ```
 
+mod batch;
+mod caller;
+pub mod deadline;
 pub mod deal;
 mod entrance;
+mod job;
+mod places;
+pub mod pool;
+pub mod queue;
 pub mod smoke;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use russet_wire::event::{Failure, FailureKind, FinishReason, Usage};
+use russet_wire::event::{Failure, FailureKind, FinishReason};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
-use crate::compute::{Answer, Chosen, Compute, Step};
+use crate::compute::{Chosen, Compute, Step};
 use crate::follow::Followers;
 use crate::kept::chain::Key;
 use crate::kept::feed::Feed;
-use crate::kept::{Cache, Entry, Limits, STEP};
+use crate::kept::{self, Cache, Limits, STEP};
 use crate::life::Life;
 use crate::metrics::Metrics;
-use crate::sequence::{Accepted, Sequence};
 use crate::tokens::Tokens;
 
+use batch::{Asked, Begun, Lap};
+use caller::unavailable;
 use deal::{Ready, Turn, deal};
-use entrance::{Caller, Ticket, started, unavailable};
-pub use entrance::{Entrance, MOST_WAITING};
-
-/// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
-/// machine we know of takes a fraction of it. The agent knows much sooner; this is for an engine without one.
-const STEP_DEADLINE: Duration = Duration::from_secs(300);
-
-/// A sequence and who waits for it.
-struct Running {
-    /// Never used again, unlike its slot.
-    number: u64,
-    sequence: Sequence,
-    caller: Caller,
-    started: Instant,
-    first: Option<Instant>,
-    last: Instant,
-    /// Whether nobody else had a slot while its prompt was read.
-    alone: bool,
-    /// Whether blocks of its prompt are still on their way from disk.
-    fetching: bool,
-}
+pub use entrance::Entrance;
+use job::Job;
+pub use places::MOST_WAITING;
+use places::Places;
+use pool::{Entry, Pool, Tenant};
+use queue::Queue;
 
 /// What a group has room for.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +55,8 @@ pub struct Room {
     pub context_tokens: u32,
     /// Sequences at a time.
     pub max_sequences: u32,
+    /// Tokens of all sequences together.
+    pub kv_tokens: u64,
     /// Batches at a time: the stages of its pipeline.
     pub stages: u32,
     /// Whether what requests leave is kept for others.
@@ -73,21 +70,25 @@ pub struct Schedule {
     tokens: Arc<Tokens>,
     life: Life,
     metrics: Metrics,
-    tickets: UnboundedReceiver<Ticket>,
-    waiting: VecDeque<Ticket>,
-    /// In the order in which they came.
-    running: Vec<Running>,
+    places: Places,
+    jobs: UnboundedReceiver<Job>,
+    waiting: Queue<Job>,
+    /// In the order of their turns: so prompts are read.
+    running: Vec<Job>,
+    slots: usize,
     cache: Cache,
     feed: Feed,
     fetches: (UnboundedSender<Fetched>, UnboundedReceiver<Fetched>),
-    capacity: f64,
+    pool: Pool,
     context_tokens: u32,
     /// Stages of the pipeline.
     stages: usize,
     /// Whether there is no other rank.
     alone: bool,
-    /// Sequences so far.
-    number: u64,
+    /// Stays in slots so far.
+    stays: u64,
+    /// Since when nobody but this loop has had work.
+    since: Instant,
     lap: Option<Lap>,
 }
 
@@ -102,21 +103,29 @@ impl Schedule {
         room: Room,
         root: Key,
     ) -> (Self, Entrance) {
-        let Room { context_tokens, max_sequences, stages, keeps } = room;
+        let Room { context_tokens, max_sequences, kv_tokens, stages, keeps } = room;
         let feed = Feed::default();
         let shelved = followers.shelved_everywhere(compute.shelved());
+        let most = u64::from(context_tokens) * u64::from(max_sequences);
+        let rounded = u64::from(context_tokens.next_multiple_of(STEP)) * u64::from(max_sequences);
         let limits = Limits {
             slots: max_sequences,
-            tokens: u64::from(context_tokens.next_multiple_of(STEP)) * u64::from(max_sequences),
+            tokens: if kv_tokens < most { kv_tokens } else { rounded },
             shelf: compute.has_shelf(),
             enabled: keeps,
         };
         let alone = followers.is_empty();
-        let (sender, tickets) = mpsc::unbounded_channel();
+        let (sender, jobs) = mpsc::unbounded_channel();
+        let places = Places::new(metrics.clone());
+        let born = Instant::now();
         let entrance = Entrance {
-            tickets: sender,
+            jobs: sender,
             tokens: tokens.clone(),
             context_tokens,
+            kv_tokens,
+            places: places.clone(),
+            born,
+            number: Arc::default(),
             life: life.clone(),
             metrics: metrics.clone(),
             feed: feed.clone(),
@@ -128,17 +137,20 @@ impl Schedule {
             tokens,
             life,
             metrics,
-            tickets,
-            waiting: VecDeque::new(),
+            places,
+            jobs,
+            waiting: Queue::default(),
             running: Vec::new(),
+            slots: max_sequences as usize,
             cache: Cache::new(root, limits, &shelved),
             feed,
             fetches: mpsc::unbounded_channel(),
-            capacity: f64::from(context_tokens) * f64::from(max_sequences),
+            pool: Pool::new(kv_tokens, context_tokens),
             context_tokens,
             stages: stages as usize,
             alone,
-            number: 0,
+            stays: 0,
+            since: born,
             lap: None,
         };
         (schedule, entrance)
@@ -149,34 +161,40 @@ impl Schedule {
         let life = self.life.clone();
         let mut begun = VecDeque::new();
         loop {
+            self.receive();
+            self.dismiss();
             self.admit();
-            self.drop_callers_that_left();
             while begun.len() < self.most_batches()
                 && let Some(batch) = self.begin()
             {
                 begun.push_back(batch);
             }
-            let Some(Begun { rows, reads, answer }) = begun.pop_front() else {
+            let Some(Begun { rows, reads, since, answer }) = begun.pop_front() else {
                 tokio::select! {
                     biased;
                     reason = life.failed() => return self.fail(&reason),
                     Some(fetched) = self.fetches.1.recv() => self.fetched(&fetched),
-                    ticket = self.tickets.recv() => match ticket {
-                        Some(ticket) => self.waiting.push_back(ticket),
+                    job = self.jobs.recv() => match job {
+                        Some(job) => self.waiting.push(job.standing, job),
                         None => return life.stop(),
                     },
                     // What was accepted is answered; what is still on its way here is refused.
-                    _ = life.until(|now| now.draining.is_some()), if !self.tickets.is_closed() => {
-                        self.tickets.close();
+                    _ = life.until(|now| now.draining.is_some()), if !self.jobs.is_closed() => {
+                        self.jobs.close();
                     }
                 }
+                self.since = Instant::now();
                 continue;
             };
             tokio::select! {
                 biased;
                 reason = life.failed() => return self.fail(&reason),
                 answered = answer.answered() => match answered {
-                    Ok(chosen) => self.end(rows, reads, chosen),
+                    Ok(chosen) => {
+                        self.since = Instant::now();
+                        self.metrics.batch.observe((self.since - since).as_secs_f64());
+                        self.end(rows, reads, chosen);
+                    }
                     Err(reason) => {
                         life.fail(reason);
                         return self.fail(&life.failed().await);
@@ -192,134 +210,186 @@ impl Schedule {
         if self.alone { 2 } else { self.stages }
     }
 
-    /// Moves requests towards slots, dropping those whose caller left.
-    fn admit(&mut self) {
-        while let Ok(ticket) = self.tickets.try_recv() {
-            self.waiting.push_back(ticket);
-        }
-        let (gone, waiting): (VecDeque<_>, _) =
-            self.waiting.drain(..).partition(|ticket| ticket.caller.gone());
-        self.waiting = waiting;
-        for Ticket { prompt, caller, .. } in gone {
-            let usage = Usage { prompt_tokens: prompt.len() as u32, ..Usage::default() };
-            caller.finish(FinishReason::Cancelled, usage);
+    fn receive(&mut self) {
+        while let Ok(job) = self.jobs.try_recv() {
+            self.waiting.push(job.standing, job);
         }
         while let Ok(fetched) = self.fetches.1.try_recv() {
             self.fetched(&fetched);
         }
-        self.cache.unshelve(&self.compute.lost());
-        while !self.waiting.is_empty() && self.cache.has_slot() {
-            let Some(Ticket { request, prompt, telling, caller, place }) = self.waiting.pop_front() else {
-                break;
-            };
-            let read = [prompt.as_slice(), &request.emitted].concat();
-            let Some(Entry { slot, cached, fetch }) = self.cache.enter(&read) else { break };
-            drop(place);
-            self.metrics.running.inc();
-            self.metrics.asked_prefix(read.len() as u32, cached);
-            let now = Instant::now();
-            self.metrics.queue.observe((now - caller.arrived).as_secs_f64());
-            caller.tell(started(&request, &prompt));
-            let seed = request.sampling.seed.unwrap_or_else(rand::random);
-            let mut sequence = Sequence::new(slot, &request, prompt, seed, telling);
-            self.number += 1;
-            self.lap = None;
-            sequence.skip(cached);
-            let fetching = !fetch.is_empty();
-            self.arrange();
-            if fetching {
-                self.fetch(slot, fetch);
-            }
-            self.running.push(Running {
-                number: self.number,
-                sequence,
-                caller,
-                started: now,
-                first: None,
-                last: now,
-                // What is read of an answer that was begun elsewhere is more than its prompt.
-                alone: request.emitted.is_empty(),
-                fetching,
-            });
+    }
+
+    /// Ends what is of no more use to anybody: of callers that left, beyond its deadline, without a place to wait in.
+    fn dismiss(&mut self) {
+        for job in self.waiting.take_where(|job| job.caller.gone()) {
+            job.finish(FinishReason::Cancelled, &self.metrics);
+        }
+        let metrics = self.metrics.clone();
+        for job in self.waiting.take_where(|job| job.refused(&metrics).is_some()) {
+            self.refuse(job);
+        }
+        // A slot that is being filled stays until it is.
+        let over = |job: &Job| !job.fetching && (job.caller.gone() || job.refused(&metrics).is_some());
+        let (over, running): (Vec<_>, Vec<_>) = self.running.drain(..).partition(over);
+        self.running = running;
+        for job in over {
+            self.vacate(&job);
+            self.refuse(job);
         }
     }
 
-    fn drop_callers_that_left(&mut self) {
-        // A slot that is being filled stays until it is.
-        let (gone, running): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|one| one.caller.gone() && !one.fetching);
-        self.running = running;
-        for one in gone {
-            self.release(one, FinishReason::Cancelled);
+    /// Tells a caller that is still there why its request is not answered.
+    fn refuse(&self, job: Job) {
+        match job.refused(&self.metrics) {
+            Some(failure) if !job.caller.gone() => job.caller.fail(failure),
+            _ => job.finish(FinishReason::Cancelled, &self.metrics),
+        }
+    }
+
+    /// Gives slots and room to those that wait, in the order of their turns: nobody passes one that does not fit yet,
+    /// or large requests would wait for ever.
+    fn admit(&mut self) {
+        self.cache.unshelve(&self.compute.lost());
+        while let Some(first) = self.waiting.first() {
+            let running: Vec<Tenant> = self.running.iter().map(Job::tenant).collect();
+            let Entry::After(leave) = self.pool.entry(&first.tenant(), &running, self.slots - running.len())
+            else {
+                break;
+            };
+            let Some(mut job) = self.waiting.take_first() else { break };
+            for index in leave.into_iter().rev() {
+                self.preempt(index);
+            }
+            let Some(kept::Entry { slot, cached, fetch }) = self.cache.enter(job.sequence.history()) else {
+                self.waiting.push(job.standing, job);
+                break;
+            };
+            self.stays += 1;
+            self.lap = None;
+            self.metrics.running.inc();
+            job.enter(slot, cached, self.stays, &self.metrics);
+            job.fetching = !fetch.is_empty();
+            self.arrange();
+            if job.fetching {
+                self.fetch(slot, fetch);
+            }
+            let place = self.running.partition_point(|other| other.standing.precedes(&job.standing));
+            self.running.insert(place, job);
+        }
+    }
+
+    /// Has one that runs leave its slot, to wait for another. What it held is kept as far as there is room for it;
+    /// the rest is read again when it comes back.
+    fn preempt(&mut self, index: usize) {
+        let mut job = self.running.remove(index);
+        self.lap = None;
+        self.vacate(&job);
+        job.leave(self.places.keep(job.standing.number, job.standing.priority), &self.metrics);
+        self.waiting.push(job.standing, job);
+    }
+
+    /// Whose turn it is, once those have left for whose next tokens there is no room.
+    fn turns(&mut self) -> Vec<Turn> {
+        loop {
+            let ready: Vec<Ready> = self.running.iter().map(|job| job.ready(self.alone)).collect();
+            let answering = self
+                .running
+                .iter()
+                .zip(&ready)
+                .any(|(job, ready)| !job.reads_its_prompt() && !matches!(ready, Ready::Read(_)));
+            let turns = deal(&ready, self.stages, answering, self.context_tokens);
+            let mut more = vec![0; ready.len()];
+            for Turn { index, tokens } in &turns {
+                more[*index] = *tokens;
+            }
+            let running: Vec<Tenant> = self.running.iter().map(Job::tenant).collect();
+            match self.pool.leaves(&running, &more) {
+                Some(index) => self.preempt(index),
+                // Who could leave does so once its slot is filled.
+                None if running.iter().any(|one| one.fixed) && !self.pool.holds(&running, &more) => {
+                    return Vec::new();
+                }
+                None => return turns,
+            }
         }
     }
 
     /// Has the next batch run, if anybody can go on.
     fn begin(&mut self) -> Option<Begun> {
-        let ready: Vec<Ready> = self.running.iter().map(|one| one.ready(self.alone)).collect();
-        let answering = self.running.iter().any(|one| one.first.is_some());
-        let turns = deal(&ready, self.stages, answering, self.context_tokens);
+        let turns = self.turns();
         if turns.is_empty() {
             return None;
         }
         let (mut rows, mut steps) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
         let streams = self.running.len();
+        let mut read = 0;
         for Turn { index, tokens } in &turns {
-            let one = &mut self.running[*index];
-            one.alone &= streams == 1;
-            let step = one.sequence.step(*tokens);
-            self.cache.grow(step.slot, one.sequence.cached());
-            if one.first.is_none() {
+            let job = &mut self.running[*index];
+            job.alone &= streams == 1;
+            let step = job.sequence.step(*tokens);
+            self.cache.grow(step.slot, job.sequence.cached());
+            if job.reads_its_prompt() {
                 self.metrics.prompt_tokens.inc_by(step.tokens.len() as u64);
             }
-            rows.push(one.number);
+            if step.choice.is_none() {
+                read += step.tokens.len();
+            }
+            rows.push(job.stay);
             steps.push(step);
         }
         self.arrange();
-        let reads = steps.iter().any(|step| step.choice.is_none());
-        Some(Begun { rows, reads, answer: self.ask(steps) })
+        self.metrics.batch_rows.observe(rows.len() as f64);
+        self.metrics.batch_prompt_tokens.observe(read as f64);
+        let answer = self.ask(steps);
+        let now = Instant::now();
+        self.metrics.schedule.observe((now - self.since).as_secs_f64());
+        self.since = now;
+        Some(Begun { rows, reads: read > 0, since: now, answer })
     }
 
-    /// Takes what came of a batch: of `rows`, by their numbers. Who ended meanwhile wants no more of it.
+    /// Takes what came of a batch: of `rows`, by their stays. Who ended or left meanwhile wants no more of it.
     fn end(&mut self, rows: Vec<u64>, reads: bool, chosen: Vec<Chosen>) {
         let (streams, mut told, mut some_ended) = (self.running.len() as u32, 0, false);
-        for (number, chosen) in rows.into_iter().zip(chosen) {
-            let Some(index) = self.running.iter().position(|one| one.number == number) else { continue };
+        for (stay, chosen) in rows.into_iter().zip(chosen) {
+            let Some(index) = self.running.iter().position(|job| job.stay == stay) else { continue };
             let end = match chosen {
                 Ok(None) => continue,
                 Ok(Some(token)) => {
-                    let one = &mut self.running[index];
-                    if one.first.is_none() {
-                        self.cache.read(one.sequence.slot(), one.sequence.prompt());
+                    let job = &mut self.running[index];
+                    if job.reads_its_prompt() {
+                        self.cache.read(job.sequence.slot(), job.sequence.prompt());
                     }
-                    one.take(token, &self.metrics)
+                    job.take(token, &self.metrics)
                 }
                 Err(error) => Some(Err(error.to_string())),
             };
             told += 1;
             let Some(end) = end else { continue };
             some_ended = true;
-            let one = self.running.remove(index);
+            let job = self.running.remove(index);
             match end {
-                Ok(reason) => self.release(one, reason),
+                Ok(reason) => {
+                    self.vacate(&job);
+                    self.pool.learn(job.sequence.usage().completion_tokens);
+                    job.finish(reason, &self.metrics);
+                }
+                // Numbers that are none are nothing to keep.
                 Err(message) => {
-                    let Running { sequence, caller, .. } = one;
-                    // Numbers that are none are nothing to keep.
-                    self.cache.discard(sequence.slot());
-                    self.vacated();
-                    caller.fail(Failure { kind: FailureKind::Internal, message });
+                    self.discard(&job);
+                    job.caller.fail(Failure { kind: FailureKind::Internal, message });
                 }
             }
         }
         self.arrange();
-        let cached: u32 = self.running.iter().map(|one| one.sequence.cached()).sum();
-        self.metrics.kv_usage.set(f64::from(cached) / self.capacity);
+        let running: Vec<Tenant> = self.running.iter().map(Job::tenant).collect();
+        self.metrics.kv_usage.set(self.pool.usage(&running));
         if reads || some_ended {
             self.lap = None;
             return;
         }
         // Every stream got its token, in one batch or in those of all stages.
         let now = Instant::now();
+        let cached = running.iter().map(|one| one.held).sum();
         let lap = self.lap.take().filter(|lap| lap.streams == streams);
         self.lap = Some(match lap {
             Some(lap) if lap.told + told < streams => Lap { told: lap.told + told, ..lap },
@@ -340,22 +410,19 @@ impl Schedule {
         Asked { chooses, answer: self.compute.run(batch) }
     }
 
-    fn release(&mut self, one: Running, reason: FinishReason) {
-        let Running { sequence, caller, first, last, .. } = one;
+    /// Gives a slot back, and what it holds to be kept.
+    fn vacate(&mut self, job: &Job) {
         // Of an answer that was begun the numbers are sound; of a prompt alone nobody knows.
-        if first.is_some() {
-            self.cache.leave(sequence.slot(), sequence.history().to_vec());
-        } else {
-            self.cache.discard(sequence.slot());
+        if job.reads_its_prompt() {
+            return self.discard(job);
         }
-        self.vacated();
-        if let Some(first) = first {
-            self.metrics.decode.observe((last - first).as_secs_f64());
-        }
-        caller.finish(reason, sequence.usage());
+        self.cache.leave(job.sequence.slot(), job.sequence.history().to_vec());
+        self.arrange();
+        self.metrics.running.dec();
     }
 
-    fn vacated(&mut self) {
+    fn discard(&mut self, job: &Job) {
+        self.cache.discard(job.sequence.slot());
         self.arrange();
         self.metrics.running.dec();
     }
@@ -374,38 +441,37 @@ impl Schedule {
     fn fetch(&self, slot: u32, keys: Vec<Key>) {
         let theirs = self.followers.fetch(slot, &keys);
         let own = self.compute.fetch(slot, keys.clone());
-        let (number, done) = (self.number, self.fetches.0.clone());
+        let (stay, done) = (self.stays, self.fetches.0.clone());
         tokio::spawn(async move {
             let own = own.await.map_or(0, |came| came.unwrap_or(0));
             let came = own.min(theirs.await.unwrap_or(0));
             // Nobody waits when the loop is over.
-            let _ = done.send(Fetched { number, keys, came });
+            let _ = done.send(Fetched { stay, keys, came });
         });
     }
 
     /// A slot was filled from disk, if only as far as the blocks came; what did not is read.
-    fn fetched(&mut self, Fetched { number, keys, came }: &Fetched) {
-        let Some(one) = self.running.iter_mut().find(|one| one.number == *number) else { return };
-        one.fetching = false;
+    fn fetched(&mut self, Fetched { stay, keys, came }: &Fetched) {
+        let Some(job) = self.running.iter_mut().find(|job| job.stay == *stay) else { return };
+        job.fetching = false;
+        let slot = job.sequence.slot();
         if (*came as usize) < keys.len() {
-            self.cache.fetched(one.sequence.slot(), keys, *came);
-            one.sequence.skip(0);
+            self.cache.fetched(slot, keys, *came);
+            job.sequence.read_all();
         }
         self.arrange();
     }
 
     /// Ends everything with the reason this rank failed.
     fn fail(mut self, reason: &str) {
-        self.tickets.close();
-        while let Ok(ticket) = self.tickets.try_recv() {
-            self.waiting.push_back(ticket);
+        self.jobs.close();
+        self.receive();
+        for job in self.waiting.take_where(|_| true) {
+            job.caller.fail(unavailable(reason.to_owned()));
         }
-        for ticket in self.waiting.drain(..) {
-            ticket.caller.fail(unavailable(reason.to_owned()));
-        }
-        for one in self.running.drain(..) {
+        for job in self.running.drain(..) {
             self.metrics.running.dec();
-            one.caller.fail(unavailable(reason.to_owned()));
+            job.caller.fail(unavailable(reason.to_owned()));
         }
     }
 }
@@ -413,86 +479,11 @@ impl Schedule {
 /// A slot was filled from disk.
 struct Fetched {
     /// Whose it is.
-    number: u64,
+    stay: u64,
     keys: Vec<Key>,
     /// How many of the first ones came, on every rank.
     came: u32,
 }
 
-/// A batch on its way, and whose it is.
-struct Begun {
-    /// Numbers of its sequences.
-    rows: Vec<u64>,
-    /// Whether a prompt is read.
-    reads: bool,
-    answer: Asked,
-}
-
-/// From one token of every stream to the next.
-struct Lap {
-    begun: Instant,
-    /// Tokens so far.
-    told: u32,
-    streams: u32,
-}
-
-/// What was asked of a batch.
-struct Asked {
-    /// Which of its steps choose a token.
-    chooses: Vec<bool>,
-    answer: Answer<Vec<Chosen>>,
-}
-
-impl Asked {
-    /// What came of each step; an error is why the group cannot go on.
-    async fn answered(self) -> Result<Vec<Chosen>, String> {
-        let answered = match tokio::time::timeout(STEP_DEADLINE, self.answer).await {
-            Ok(Ok(answered)) => answered.map_err(|error| error.to_string())?,
-            Ok(Err(_)) => return Err("the compute thread is gone; see the engine's log".into()),
-            Err(_) => {
-                let seconds = STEP_DEADLINE.as_secs();
-                return Err(format!("a step did not end within {seconds} s; the group hangs"));
-            }
-        };
-        let as_asked = |(chooses, chosen): (&bool, &Chosen)| {
-            chosen.as_ref().map_or(*chooses, |token| token.is_some() == *chooses)
-        };
-        if answered.len() != self.chooses.len() || !self.chooses.iter().zip(&answered).all(as_asked) {
-            return Err("the compute half did not choose tokens where it had to, and only there".into());
-        }
-        Ok(answered)
-    }
-}
-
-impl Running {
-    fn ready(&self, ahead: bool) -> Ready {
-        if self.fetching { Ready::Busy } else { self.sequence.ready(ahead) }
-    }
-
-    /// Takes a chosen token; says how the answer ended if it did.
-    fn take(&mut self, token: u32, metrics: &Metrics) -> Option<Result<FinishReason, String>> {
-        let now = Instant::now();
-        let Accepted { event, finished } = match self.sequence.accept(token) {
-            Ok(accepted) => accepted,
-            Err(error) => return Some(Err(error.to_string())),
-        };
-        match self.first {
-            None => {
-                self.first = Some(now);
-                metrics.first_token.observe((now - self.caller.arrived).as_secs_f64());
-                metrics.prefill.observe((now - self.started).as_secs_f64());
-                if self.alone {
-                    let Usage { prompt_tokens, cached_tokens, .. } = self.sequence.usage();
-                    metrics.rates.lock().prompt(prompt_tokens - cached_tokens, now - self.started);
-                }
-            }
-            Some(_) => metrics.between_tokens.observe((now - self.last).as_secs_f64()),
-        }
-        self.last = now;
-        metrics.generated_tokens.inc();
-        if let Some(event) = event {
-            self.caller.tell(event);
-        }
-        finished.map(Ok)
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
 //! One request from its prompt to its finish, pure: which step comes next, what a chosen token
-//! means, when it is over. It neither waits nor sends.
+//! means, when it is over, and how it goes on after its cache was taken away. It neither waits nor sends.
 
 mod telling;
 
@@ -15,6 +15,9 @@ pub use telling::{Accepted, TakeUpError, Telling};
 const MOST_STOPS: usize = 32;
 /// Every stop text is looked for after every token.
 const LONGEST_STOP: usize = 1024;
+/// Priorities lie between its negative and it. Waiting is worth levels of priority, so a level beyond every bound
+/// would have the others wait without one.
+pub const MOST_PRIORITY: i32 = 100;
 
 /// What is wrong with a request whatever the model is.
 pub fn validate(request: &GenerationRequest) -> Result<(), Failure> {
@@ -34,6 +37,9 @@ pub fn validate(request: &GenerationRequest) -> Result<(), Failure> {
     }
     if !(0.0..=1.0).contains(&sampling.min_p) {
         return wrong(format!("min_p is {}; use 0 to 1", sampling.min_p));
+    }
+    if request.priority.unsigned_abs() > MOST_PRIORITY.unsigned_abs() {
+        return wrong(format!("priority is {}; use -{MOST_PRIORITY} to {MOST_PRIORITY}", request.priority));
     }
     if request.stop.len() > MOST_STOPS {
         return wrong(format!("{} stop texts; send at most {MOST_STOPS}", request.stop.len()));
@@ -62,16 +68,14 @@ pub fn room(prompt_tokens: usize, max_tokens: Option<u32>, context_tokens: u32) 
     }
 }
 
-/// A request in a slot.
+/// A request that is being answered, in a slot or on its way to one.
 pub struct Sequence {
     slot: u32,
-    /// Tokens not yet in the cache, oldest first: the rest of what is read, then one chosen token.
-    next: Vec<u32>,
+    /// All of it that is known: the prompt, then what was chosen.
+    tokens: Vec<u32>,
     cached: u32,
-    /// Tokens of what is read that were in the cache from the beginning.
-    kept: u32,
-    /// The prompt and what was chosen after it.
-    history: Vec<u32>,
+    /// Tokens that were in the cache when it entered first.
+    kept: Option<u32>,
     /// Choices that were handed out and not yet accepted.
     pending: u32,
     prompt_tokens: u32,
@@ -80,44 +84,48 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence whose prompt is known, and what of its answer was told. `seed` was drawn if the request names none.
-    /// Tokens of the answer that came with the request are read as if they were its prompt.
-    pub fn new(
-        slot: u32,
-        request: &GenerationRequest,
-        prompt: Vec<u32>,
-        seed: u64,
-        telling: Telling,
-    ) -> Self {
+    /// A sequence whose prompt is known, and what of its answer was told, in the first slot until it
+    /// [enters](Sequence::enter) another. `seed` was drawn if the request names none. Tokens of the answer that came
+    /// with the request are read as if they were its prompt.
+    pub fn new(request: &GenerationRequest, prompt: Vec<u32>, seed: u64, telling: Telling) -> Self {
         let choice = Choice { sampling: request.sampling.clone(), seed, index: 0, banned: telling.banned() };
         let read = [prompt.as_slice(), &request.emitted].concat();
         Self {
-            slot,
+            slot: 0,
             prompt_tokens: prompt.len() as u32,
-            history: read.clone(),
-            next: read,
+            tokens: read,
             cached: 0,
-            kept: 0,
+            kept: None,
             pending: 0,
             choice,
             telling,
         }
     }
 
-    /// So many tokens of what is read, but not all, are in the cache already.
-    pub fn skip(&mut self, cached: u32) {
-        self.next = self.history[cached as usize..].to_vec();
-        (self.cached, self.kept) = (cached, cached);
-    }
-
     /// The prompt and what was chosen after it. The cache holds no more of it than [`Sequence::cached`].
     pub fn history(&self) -> &[u32] {
-        &self.history
+        &self.tokens
     }
 
     /// The prompt.
     pub fn prompt(&self) -> &[u32] {
-        &self.history[..self.prompt_tokens as usize]
+        &self.tokens[..self.prompt_tokens as usize]
+    }
+
+    /// Begins in a slot that holds so many of its tokens, but not all, for the first time or anew: then the others are
+    /// read again, its own behind the prompt. Tokens that were handed out to be chosen and did not come back are chosen
+    /// again, and come out the same; what was said, counted and held back goes on.
+    pub fn enter(&mut self, slot: u32, cached: u32) {
+        (self.slot, self.cached, self.pending) = (slot, cached, 0);
+        self.kept.get_or_insert(cached);
+    }
+
+    /// What its slot was to hold did not come: all of it is read.
+    pub fn read_all(&mut self) {
+        if self.kept == Some(self.cached) {
+            self.kept = Some(0);
+        }
+        self.cached = 0;
     }
 
     /// The slot it occupies.
@@ -130,12 +138,17 @@ impl Sequence {
         self.cached
     }
 
+    /// Most tokens of its answer.
+    pub fn limit(&self) -> u32 {
+        self.telling.limit()
+    }
+
     /// What it cost so far.
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.telling.tokens(),
-            cached_tokens: self.kept.min(self.prompt_tokens),
+            cached_tokens: self.kept.unwrap_or_default().min(self.prompt_tokens),
         }
     }
 
@@ -143,7 +156,7 @@ impl Sequence {
     /// always goes alone: so mlx-lm computes it.
     pub fn ready(&self, ahead: bool) -> Ready {
         let more = self.telling.tokens() + self.pending < self.telling.limit();
-        match self.next.len() {
+        match self.next().len() {
             0 if ahead && self.pending == 1 && more => Ready::Choose,
             0 => Ready::Busy,
             1 => Ready::Choose,
@@ -151,16 +164,26 @@ impl Sequence {
         }
     }
 
+    /// Tokens that are known and not yet in the cache.
+    pub fn unread(&self) -> u32 {
+        self.next().len() as u32
+    }
+
+    /// Tokens not yet in the cache, oldest first: the rest of what is read, or one chosen token.
+    fn next(&self) -> &[u32] {
+        self.tokens.get(self.cached as usize..).unwrap_or_default()
+    }
+
     /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. Steps
     /// with a choice are followed by [`Sequence::accept`], in their order.
     pub fn step(&mut self, tokens: u32) -> Step {
-        let rest = match self.ready(false) {
-            Ready::Read(left) => self.next.split_off(left.min(tokens.max(1)) as usize),
-            Ready::Choose | Ready::Busy => Vec::new(),
+        let next = self.next();
+        let (tokens, chooses) = match self.ready(false) {
+            Ready::Read(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
+            Ready::Choose | Ready::Busy => (next.to_vec(), true),
         };
-        let tokens = std::mem::replace(&mut self.next, rest);
         let offset = self.cached;
-        let choice = self.next.is_empty().then(|| {
+        let choice = chooses.then(|| {
             let index = self.telling.tokens() + self.pending;
             self.pending += 1;
             Choice { index, ..self.choice.clone() }
@@ -176,11 +199,8 @@ impl Sequence {
         let before = self.telling.tokens();
         let accepted = self.telling.accept(token)?;
         if self.telling.tokens() > before {
-            self.history.push(token);
-        }
-        // Else it is over, or a step that was handed out already goes on from it.
-        if accepted.finished.is_none() && self.pending == 0 {
-            self.next = vec![token];
+            // Where a step that was handed out already goes on from it, it is in the cache.
+            self.tokens.push(token);
         }
         Ok(accepted)
     }
@@ -203,6 +223,8 @@ mod tests {
             stop: Vec::new(),
             ignore_eos: false,
             emitted: Vec::new(),
+            priority: 0,
+            deadline_milliseconds: None,
         }
     }
 
@@ -223,7 +245,9 @@ mod tests {
     fn sequence(tokens: &Tokens, request: &GenerationRequest, prompt: Vec<u32>, limit: u32) -> Sequence {
         let mut telling = Telling::new(request, limit, tokens.ends().clone(), tokens.stream());
         assert_eq!(telling.take_up(&request.emitted).unwrap(), None);
-        Sequence::new(3, request, prompt, 7, telling)
+        let mut sequence = Sequence::new(request, prompt, 7, telling);
+        sequence.enter(3, 0);
+        sequence
     }
 
     /// Feeds what the model chooses; `choices` are of the whole answer, also where a part of it was told before.
@@ -370,6 +394,70 @@ mod tests {
         assert!(sequence(&tokens, &request(), vec![9], 10).step(2048).choice.is_some());
     }
 
+    /// Runs a sequence over answers given by their index, so many steps ahead as `ahead` allows, and takes its cache
+    /// away whenever it has so many tokens of the answer as `leaves` says. Everything it told, its end and its usage.
+    fn told(
+        request: &GenerationRequest,
+        limit: u32,
+        answer: &[u32],
+        ahead: bool,
+        leaves: &[u32],
+    ) -> (Vec<Event>, FinishReason, Usage) {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let mut sequence = sequence(&tokens, request, vec![1; 600], limit);
+        let (mut cache, mut chosen, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        let mut leaves = leaves.iter().peekable();
+        loop {
+            while sequence.ready(ahead) != Ready::Busy {
+                let step = sequence.step(256);
+                assert_eq!(step.offset as usize, cache.len());
+                // Where no token is told, the one that was chosen last goes in.
+                let last = chosen.last().map(|index: &u32| answer[*index as usize]);
+                cache.extend(if step.tokens.is_empty() { vec![last.unwrap()] } else { step.tokens });
+                chosen.extend(step.choice.map(|choice| choice.index));
+            }
+            let index = sequence.usage().completion_tokens;
+            assert_eq!(cache[..600], [1; 600]);
+            assert_eq!(cache[600..600 + index as usize], answer[..index as usize]);
+            if leaves.next_if(|leave| **leave == index).is_some() {
+                cache.clear();
+                chosen.clear();
+                sequence.enter(5, 0);
+                continue;
+            }
+            let at = chosen.len() - sequence.pending as usize;
+            assert_eq!(chosen[at], index, "each token is chosen in its turn");
+            let Accepted { event, finished } = sequence.accept(answer[index as usize]).unwrap();
+            told.extend(event);
+            if let Some(reason) = finished {
+                return (told, reason, sequence.usage());
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_whose_cache_is_taken_away_goes_on_as_if_nothing_had_been() {
+        let stops = GenerationRequest { stop: vec!["lo w".into()], ..request() };
+        for (story, request, limit, text) in [
+            ("to its end", request(), 99, "hello world, and good bye"),
+            ("to its limit, within a character", request(), 3, "hé, wörld"),
+            ("to a stop text that was held back meanwhile", stops, 99, "hello world"),
+        ] {
+            let answer = [bytes(text), vec![END]].concat();
+            let undisturbed = told(&request, limit, &answer, false, &[]);
+            for ahead in [false, true] {
+                for leaves in [&[0][..], &[1], &[2], &[0, 0, 1, 2, 2], &[2, 5, 6, 9]] {
+                    assert_eq!(
+                        told(&request, limit, &answer, ahead, leaves),
+                        undisturbed,
+                        "{story} {leaves:?}"
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn wrong_requests_are_refused_with_the_number() {
         let sampled = |change: fn(&mut Sampling)| {
@@ -384,6 +472,8 @@ mod tests {
             (sampled(|s| s.temperature = -1.0), "temperature is -1"),
             (sampled(|s| s.top_p = 0.0), "top_p is 0"),
             (sampled(|s| s.min_p = 1.5), "min_p is 1.5"),
+            (GenerationRequest { priority: -101, ..request() }, "priority is -101; use -100 to 100"),
+            (GenerationRequest { priority: i32::MIN, ..request() }, "priority is -2147483648"),
             (GenerationRequest { stop: vec!["x".into(); 33], ..request() }, "33 stop texts"),
             (GenerationRequest { stop: vec!["x".repeat(2000)], ..request() }, "2000 bytes"),
         ] {

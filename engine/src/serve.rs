@@ -108,7 +108,7 @@ impl Rank {
         let rings = args.rings()?;
         let tls = Files::in_dir(&args.tls_dir);
         let metrics =
-            Metrics::new(&args.served_model_name, args.rank, args.context_tokens, args.max_sequences)?;
+            Metrics::new(&args.served_model_name, args.rank, args.context_tokens, args.kv_tokens())?;
         let control = control::bind(&args.control_socket).map_err(|source| ServeError::Listen {
             flag: "--control-socket",
             address: args.control_socket.display().to_string(),
@@ -320,6 +320,7 @@ async fn work(
         Room {
             context_tokens: args.context_tokens,
             max_sequences: args.max_sequences,
+            kv_tokens: args.kv_tokens(),
             stages: args.size() / args.tensor_size.max(1),
             keeps: args.prefix_cache == Switch::On,
         },

@@ -16,9 +16,11 @@ use russet_rpc::engine as pb;
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
 use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tonic::Streaming;
 
-use engines::{Lab, ask, collect, next, say, within};
+use engines::{Engine, Lab, ask, collect, next, say, within};
 
 /// What the smallest model's group may take to notice a rank that was killed.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -118,6 +120,53 @@ async fn an_answer_goes_on_with_another_group_as_it_would_have() {
             assert!(text.ends_with(&told), "{told:?} does not end {text:?}");
         }
     }
+}
+
+/// A number that rank 0 shows.
+async fn shown(engine: &Engine, metric: &str) -> f64 {
+    let address = engine.until(|state| !state.metrics_address.is_empty()).await.metrics_address;
+    let mut page = TcpStream::connect(address).await.unwrap();
+    page.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    page.read_to_string(&mut text).await.unwrap();
+    let line = text.lines().find(|line| line.starts_with(metric)).unwrap();
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_made_room_for_another_comes_out_as_with_room_for_both() {
+    let model = model::random_model_dir();
+    let mut lab = Lab::new();
+    let sampled = Sampling { temperature: 1.0, top_p: 0.9, seed: Some(5), ..Sampling::default() };
+    let questions = [say("on and on"), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }]
+        .map(|question| GenerationRequest { max_tokens: Some(700), ignore_eos: true, ..question });
+    let mut answers = Vec::new();
+    // Both may enter with what is expected of them, and grow beyond it.
+    for (flags, layers, preemptions) in [
+        (vec![], &[model::LAYERS][..], 0.0),
+        (vec!["--kv-tokens", "1100"], &[model::LAYERS], 1.0),
+        (vec!["--kv-tokens", "1100"], &[1, 2, 1], 1.0),
+    ] {
+        lab.flags = flags;
+        let engines = lab.start(model.path(), layers);
+        let mut client = lab.client(&engines[0]).await;
+        let mut streams = Vec::new();
+        for question in &questions {
+            streams.push(ask(&mut client, question.clone()).await);
+        }
+        let mut group = Vec::new();
+        for mut events in streams {
+            let (ids, _, end) = collect(&mut events).await;
+            assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+            group.push(ids);
+        }
+        assert_eq!(shown(&engines[0], "vllm:num_preemptions_total").await, preemptions, "{layers:?}");
+        answers.push(group);
+    }
+    // What is read at once rounds otherwise than what is chosen one by one, in the seventh digit; no two tokens of
+    // these answers are that close.
+    assert_eq!(answers[1], answers[0], "one rank");
+    assert_eq!(answers[2], answers[0], "three ranks");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -39,6 +39,8 @@ pub enum Kind {
     EngineLost,
     /// The engine is connected and has said nothing for too long.
     EngineSilent,
+    /// The deadline of the request passed.
+    DeadlineExceeded,
     /// A fault of ours.
     Internal,
     /// The gateway is going down.
@@ -64,6 +66,7 @@ impl Kind {
             Self::Full => "gateway_full",
             Self::EngineLost => "engine_lost",
             Self::EngineSilent => "engine_silent",
+            Self::DeadlineExceeded => "deadline_exceeded",
             Self::Internal => "internal_error",
             Self::ShuttingDown => "shutting_down",
         }

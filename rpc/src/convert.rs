@@ -8,7 +8,17 @@ use crate::engine as pb;
 
 impl From<GenerationRequest> for pb::GenerateRequest {
     fn from(request: GenerationRequest) -> Self {
-        let GenerationRequest { id, messages, max_tokens, sampling, stop, ignore_eos, emitted } = request;
+        let GenerationRequest {
+            id,
+            messages,
+            max_tokens,
+            sampling,
+            stop,
+            ignore_eos,
+            emitted,
+            priority,
+            deadline_milliseconds,
+        } = request;
         let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
         Self {
             id,
@@ -21,13 +31,25 @@ impl From<GenerationRequest> for pb::GenerateRequest {
             stop,
             ignore_eos,
             emitted,
+            priority,
+            deadline_milliseconds,
         }
     }
 }
 
 impl From<pb::GenerateRequest> for GenerationRequest {
     fn from(request: pb::GenerateRequest) -> Self {
-        let pb::GenerateRequest { id, messages, max_tokens, sampling, stop, ignore_eos, emitted } = request;
+        let pb::GenerateRequest {
+            id,
+            messages,
+            max_tokens,
+            sampling,
+            stop,
+            ignore_eos,
+            emitted,
+            priority,
+            deadline_milliseconds,
+        } = request;
         let sampling = sampling.map_or_else(Sampling::default, |sampling| {
             let pb::Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
             Sampling { temperature, top_p, top_k, min_p, seed }
@@ -43,6 +65,8 @@ impl From<pb::GenerateRequest> for GenerationRequest {
             stop,
             ignore_eos,
             emitted,
+            priority,
+            deadline_milliseconds,
         }
     }
 }
@@ -100,6 +124,7 @@ impl From<Failure> for pb::Failed {
             FailureKind::InvalidRequest => pb::FailureKind::InvalidRequest,
             FailureKind::Overloaded => pb::FailureKind::Overloaded,
             FailureKind::Unavailable => pb::FailureKind::Unavailable,
+            FailureKind::DeadlineExceeded => pb::FailureKind::DeadlineExceeded,
             FailureKind::Internal => pb::FailureKind::Internal,
         };
         Self { kind: kind as i32, message }
@@ -112,6 +137,7 @@ impl From<pb::Failed> for Failure {
             pb::FailureKind::InvalidRequest => FailureKind::InvalidRequest,
             pb::FailureKind::Overloaded => FailureKind::Overloaded,
             pb::FailureKind::Unavailable => FailureKind::Unavailable,
+            pb::FailureKind::DeadlineExceeded => FailureKind::DeadlineExceeded,
             pb::FailureKind::Internal | pb::FailureKind::Unspecified => FailureKind::Internal,
         };
         Self { kind, message: failed.message }
@@ -157,6 +183,7 @@ mod tests {
             failure(FailureKind::InvalidRequest),
             failure(FailureKind::Overloaded),
             failure(FailureKind::Unavailable),
+            failure(FailureKind::DeadlineExceeded),
             failure(FailureKind::Internal),
         ] {
             assert_eq!(Event::from(pb::GenerateEvent::from(event.clone())), event);
@@ -173,6 +200,8 @@ mod tests {
             stop: vec!["\n".into()],
             ignore_eos: true,
             emitted: vec![4, 0, 4],
+            priority: -3,
+            deadline_milliseconds: Some(250),
         };
         assert_eq!(GenerationRequest::from(pb::GenerateRequest::from(request.clone())), request);
     }

@@ -47,6 +47,8 @@ pub enum FailureKind {
     Overloaded,
     /// The engine or a peer rank is gone; the group is being re-formed.
     Unavailable,
+    /// The caller's deadline passed, or passes before there could be an answer.
+    DeadlineExceeded,
     /// A fault of ours.
     Internal,
 }

@@ -52,4 +52,8 @@ pub struct GenerationRequest {
     /// Tokens of the answer that its caller was told already, by an engine that was lost: the answer goes on after
     /// them, and everything else here means the whole of it. Empty for an answer that begins.
     pub emitted: Vec<u32>,
+    /// Who is answered first where not all can be: higher first, 0 as a rule.
+    pub priority: i32,
+    /// How long the caller still waits for the whole answer; absent means as long as it takes.
+    pub deadline_milliseconds: Option<u64>,
 }

@@ -56,6 +56,8 @@ fn request() -> GenerationRequest {
         // A model that greets with nothing is sound, and its next tokens are to be seen all the same.
         ignore_eos: true,
         emitted: Vec::new(),
+        priority: 0,
+        deadline_milliseconds: None,
     }
 }
 
@@ -69,7 +71,8 @@ impl Schedule {
             .map_err(|failure| SmokeError::Context(failure.message))?;
         let (ends, text) = (self.tokens.ends().clone(), self.tokens.stream());
         let telling = Telling::new(&request, limit, ends, text);
-        let mut sequence = Sequence::new(SLOT, &request, prompt, 0, telling);
+        let mut sequence = Sequence::new(&request, prompt, 0, telling);
+        sequence.enter(SLOT, 0);
         let (tokens, text) = self.answer(&mut sequence).await?;
         self.followers.reset(SLOT);
         self.compute.reset(SLOT);

@@ -189,6 +189,8 @@ fn say(content: &str) -> GenerationRequest {
         stop: Vec::new(),
         ignore_eos: false,
         emitted: Vec::new(),
+        priority: 0,
+        deadline_milliseconds: None,
     }
 }
 
@@ -449,8 +451,19 @@ async fn a_caller_that_leaves_frees_its_slot() {
     let mut client = lab.client(&rank);
     let mut events = ask(&mut client, say_for("a", 90_000)).await;
     while !matches!(next(&mut events).await, Some(Event::Token { .. })) {}
-    // One that still waits may leave as well.
-    drop(ask(&mut client, say("never")).await);
+    // One that still waits may leave as well; which of two streams an engine hears of first is open.
+    let mut control = ControlClient::new(tls::unix_channel(lab.sockets.path().join("n0")));
+    let mut watch = control.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+    let state = within("the state at once", watch.message()).await.unwrap().unwrap();
+    let waits = async |number: u32| {
+        let line = format!("vllm:num_requests_waiting{{engine=\"0\",model_name=\"small\"}} {number}");
+        within(&line, async { while !get(&state.metrics_address, "/metrics").await.contains(&line) {} })
+            .await;
+    };
+    let never = ask(&mut client, say("never")).await;
+    waits(1).await;
+    drop(never);
+    waits(0).await;
     drop(events);
     // The first one was the smoke prompt's.
     eventually("freeing the slot", || fake.resets() == [0, 0]).await;

@@ -217,6 +217,8 @@ pub fn say(content: &str) -> GenerationRequest {
         stop: Vec::new(),
         ignore_eos: false,
         emitted: Vec::new(),
+        priority: 0,
+        deadline_milliseconds: None,
     }
 }
 

@@ -106,6 +106,8 @@ impl Connection {
                     stop: vec![],
                     ignore_eos: false,
                     emitted: vec![],
+                    priority: 0,
+                    deadline_milliseconds: None,
                 };
                 let answer = client.generate(pb::GenerateRequest::from(request)).await.unwrap();
                 let mut events = answer.into_inner();

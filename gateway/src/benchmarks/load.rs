@@ -87,6 +87,8 @@ impl Work {
             stop: Vec::new(),
             ignore_eos: true,
             emitted: Vec::new(),
+            priority: 0,
+            deadline_milliseconds: None,
         };
         let (mut client, _lease) =
             self.backends.lease(endpoint).map_err(|error| at(crate::causes(&error)))?;

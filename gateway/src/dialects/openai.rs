@@ -220,7 +220,7 @@ fn class(kind: Kind) -> (StatusCode, &'static str) {
         Kind::ModelNotReady | Kind::Full | Kind::EngineLost | Kind::ShuttingDown => {
             (StatusCode::SERVICE_UNAVAILABLE, OURS)
         }
-        Kind::EngineSilent => (StatusCode::GATEWAY_TIMEOUT, OURS),
+        Kind::EngineSilent | Kind::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, OURS),
         Kind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, OURS),
     }
 }

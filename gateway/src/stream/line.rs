@@ -114,6 +114,9 @@ impl Line {
                 FailureKind::InvalidRequest => Setback::Refused(Refusal::new(Kind::InvalidRequest, message)),
                 FailureKind::Overloaded => Setback::Busy(message),
                 FailureKind::Unavailable => self.lost(message),
+                FailureKind::DeadlineExceeded => {
+                    Setback::Refused(Refusal::new(Kind::DeadlineExceeded, message))
+                }
                 FailureKind::Internal => Setback::Refused(Refusal::new(Kind::Internal, message)),
             })),
         }

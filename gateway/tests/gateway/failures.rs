@@ -186,6 +186,7 @@ async fn every_way_an_engine_says_no_has_its_status_before_and_its_code_within_a
         (vec![failed(FailureKind::InvalidRequest)], 400, Value::Null),
         (vec![failed(FailureKind::Overloaded)], 429, json!("rate_limit_exceeded")),
         (vec![failed(FailureKind::Unavailable)], 503, json!("engine_lost")),
+        (vec![failed(FailureKind::DeadlineExceeded)], 504, json!("deadline_exceeded")),
         (vec![failed(FailureKind::Internal)], 500, json!("internal_error")),
         (vec![Act::Break(tonic::Code::InvalidArgument, "because")], 400, Value::Null),
         (vec![Act::Break(tonic::Code::ResourceExhausted, "because")], 429, json!("rate_limit_exceeded")),

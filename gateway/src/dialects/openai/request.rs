@@ -133,6 +133,8 @@ impl Chat {
             stop: stop(fields.get("stop"))?,
             ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
             emitted: Vec::new(),
+            priority: 0,
+            deadline_milliseconds: None,
         };
         Ok(Self {
             model,
@@ -372,6 +374,8 @@ mod tests {
                     stop: vec![],
                     ignore_eos: false,
                     emitted: vec![],
+                    priority: 0,
+                    deadline_milliseconds: None,
                 },
                 streamed: false,
                 include_usage: false,

@@ -1,0 +1,396 @@
+//! The loop with a fake compute half and without sockets: who is answered when, who leaves for whom, and that every
+//! answer is the one it would have been alone.
+
+use std::future::Future;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use russet_wire::event::{Event, Usage};
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use tempfile::TempDir;
+use tokio::sync::Notify;
+
+use super::pool::{MOST_PREEMPTIONS, TOKENS_BETWEEN};
+use super::*;
+use crate::fixture::{self, Fake, token_of_byte};
+use crate::life::Phase;
+
+/// Nothing here takes a second on an idle machine; a busy one gets a minute.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What the fixture's template puts around a question.
+const FRAME: u32 = 4;
+
+/// A loop at work.
+struct Lab {
+    fake: Arc<Fake>,
+    entrance: Entrance,
+    metrics: Metrics,
+    life: Life,
+    _model: TempDir,
+}
+
+impl Lab {
+    fn start(max_sequences: u32, context_tokens: u32, kv_tokens: u64, fake: Arc<Fake>) -> Self {
+        let model = fixture::model_dir();
+        let tokens = Arc::new(Tokens::load(model.path()).unwrap());
+        let (life, metrics) = (Life::default(), Metrics::new("m", 0, context_tokens, kv_tokens).unwrap());
+        let room = Room { context_tokens, max_sequences, kv_tokens, stages: 1, keeps: false };
+        let followers = Followers::default();
+        let (schedule, entrance) = Schedule::new(
+            fake.clone(),
+            followers,
+            tokens,
+            life.clone(),
+            metrics.clone(),
+            room,
+            Key::root(b"m"),
+        );
+        life.advance(Phase::Serving, "");
+        tokio::spawn(schedule.run());
+        Self { fake, entrance, metrics, life, _model: model }
+    }
+
+    /// Asks, and waits until the first token is told.
+    async fn answering(&self, request: GenerationRequest) -> Answer {
+        let mut answer = self.ask(request);
+        while answer.text.is_empty() {
+            assert!(answer.next().await, "{:?}", answer.end);
+        }
+        answer
+    }
+
+    /// Asks; on the way back the loop has the request, or it is refused. The loop, which is on this thread too, has
+    /// done nothing meanwhile.
+    fn ask(&self, request: GenerationRequest) -> Answer {
+        let events = self.entrance.submit(request);
+        // Whoever is on the way holds the door.
+        while self.entrance.jobs.strong_count() > 1 {
+            std::thread::yield_now();
+        }
+        Answer::of(events)
+    }
+
+    fn preemptions(&self) -> u64 {
+        self.metrics.preemptions.get()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.life.fail("the test is over");
+    }
+}
+
+/// What one caller hears.
+struct Answer {
+    events: UnboundedReceiver<Event>,
+    started: bool,
+    text: String,
+    end: Option<Event>,
+}
+
+impl Answer {
+    fn of(events: UnboundedReceiver<Event>) -> Self {
+        Self { events, started: false, text: String::new(), end: None }
+    }
+
+    /// Hears one more event; whether there was one.
+    async fn next(&mut self) -> bool {
+        let Some(event) = within("an event", self.events.recv()).await else { return false };
+        assert!(self.end.is_none(), "{event:?} after {:?}", self.end);
+        match event {
+            Event::Started { .. } => assert!(!std::mem::replace(&mut self.started, true), "it starts twice"),
+            Event::Token { text, .. } => self.text.push_str(&text),
+            end => self.end = Some(end),
+        }
+        true
+    }
+
+    /// Hears it to its end, of which there is exactly one.
+    async fn rest(mut self) -> (String, Event) {
+        while self.next().await {}
+        (self.text, self.end.expect("a stream never just ends"))
+    }
+
+    async fn failure(self) -> Failure {
+        match self.rest().await.1 {
+            Event::Failed(failure) => failure,
+            end => panic!("{end:?} is no failure"),
+        }
+    }
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+}
+
+async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(what, wait).await;
+}
+
+/// A question that is answered with itself, over and over until `tokens`.
+fn say(content: &str, tokens: u32, priority: i32) -> GenerationRequest {
+    GenerationRequest {
+        id: format!("say {content}"),
+        messages: vec![Message { role: "user".into(), content: content.into() }],
+        max_tokens: Some(tokens),
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        ignore_eos: true,
+        emitted: Vec::new(),
+        priority,
+        deadline_milliseconds: None,
+    }
+}
+
+/// The answer to it when nothing comes between.
+fn undisturbed(request: &GenerationRequest) -> (String, Event) {
+    let content = &request.messages[0].content;
+    let tokens = request.max_tokens.unwrap();
+    let text = content.chars().cycle().take(tokens as usize).collect();
+    let usage =
+        Usage { prompt_tokens: content.len() as u32 + FRAME, completion_tokens: tokens, ..Usage::default() };
+    (text, Event::Finished { reason: FinishReason::Length, usage })
+}
+
+/// A fake whose batches take a moment, so that others can come meanwhile.
+fn slow() -> Arc<Fake> {
+    Fake::with(Duration::from_millis(1), None)
+}
+
+#[tokio::test]
+async fn one_of_higher_priority_takes_the_slot_and_gives_it_back() {
+    let lab = Lab::start(1, 20_000, 20_000, slow());
+    let (low, high) = (say("low", 400, 0), say("HIGH", 100, 1));
+    let running = lab.answering(low.clone()).await;
+    let (text, end) = lab.ask(high.clone()).rest().await;
+    assert_eq!((text, end), undisturbed(&high));
+    assert_eq!(lab.preemptions(), 1);
+    assert_eq!(running.rest().await, undisturbed(&low));
+    // It was not taken away before it had got some tokens.
+    let batches = lab.fake.batches();
+    let first = batches.iter().position(|batch| batch[0].tokens.contains(&token_of_byte(b'H'))).unwrap();
+    let told = batches[..first].iter().flatten().filter(|step| step.choice.is_some()).count();
+    assert!(told >= TOKENS_BETWEEN as usize, "it left after {told} tokens");
+    // An equal waits for its turn.
+    let running = lab.answering(low.clone()).await;
+    let equal = lab.ask(say("next", 3, 0));
+    assert_eq!(running.rest().await, undisturbed(&low));
+    assert_eq!(equal.rest().await.0, "nex");
+    assert_eq!(lab.preemptions(), 1);
+}
+
+#[tokio::test]
+async fn nobody_leaves_for_higher_ones_for_ever() {
+    let lab = Lab::start(1, 20_000, 20_000, slow());
+    let low = say("low", 2000, -100);
+    let running = lab.answering(low.clone()).await;
+    let mut higher = Vec::new();
+    for number in 0..MOST_PREEMPTIONS + 2 {
+        let answer = lab.ask(say("HIGH", 5, number as i32));
+        if number < MOST_PREEMPTIONS {
+            answer.rest().await;
+        } else {
+            higher.push(answer);
+        }
+    }
+    assert_eq!(running.rest().await, undisturbed(&low));
+    assert_eq!(lab.preemptions(), u64::from(MOST_PREEMPTIONS));
+    for answer in higher {
+        assert_eq!(answer.rest().await.0, "HIGHH");
+    }
+}
+
+#[tokio::test]
+async fn when_the_room_runs_out_the_youngest_goes_on_later() {
+    // Each may enter with what is expected of it, and both need more in the end.
+    let lab = Lab::start(4, 20_000, 1100, slow());
+    let requests = [say("eldest", 700, 0), say("youngest", 700, 0), say("late", 10, 0)];
+    let eldest = lab.answering(requests[0].clone()).await;
+    let youngest = lab.answering(requests[1].clone()).await;
+    let late = lab.ask(requests[2].clone());
+    assert_eq!(eldest.rest().await, undisturbed(&requests[0]));
+    assert_eq!(youngest.rest().await, undisturbed(&requests[1]));
+    assert_eq!(late.rest().await, undisturbed(&requests[2]));
+    assert_eq!(lab.preemptions(), 1);
+    assert!(lab.fake.peak() <= 1100, "{} tokens were held", lab.fake.peak());
+    assert!(lab.fake.peak() > 900, "only {} tokens were held", lab.fake.peak());
+    assert_eq!(lab.metrics.prompt_tokens.get(), u64::from("eldestyoungestlate".len() as u32 + 3 * FRAME));
+    assert_eq!(lab.metrics.generated_tokens.get(), 1410);
+}
+
+#[tokio::test]
+async fn a_prompt_beyond_the_room_is_refused_and_answers_end_with_it() {
+    let lab = Lab::start(4, 20_000, 300, Fake::new());
+    let failure = lab.ask(say(&"x".repeat(296), 1, 0)).failure().await;
+    assert_eq!(failure.kind, FailureKind::InvalidRequest);
+    assert!(failure.message.contains("has 300 tokens, but the KV cache of this engine holds 300"));
+    let (text, end) = lab.ask(say(&"x".repeat(290), 100, 0)).rest().await;
+    let usage = Usage { prompt_tokens: 294, completion_tokens: 6, ..Usage::default() };
+    assert_eq!((text.as_str(), end), ("xxxxxx", Event::Finished { reason: FinishReason::Length, usage }));
+}
+
+#[tokio::test]
+async fn a_higher_newcomer_takes_the_place_of_the_lowest_and_newest() {
+    let lab = Lab::start(1, 200_000, 200_000, slow());
+    let running = lab.answering(say("a", 100_000, 50)).await;
+    let mut waiting: Vec<Answer> = (0..MOST_WAITING).map(|_| lab.ask(say("low", 2, 0))).collect();
+    let failure = lab.ask(say("low", 2, 0)).failure().await;
+    assert_eq!(failure.kind, FailureKind::Overloaded);
+    assert!(failure.message.contains("1 requests are running and 64 are waiting"), "{}", failure.message);
+    let high = lab.ask(say("high", 2, 1));
+    let failure = waiting.pop().unwrap().failure().await;
+    assert_eq!(failure.kind, FailureKind::Overloaded);
+    assert!(failure.message.contains("one of higher priority"), "{}", failure.message);
+    drop(running);
+    assert_eq!(high.rest().await.0, "hi");
+    for answer in waiting {
+        assert_eq!(answer.rest().await.0, "lo");
+    }
+    let first = |byte| lab.fake.steps().iter().position(|step| step.tokens.contains(&token_of_byte(byte)));
+    assert!(first(b'g') < first(b'w'), "the higher one was not answered first");
+    assert_eq!(lab.metrics.waiting.get(), 0);
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_request_wherever_it_is() {
+    let lab = Lab::start(1, 200_000, 200_000, slow());
+    let by =
+        |milliseconds, request| GenerationRequest { deadline_milliseconds: Some(milliseconds), ..request };
+    let exceeded = |failure: &Failure| failure.kind == FailureKind::DeadlineExceeded;
+    assert!(exceeded(&lab.ask(by(0, say("now", 1, 0))).failure().await));
+    // One that is answered, and one that waits behind it.
+    let running = lab.ask(by(500, say("a", 100_000, 0)));
+    let waiting = lab.ask(by(50, say("b", 5, 0)));
+    let failure = waiting.failure().await;
+    assert!(exceeded(&failure) && failure.message.contains("with 0 tokens"), "{}", failure.message);
+    assert!(exceeded(&running.failure().await));
+    assert!(!lab.fake.steps().iter().any(|step| step.tokens.contains(&token_of_byte(b'b'))));
+    // One that has left its slot.
+    let left = lab.ask(by(1000, say("a", 100_000, 0)));
+    let high = lab.ask(say("HIGH", 100_000, 1));
+    assert!(exceeded(&left.failure().await));
+    drop(high);
+    eventually("an empty engine", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
+    // One whose prompt alone takes too long.
+    (0..4).for_each(|_| lab.metrics.rates.lock().prompt(512, Duration::from_secs(1)));
+    let steps = lab.fake.steps().len();
+    let failure = lab.ask(by(100_000, say(&"x".repeat(150_000), 1, 0))).failure().await;
+    assert!(exceeded(&failure), "{failure:?}");
+    assert!(failure.message.contains("the 150004 tokens of the prompt"), "{}", failure.message);
+    assert_eq!(lab.fake.steps().len(), steps);
+}
+
+/// A loop whose batches end when they are let.
+async fn stepwise(max_sequences: u32) -> (Lab, Arc<Notify>) {
+    let gate = Arc::new(Notify::new());
+    let fake = Fake::with(Duration::ZERO, Some(gate.clone()));
+    (Lab::start(max_sequences, 20_000, 20_000, fake), gate)
+}
+
+/// Lets one batch end, and waits until the next one has begun or nobody runs.
+async fn step(lab: &Lab, gate: &Notify) {
+    let begun = lab.fake.batches().len();
+    gate.notify_one();
+    eventually("the next batch", || lab.fake.batches().len() > begun || lab.metrics.running.get() == 0).await;
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_is_gone_with_the_next_step_in_every_phase() {
+    let held = |lab: &Lab, byte: u8, from: usize| {
+        let slots: Vec<u32> = lab
+            .fake
+            .steps()
+            .iter()
+            .filter(|step| step.tokens.contains(&token_of_byte(byte)))
+            .map(|step| step.slot)
+            .collect();
+        lab.fake.batches()[from..].iter().flatten().any(|step| slots.contains(&step.slot))
+    };
+    // While its prompt is read in pieces, and while its answer is given.
+    for (phase, content, steps) in [("reading", "x".repeat(9000), 1), ("answering", "x".into(), 6)] {
+        let (lab, gate) = stepwise(2).await;
+        let beside = lab.ask(say("a", 10_000, 0));
+        eventually("the first batches", || lab.fake.batches().len() == 2).await;
+        let leaves = lab.ask(say(&content, 10_000, 0));
+        for _ in 0..steps {
+            step(&lab, &gate).await;
+        }
+        assert!(held(&lab, b'x', 0), "{phase}");
+        let begun = lab.fake.batches().len();
+        drop(leaves);
+        step(&lab, &gate).await;
+        step(&lab, &gate).await;
+        assert!(lab.fake.batches().len() > begun, "{phase}");
+        assert!(!held(&lab, b'x', begun), "{phase}: a step was begun for one that had left");
+        assert_eq!(lab.fake.resets().len(), 1, "{phase}");
+        assert_eq!(lab.metrics.running.get(), 1, "{phase}");
+        drop(beside);
+    }
+    // While it waits, and after it left its slot.
+    let (lab, gate) = stepwise(1).await;
+    let low = lab.ask(say("low", 10_000, 0));
+    eventually("the first batches", || lab.fake.batches().len() == 2).await;
+    let waits = lab.ask(say("x", 10_000, 0));
+    step(&lab, &gate).await;
+    assert_eq!(lab.metrics.waiting.get(), 1, "waiting");
+    drop(waits);
+    step(&lab, &gate).await;
+    assert_eq!(lab.metrics.waiting.get(), 0, "waiting");
+    assert!(!held(&lab, b'x', 0), "waiting");
+    let high = lab.ask(say("HIGH", 10_000, 1));
+    while lab.preemptions() == 0 {
+        step(&lab, &gate).await;
+    }
+    assert_eq!(lab.metrics.waiting.get(), 1, "preempted");
+    drop(low);
+    step(&lab, &gate).await;
+    step(&lab, &gate).await;
+    assert_eq!((lab.metrics.running.get(), lab.metrics.waiting.get()), (1, 0), "preempted");
+    drop(high);
+}
+
+#[tokio::test]
+async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone() {
+    let mut preemptions = 0;
+    for seed in 0..25 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let kv_tokens = random.random_range(900..2500);
+        let lab = Lab::start(random.random_range(1..6), 2000, kv_tokens, Fake::new());
+        let (mut staying, mut leaving) = (Vec::new(), Vec::new());
+        for number in 0..random.random_range(5..30_u8) {
+            let content =
+                char::from(b'a' + number % 26).to_string() + &"-".repeat(random.random_range(0..200));
+            let request = say(&content, random.random_range(1..700), random.random_range(-2..=2));
+            if random.random_bool(0.15) {
+                leaving.push((lab.ask(request), random.random_range(0..40)));
+            } else {
+                staying.push((undisturbed(&request), lab.ask(request)));
+            }
+            // The loop gets some dozens of turns each time.
+            for _ in 0..random.random_range(0..6) {
+                tokio::task::yield_now().await;
+            }
+        }
+        for (mut answer, events) in leaving {
+            for _ in 0..events {
+                answer.next().await;
+            }
+        }
+        for (expected, answer) in staying {
+            assert_eq!(answer.rest().await, expected, "seed {seed}");
+        }
+        eventually("an empty engine", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
+        assert!(lab.fake.peak() as u64 <= kv_tokens, "seed {seed}: {} of {kv_tokens}", lab.fake.peak());
+        preemptions += lab.preemptions();
+    }
+    assert!(preemptions > 50, "only {preemptions} preemptions were tried");
+}
