@@ -7,6 +7,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::lab::{Act, Lab, chunk, finished, hello, limits, normal, started, token, transcript};
 
+/// What every answer of [`hello`] costs, as OpenAI writes it.
+fn usage() -> Value {
+    json!({
+        "prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    })
+}
+
 #[tokio::test]
 async fn a_stream_says_role_texts_and_finish_reason_in_openais_order() {
     let lab = Lab::start(limits()).await;
@@ -38,7 +46,7 @@ async fn a_stream_ends_with_its_usage_when_asked() {
     };
     let mut last = chunk(json!({}), None);
     last["choices"] = json!([]);
-    let usage = json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10});
+    let usage = usage();
     assert_eq!(
         transcript(&text),
         [
@@ -67,7 +75,7 @@ async fn a_whole_answer_has_every_field() {
                 "index": 0, "logprobs": null, "finish_reason": "stop",
                 "message": {"role": "assistant", "content": "Hello there", "refusal": null},
             }],
-            "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+            "usage": usage(),
         })
     );
 }
