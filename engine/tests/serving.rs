@@ -116,7 +116,14 @@ async fn an_answer_goes_on_with_another_group_as_it_would_have() {
         for cut in 1..=ids.len() {
             let request = GenerationRequest { emitted: ids[..cut].to_vec(), ..question.clone() };
             let (rest, told, ended) = collect(&mut ask(&mut client, request).await).await;
-            assert_eq!((rest.as_slice(), &ended), (&ids[cut..], end), "cut after {cut}");
+            assert_eq!(rest, ids[cut..], "cut after {cut}");
+            let (Event::Finished { reason, usage }, Event::Finished { reason: as_before, usage: cost }) =
+                (ended, end)
+            else {
+                panic!("it ended with something else than {end:?}")
+            };
+            assert_eq!((reason, usage.prompt_tokens), (*as_before, cost.prompt_tokens), "cut after {cut}");
+            assert_eq!(usage.completion_tokens, cost.completion_tokens, "cut after {cut}");
             assert!(text.ends_with(&told), "{told:?} does not end {text:?}");
         }
     }

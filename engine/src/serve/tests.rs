@@ -281,6 +281,13 @@ async fn an_answer_is_taken_up_after_any_token_by_any_group() {
     rank.serving().await;
     pipeline[0].serving().await;
     let mut clients = [lab.client(&rank), lab.client(&pipeline[0])];
+    // What is kept of earlier requests differs from one to the next.
+    let but_kept = |event: Event| match event {
+        Event::Finished { reason, usage } => {
+            Event::Finished { reason, usage: Usage { cached_tokens: 0, ..usage } }
+        }
+        event => event,
+    };
     for request in [
         say("héllo 日本"),
         say_for("añb", 7),
@@ -290,7 +297,7 @@ async fn an_answer_is_taken_up_after_any_token_by_any_group() {
         let mut events = ask(&mut clients[0], request.clone()).await;
         let mut undisturbed = Vec::new();
         while let Some(event) = next(&mut events).await {
-            undisturbed.push(event);
+            undisturbed.push(but_kept(event));
         }
         let (Some(Event::Started { prompt_tokens, .. }), Some(end)) =
             (undisturbed.first().cloned(), undisturbed.pop())
@@ -310,7 +317,11 @@ async fn an_answer_is_taken_up_after_any_token_by_any_group() {
                 let started = Event::Started { prompt_tokens, emitted_tokens };
                 assert_eq!(next(&mut events).await, Some(started));
                 for event in tokens[cut..].iter().chain([&end]) {
-                    assert_eq!(next(&mut events).await.as_ref(), Some(event), "cut after {cut}");
+                    assert_eq!(
+                        next(&mut events).await.map(but_kept).as_ref(),
+                        Some(event),
+                        "cut after {cut}"
+                    );
                 }
                 assert_eq!(next(&mut events).await, None);
             }
