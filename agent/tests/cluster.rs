@@ -562,7 +562,8 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     // A deleted Model leaves no files behind, whether its copy or its engine went first.
     let published = |agent: &Agent| {
         let entries = std::fs::read_dir(agent.config.data_dir.join("agent/models")).unwrap();
-        entries.filter(|entry| entry.as_ref().unwrap().file_name() != ".partial").count()
+        let hidden = |name: std::ffi::OsString| name.to_string_lossy().starts_with('.');
+        entries.filter(|entry| !hidden(entry.as_ref().unwrap().file_name())).count()
     };
     until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
     one.stop().await;

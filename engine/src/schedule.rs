@@ -20,6 +20,7 @@ mod job;
 mod places;
 pub mod pool;
 pub mod queue;
+mod slots;
 pub mod smoke;
 
 use std::collections::VecDeque;
@@ -47,6 +48,7 @@ pub use places::MOST_WAITING;
 use places::Places;
 use pool::{Entry, Pool, Tenant};
 use queue::Queue;
+use slots::Fetched;
 
 /// What a group has room for.
 #[derive(Clone, Copy, Debug)]
@@ -410,58 +412,6 @@ impl Schedule {
         Asked { chooses, answer: self.compute.run(batch) }
     }
 
-    /// Gives a slot back, and what it holds to be kept.
-    fn vacate(&mut self, job: &Job) {
-        // Of an answer that was begun the numbers are sound; of a prompt alone nobody knows.
-        if job.reads_its_prompt() {
-            return self.discard(job);
-        }
-        self.cache.leave(job.sequence.slot(), job.sequence.history().to_vec());
-        self.arrange();
-        self.metrics.running.dec();
-    }
-
-    fn discard(&mut self, job: &Job) {
-        self.cache.discard(job.sequence.slot());
-        self.arrange();
-        self.metrics.running.dec();
-    }
-
-    /// Has every rank do what is to be done with its caches, before the next batch.
-    fn arrange(&mut self) {
-        for order in self.cache.orders() {
-            self.followers.arrange(&order);
-            self.compute.arrange(order);
-        }
-        self.feed.tell(self.cache.changes());
-        self.metrics.kept(self.cache.sizes());
-    }
-
-    /// Has every rank fill a slot from its disk.
-    fn fetch(&self, slot: u32, keys: Vec<Key>) {
-        let theirs = self.followers.fetch(slot, &keys);
-        let own = self.compute.fetch(slot, keys.clone());
-        let (stay, done) = (self.stays, self.fetches.0.clone());
-        tokio::spawn(async move {
-            let own = own.await.map_or(0, |came| came.unwrap_or(0));
-            let came = own.min(theirs.await.unwrap_or(0));
-            // Nobody waits when the loop is over.
-            let _ = done.send(Fetched { stay, keys, came });
-        });
-    }
-
-    /// A slot was filled from disk, if only as far as the blocks came; what did not is read.
-    fn fetched(&mut self, Fetched { stay, keys, came }: &Fetched) {
-        let Some(job) = self.running.iter_mut().find(|job| job.stay == *stay) else { return };
-        job.fetching = false;
-        let slot = job.sequence.slot();
-        if (*came as usize) < keys.len() {
-            self.cache.fetched(slot, keys, *came);
-            job.sequence.read_all();
-        }
-        self.arrange();
-    }
-
     /// Ends everything with the reason this rank failed.
     fn fail(mut self, reason: &str) {
         self.jobs.close();
@@ -474,15 +424,6 @@ impl Schedule {
             job.caller.fail(unavailable(reason.to_owned()));
         }
     }
-}
-
-/// A slot was filled from disk.
-struct Fetched {
-    /// Whose it is.
-    stay: u64,
-    keys: Vec<Key>,
-    /// How many of the first ones came, on every rank.
-    came: u32,
 }
 
 #[cfg(test)]

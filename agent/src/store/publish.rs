@@ -262,7 +262,8 @@ mod tests {
         let (kept, gone) = (key("a", None, None), key("b", Some("c"), None));
         for key in [&kept, &gone] {
             std::fs::write(shelf.partial(key).unwrap().join("config.json"), "{}").unwrap();
-            shelf.publish(key, &manifest(&[("config.json", "{}")])).unwrap();
+            let published = shelf.publish(key, &manifest(&[("config.json", "{}")])).unwrap();
+            std::fs::create_dir_all(published.prefixes().join("0-of-1")).unwrap();
         }
         std::fs::create_dir(root.path().join("models/somebody-elses")).unwrap();
         std::fs::write(root.path().join("models/somebody-elses/file"), "not counted").unwrap();
@@ -272,6 +273,8 @@ mod tests {
         assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (5, both + 5));
         assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), vec![gone.clone()]);
         assert_eq!(shelf.bytes(), one);
+        let prefixes = root.path().join("models").join(PREFIXES);
+        assert!(prefixes.join(&kept).exists() && !prefixes.join(&gone).exists(), "they go with the files");
         assert!(shelf.published(&kept).is_some() && shelf.published(&gone).is_none());
         assert!(root.path().join("models/somebody-elses").exists());
     }

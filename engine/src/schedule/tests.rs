@@ -32,10 +32,21 @@ struct Lab {
 
 impl Lab {
     fn start(max_sequences: u32, context_tokens: u32, kv_tokens: u64, fake: Arc<Fake>) -> Self {
+        Self::keeping(false, max_sequences, context_tokens, kv_tokens, fake)
+    }
+
+    /// One that keeps what prompts have in common, or not.
+    fn keeping(
+        keeps: bool,
+        max_sequences: u32,
+        context_tokens: u32,
+        kv_tokens: u64,
+        fake: Arc<Fake>,
+    ) -> Self {
         let model = fixture::model_dir();
         let tokens = Arc::new(Tokens::load(model.path()).unwrap());
         let (life, metrics) = (Life::default(), Metrics::new("m", 0, context_tokens, kv_tokens).unwrap());
-        let room = Room { context_tokens, max_sequences, kv_tokens, stages: 1, keeps: false };
+        let room = Room { context_tokens, max_sequences, kv_tokens, stages: 1, keeps };
         let followers = Followers::default();
         let (schedule, entrance) = Schedule::new(
             fake.clone(),
@@ -360,15 +371,17 @@ async fn a_caller_that_leaves_is_gone_with_the_next_step_in_every_phase() {
 
 #[tokio::test]
 async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone() {
-    let mut preemptions = 0;
+    let (mut preemptions, mut kept) = (0, 0);
     for seed in 0..25 {
         let mut random = StdRng::seed_from_u64(seed);
         let kv_tokens = random.random_range(900..2500);
-        let lab = Lab::start(random.random_range(1..6), 2000, kv_tokens, Fake::new());
+        // With one that keeps what it can, those who come back after they made room find some of it.
+        let keeps = seed % 2 == 1;
+        let lab = Lab::keeping(keeps, random.random_range(1..6), 2000, kv_tokens, Fake::new());
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
         for number in 0..random.random_range(5..30_u8) {
             let content =
-                char::from(b'a' + number % 26).to_string() + &"-".repeat(random.random_range(0..200));
+                "-".repeat(random.random_range(0..200)) + &char::from(b'a' + number % 26).to_string();
             let request = say(&content, random.random_range(1..700), random.random_range(-2..=2));
             if random.random_bool(0.15) {
                 leaving.push((lab.ask(request), random.random_range(0..40)));
@@ -386,11 +399,16 @@ async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone(
             }
         }
         for (expected, answer) in staying {
-            assert_eq!(answer.rest().await, expected, "seed {seed}");
+            let (text, mut end) = answer.rest().await;
+            if let Event::Finished { usage, .. } = &mut end {
+                kept += std::mem::take(&mut usage.cached_tokens);
+            }
+            assert_eq!((text, end), expected, "seed {seed}");
         }
         eventually("an empty engine", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
         assert!(lab.fake.peak() as u64 <= kv_tokens, "seed {seed}: {} of {kv_tokens}", lab.fake.peak());
         preemptions += lab.preemptions();
     }
     assert!(preemptions > 50, "only {preemptions} preemptions were tried");
+    assert!(kept > 1000, "only {kept} tokens were kept");
 }
