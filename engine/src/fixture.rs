@@ -17,6 +17,26 @@ use crate::pulse::{Batches, Pulse};
 
 pub use crate::model::*;
 
+/// Nothing in these tests takes a second on an idle machine; a busy one gets a minute.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What comes of it in time.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
+}
+
+/// Until the condition holds.
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(what, wait).await;
+}
+
 /// What a fake does when asked to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {

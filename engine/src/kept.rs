@@ -100,8 +100,8 @@ enum Held {
     Nothing,
     /// A request that runs, with so many tokens.
     Busy(u32),
-    /// What a request left, and when.
-    Parked { tokens: Vec<u32>, used: u64 },
+    /// What a request left, the names of its blocks, and when.
+    Parked { tokens: Vec<u32>, keys: Vec<Key>, used: u64 },
 }
 
 impl Slot {
@@ -151,8 +151,10 @@ impl Cache {
         Self { root, limits, slots, blocks, clock: 0, orders: Vec::new() }
     }
 
-    /// What the ranks have to do since this was asked last, in this order and before the next batch.
+    /// What the ranks have to do since this was asked last, in this order and before the next batch: also to make room
+    /// for what grew.
     pub fn orders(&mut self) -> Vec<Order> {
+        self.make_room_but(0, &[]);
         std::mem::take(&mut self.orders)
     }
 
@@ -162,6 +164,7 @@ impl Cache {
     }
 
     /// Every beginning that is known.
+    #[cfg(test)]
     pub fn known(&self) -> Vec<Key> {
         self.blocks.all()
     }
@@ -174,11 +177,6 @@ impl Cache {
     /// Blocks in memory, and on disk.
     pub fn sizes(&self) -> (usize, usize) {
         (self.blocks.held(), self.blocks.shelved())
-    }
-
-    /// Whether a slot is not busy.
-    pub fn has_slot(&self) -> bool {
-        self.slots.values().any(|slot| !slot.is_busy())
     }
 
     /// A slot for a request with this prompt, with as much of it as is kept; `None` while all are busy. The last token
@@ -229,12 +227,13 @@ impl Cache {
     /// A running sequence is about to have so many tokens.
     pub fn grow(&mut self, slot: u32, tokens: u32) {
         self.busy(slot, tokens);
-        self.make_room_but(0, &[]);
     }
 
     /// A running sequence has read these tokens, its prompt: others that begin alike can have them now.
     pub fn read(&mut self, slot: u32, tokens: &[u32]) {
-        self.keep(slot, tokens);
+        if self.limits.enabled {
+            self.keep(slot, &chain(self.root, tokens));
+        }
     }
 
     /// A sequence ended and has these tokens in its slot.
@@ -244,10 +243,11 @@ impl Cache {
         }
         let Some(Slot { held: Held::Busy(length), .. }) = self.slots.get(&slot) else { return };
         tokens.truncate(*length as usize);
-        self.keep(slot, &tokens);
+        let keys = chain(self.root, &tokens);
+        self.keep(slot, &keys);
         self.clock += 1;
-        self.blocks.park(&chain(self.root, &tokens), true);
-        let held = Held::Parked { tokens, used: self.clock };
+        self.blocks.park(&keys, true);
+        let held = Held::Parked { tokens, keys, used: self.clock };
         self.slots.entry(slot).or_default().held = held;
     }
 
@@ -295,8 +295,8 @@ impl Cache {
 
     fn unpark(&mut self, slot: u32) {
         let held = std::mem::take(&mut self.slots.entry(slot).or_default().held);
-        if let Held::Parked { tokens, .. } = held {
-            self.blocks.park(&chain(self.root, &tokens), false);
+        if let Held::Parked { keys, .. } = held {
+            self.blocks.park(&keys, false);
         }
     }
 
@@ -307,11 +307,7 @@ impl Cache {
     }
 
     /// Keeps the blocks of a slot that are not kept yet, as far as there is room beside slots.
-    fn keep(&mut self, slot: u32, tokens: &[u32]) {
-        if !self.limits.enabled {
-            return;
-        }
-        let keys = chain(self.root, tokens);
+    fn keep(&mut self, slot: u32, keys: &[Key]) {
         let room = self.limits.tokens.saturating_sub(self.slot_tokens()) / u64::from(BLOCK);
         let (fit, _) = keys.split_at(keys.len().min(room as usize));
         let new = keys.iter().enumerate().filter_map(|(index, key)| {
@@ -320,7 +316,7 @@ impl Cache {
             (held || shelved).then_some(Kept { index: index as u32, key: *key, held, shelved })
         });
         let new: Vec<Kept> = new.collect();
-        self.blocks.touch(&keys);
+        self.blocks.touch(keys);
         // Before the copies are made, not after.
         let more = new.iter().filter(|kept| kept.held).count() as u64 * u64::from(BLOCK);
         self.make_room_but(more, fit);
@@ -332,7 +328,7 @@ impl Cache {
                 self.blocks.shelve(*key, true);
             }
         }
-        self.blocks.touch(&keys);
+        self.blocks.touch(keys);
         if !new.is_empty() {
             self.orders.push(Order::Keep { slot, blocks: new });
         }

@@ -11,8 +11,8 @@ use prometheus::{
 use russet_wire::event::{FinishReason, Usage};
 
 use crate::compute::{Memory, Progress};
+use crate::kept::STEP;
 use crate::rates::Rates;
-use crate::schedule::pool::GRAIN;
 
 /// vLLM's buckets for the time to the first token.
 const FIRST_TOKEN: &[f64] = &[
@@ -57,8 +57,8 @@ pub struct Metrics {
     /// Tokens of prompts that were looked for among what is kept, and found there.
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
-    /// Blocks kept, by where they are.
-    prefix_blocks: GaugeVec,
+    /// Blocks kept, in memory and on disk.
+    prefix_blocks: [Gauge; 2],
     /// Tokens chosen.
     pub generated_tokens: IntCounter,
     /// From arrival to the first token.
@@ -118,6 +118,10 @@ impl Metrics {
             opts.buckets = buckets.to_vec();
             Histogram::with_opts(opts)
         };
+        let tier = |tier: &str| {
+            let blocks = own("prefix_cache_blocks", "Blocks of the prefix cache, by where they are.");
+            Gauge::with_opts(blocks.const_label("tier", tier))
+        };
         let metrics = Self {
             running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
             waiting: IntGauge::with_opts(request("num_requests_waiting", "Requests waiting for a slot."))?,
@@ -138,10 +142,7 @@ impl Metrics {
                 "prefix_cache_hits_total",
                 "Prompt tokens found in the prefix cache, and not read again.",
             ))?,
-            prefix_blocks: GaugeVec::new(
-                own("prefix_cache_blocks", "Blocks of the prefix cache, by where they are."),
-                &["tier"],
-            )?,
+            prefix_blocks: [tier("memory")?, tier("disk")?],
             generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
             first_token: time(
                 "time_to_first_token_seconds",
@@ -232,10 +233,9 @@ impl Metrics {
         for gauge in [running, waiting] {
             registry.register(Box::new(gauge.clone()))?;
         }
-        for gauge in [kv_usage, smoke] {
+        for gauge in [kv_usage, smoke].into_iter().chain(prefix_blocks) {
             registry.register(Box::new(gauge.clone()))?;
         }
-        registry.register(Box::new(prefix_blocks.clone()))?;
         for counter in [prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions] {
             registry.register(Box::new(counter.clone()))?;
         }
@@ -263,7 +263,7 @@ impl Metrics {
             labels(Opts::new("vllm:cache_config_info", "Tokens of a block of the KV cache, and blocks.")),
             &["block_size", "num_gpu_blocks"],
         )?;
-        let block = context_tokens.min(GRAIN);
+        let block = context_tokens.min(STEP);
         let blocks = kv_tokens / u64::from(block.max(1));
         geometry.with_label_values(&[&block.to_string(), &blocks.to_string()]).set(1.0);
         registry.register(Box::new(geometry))
@@ -277,8 +277,9 @@ impl Metrics {
 
     /// So many blocks are kept in memory, and on disk.
     pub fn kept(&self, (memory, disk): (usize, usize)) {
-        self.prefix_blocks.with_label_values(&["memory"]).set(memory as f64);
-        self.prefix_blocks.with_label_values(&["disk"]).set(disk as f64);
+        let [in_memory, on_disk] = &self.prefix_blocks;
+        in_memory.set(memory as f64);
+        on_disk.set(disk as f64);
     }
 
     /// An answer is complete.

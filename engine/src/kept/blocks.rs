@@ -108,6 +108,7 @@ impl Blocks {
     }
 
     /// Every block that is anywhere.
+    #[cfg(test)]
     pub fn all(&self) -> Vec<Key> {
         self.known.keys().copied().collect()
     }

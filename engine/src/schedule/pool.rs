@@ -8,9 +8,9 @@ use std::cmp::Reverse;
 
 use russet_wire::event::{Failure, FailureKind};
 
-/// Tokens by which the cache of a sequence grows: `STEP` of `cache`.
-pub const GRAIN: u32 = 256;
-/// No answer is expected to be shorter, whatever was seen: the room for it is taken a grain at a time anyway.
+use crate::kept::STEP;
+
+/// No answer is expected to be shorter, whatever was seen: the room for it is taken a step at a time anyway.
 const SHORTEST: f64 = 256.0;
 /// Share of the newest answer in what is usual: some dozens of answers tell it, and it follows who asks now.
 const NEWEST: f64 = 1.0 / 16.0;
@@ -88,7 +88,7 @@ impl Pool {
 
     /// What so many tokens of one sequence take.
     fn taken(&self, tokens: u32) -> u64 {
-        u64::from(tokens.div_ceil(GRAIN).saturating_mul(GRAIN).min(self.context)).min(self.capacity)
+        u64::from(tokens.div_ceil(STEP).saturating_mul(STEP).min(self.context)).min(self.capacity)
     }
 
     /// What a sequence is expected to take at its end.

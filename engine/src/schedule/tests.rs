@@ -1,7 +1,6 @@
 //! The loop with a fake compute half and without sockets: who is answered when, who leaves for whom, and that every
 //! answer is the one it would have been alone.
 
-use std::future::Future;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -13,11 +12,9 @@ use tokio::sync::Notify;
 
 use super::pool::{MOST_PREEMPTIONS, TOKENS_BETWEEN};
 use super::*;
-use crate::fixture::{self, Fake, token_of_byte};
+use crate::fixture::{self, Fake, eventually, token_of_byte, within};
 use crate::life::Phase;
 
-/// Nothing here takes a second on an idle machine; a busy one gets a minute.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// What the fixture's template puts around a question.
 const FRAME: u32 = 4;
 
@@ -130,21 +127,6 @@ impl Answer {
             end => panic!("{end:?} is no failure"),
         }
     }
-}
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
-}
-
-async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let wait = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    within(what, wait).await;
 }
 
 /// A question that is answered with itself, over and over until `tokens`.

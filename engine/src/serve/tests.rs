@@ -20,27 +20,9 @@ use tonic::{Code, Streaming};
 
 use super::*;
 use crate::compute::Step;
-use crate::fixture::{self, Fake, Mood};
+use crate::fixture::{self, Fake, Mood, eventually, within};
 use crate::identities::Identities;
 use crate::schedule::MOST_WAITING;
-
-/// Nothing here takes a second on an idle machine; a busy one gets a minute.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .unwrap_or_else(|_| panic!("{what} took more than {PATIENCE:?}"))
-}
-
-async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let wait = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    within(what, wait).await;
-}
 
 /// A model, a CA and the sockets of some ranks.
 struct Lab {

@@ -17,23 +17,34 @@ pub async fn cable(cluster: &mut Cluster) -> Result<()> {
         println!("  skipped: there is no cable to pull, because {why}");
         return Ok(());
     }
+    let printed = ("cable pulled, group begins anew", 30, "cable back, stream went on");
+    interrupted(cluster, |cluster| cluster.lab.cut(), printed).await?;
+    path::ready(cluster).await?;
+    sound(cluster).await
+}
+
+/// Makes the cut in the middle of a stream and mends it once the group begins anew: the stream goes on.
+async fn interrupted<T>(
+    cluster: &mut Cluster,
+    cut: impl FnOnce(&mut Cluster) -> Result<T>,
+    (begins, bound, goes_on): (&str, u32, &str),
+) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let before = continued(cluster).await?;
     let epochs = epochs(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
-    let cut = cluster.lab.cut()?;
+    let cut = cut(cluster)?;
     let struck = Instant::now();
     cluster
         .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
         .await?;
-    println!("fault: cable pulled, group begins anew = {:.2} of 30", struck.elapsed().as_secs_f64());
+    println!("fault: {begins} = {:.2} of {bound}", struck.elapsed().as_secs_f64());
     drop(cut);
     let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
-    println!("fault: cable back, stream went on = {:.2} of 30", longest.as_secs_f64());
+    println!("fault: {goes_on} = {:.2} of 30", longest.as_secs_f64());
     answers_again(cluster).await?;
     ensure!(continued(cluster).await? == before + 1, "the stream did not go on elsewhere");
-    path::ready(cluster).await?;
-    sound(cluster).await
+    Ok(())
 }
 
 /// What MLX's ring sends is swallowed, and nothing else: every process works and beats, every connection is open, and a
@@ -43,30 +54,17 @@ pub async fn ring(cluster: &mut Cluster) -> Result<()> {
         println!("  skipped: the ring cannot be cut alone, because {why}");
         return Ok(());
     }
-    let undisturbed = expected(cluster).await?;
+    // Only then there are shards.
+    expected(cluster).await?;
     let shards = cluster.get("shards").await?;
     let ring = |shard: &serde_json::Value| {
         shard["status"]["rendezvous"]["ring"].as_str()?.rsplit(':').next()?.parse().ok()
     };
     let ports: Vec<u16> = shards["items"].as_array().into_iter().flatten().filter_map(ring).collect();
     ensure!(ports.len() == 2, "two ranks have {} ports for their ring: {shards}", ports.len());
-    let before = continued(cluster).await?;
-    let epochs = epochs(cluster).await?;
-    let mut answer = path::endless(cluster, TOKENS).await?;
-    let cut = cluster.lab.cut_connections(&ports)?;
-    let struck = Instant::now();
-    cluster
-        .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
-        .await?;
-    println!(
-        "fault: ring between ranks cut, group begins anew = {:.2} of 20",
-        struck.elapsed().as_secs_f64()
-    );
-    drop(cut);
-    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
-    println!("fault: ring between ranks cut, stream stood still = {:.2} of 30", longest.as_secs_f64());
-    answers_again(cluster).await?;
-    ensure!(continued(cluster).await? == before + 1, "the stream did not go on elsewhere");
+    let printed =
+        ("ring between ranks cut, group begins anew", 20, "ring between ranks cut, stream stood still");
+    interrupted(cluster, |cluster| cluster.lab.cut_connections(&ports), printed).await?;
     let events = cluster.get("events").await?;
     let said = events["items"].as_array().context("no list of events")?;
     ensure!(said.iter().any(|event| event["reason"] == "EngineHung"), "no event says EngineHung: {events}");
