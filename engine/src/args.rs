@@ -82,6 +82,9 @@ pub struct Args {
     /// Most bytes in that folder.
     #[arg(long, default_value_t = 8 << 30)]
     pub prefix_dir_bytes: u64,
+    /// Who guesses the next tokens of answers, several of which are then checked at once. Answers are the same.
+    #[arg(long, value_enum, default_value_t = Speculation::PromptLookup)]
+    pub speculation: Speculation,
     /// Whether a GPU keeps its memory resident, as far as its driver recommends it; on Macs only.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub wired_memory: Switch,
@@ -144,6 +147,15 @@ pub enum Switch {
     On,
     /// It is not.
     Off,
+}
+
+/// Who guesses the next tokens of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Speculation {
+    /// Nobody.
+    Off,
+    /// What followed in the prompt or the answer when it had the same tokens before.
+    PromptLookup,
 }
 
 /// Element type of the weights in memory.

@@ -3,7 +3,7 @@
 //! without MLX. No tokens of text, no sockets, no clock here.
 //!
 //! ```text
-//! rank 0:      load ─▶ join ─▶ run [(slot, offset, tokens, choice), …] ─▶ [token, …]
+//! rank 0:      load ─▶ join ─▶ run [(slot, offset, tokens, choice), …] ─▶ [[token, …], …]
 //! other ranks: load ─▶ join ─▶ run [(slot, offset, tokens), …]         ─▶ nothing to say
 //! ```
 
@@ -16,6 +16,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::kept::{Order, chain::Key};
+use crate::meter::Totals;
 use crate::pulse::Pulse;
 
 /// Tokens of one sequence to run through this rank's layers.
@@ -28,6 +29,9 @@ pub struct Step {
     /// The tokens that follow them. None stands for the one that was chosen last in this slot, which nobody needs
     /// to know yet; only on a rank that is alone.
     pub tokens: Vec<u32>,
+    /// How many of the last tokens are guesses, of what will be chosen: where there is a choice, one is made before
+    /// each of them too. Told on rank 0 alone; wrong ones are in the cache until it is trimmed.
+    pub guesses: u32,
     /// How rank 0 chooses the next token; absent while a prompt is still being read and on every
     /// other rank.
     pub choice: Option<Choice>,
@@ -37,6 +41,13 @@ impl Step {
     /// How many tokens it adds to the cache.
     pub fn length(&self) -> u32 {
         self.tokens.len().max(1) as u32
+    }
+
+    /// The choices of its tokens: one for each guess and one behind them all, if there are any.
+    pub fn choices(&self) -> impl Iterator<Item = Choice> {
+        let place =
+            move |choice: &Choice, guess: u32| Choice { index: choice.index + guess, ..choice.clone() };
+        self.choice.iter().flat_map(move |choice| (0..=self.guesses).map(move |guess| place(choice, guess)))
     }
 }
 
@@ -116,9 +127,9 @@ pub struct Memory {
 #[error("{0}")]
 pub struct ComputeError(pub String);
 
-/// What came of one step of a batch: `Some(token)` exactly when the step holds a [`Choice`]. An error ends that
-/// sequence and no other.
-pub type Chosen = Result<Option<u32>, SampleError>;
+/// What came of one step of a batch: a token for each of its [choices](Step::choices), the first of which counts, and
+/// each one behind it if the guess before is the token chosen there. An error ends that sequence and no other.
+pub type Chosen = Vec<Result<u32, SampleError>>;
 
 /// An answer that arrives when the compute thread got there. A dropped sender means the thread is
 /// gone, which is a failure like any other.
@@ -154,4 +165,6 @@ pub trait Compute: Send + Sync + 'static {
     fn memory(&self) -> Memory;
     /// What becomes of the batches; cheap, and never waits for one.
     fn pulse(&self) -> Pulse;
+    /// What batches are made of; cheap, asked four times a second.
+    fn totals(&self) -> Totals;
 }

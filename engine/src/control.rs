@@ -106,7 +106,7 @@ impl Agent {
         let progress = self.compute.progress();
         let memory = self.compute.memory();
         let pulse = self.compute.pulse();
-        self.metrics.observe(memory, progress);
+        self.metrics.observe(memory, progress, self.compute.totals());
         let phase = match now.phase {
             Phase::Loading => pb::Phase::Loading,
             Phase::Loaded => pb::Phase::Loaded,

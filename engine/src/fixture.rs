@@ -8,11 +8,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step};
+use crate::compute::{
+    Addresses, Answer, Choice, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step,
+};
 use crate::kept::{
     Order,
     chain::{BLOCK, Key},
 };
+use crate::meter::Totals;
 use crate::pulse::{Batches, Pulse};
 
 pub use crate::model::*;
@@ -201,18 +204,23 @@ impl FakeState {
         }
         sequence.extend(&step.tokens);
         self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());
-        let chosen = self.choose(step);
-        if let Some(token) = chosen.clone().unwrap_or(Some(0)) {
-            self.chosen.insert(step.slot, token);
+        let sequence = &self.sequences[&step.slot];
+        let before_guesses = sequence.len() - step.guesses as usize;
+        let chosen: Chosen = (before_guesses..)
+            .zip(step.choices())
+            .map(|(length, choice)| self.choose(&sequence[..length], &choice))
+            .collect();
+        self.chosen.remove(&step.slot);
+        // Behind guesses it has to be told.
+        if let [Ok(token)] = chosen.as_slice() {
+            self.chosen.insert(step.slot, *token);
         }
         chosen
     }
 
-    fn choose(&self, step: &Step) -> Chosen {
-        let sequence = &self.sequences[&step.slot];
-        let Some(choice) = &step.choice else { return Ok(None) };
+    fn choose(&self, sequence: &[u32], choice: &Choice) -> Result<u32, SampleError> {
         match self.mood {
-            Mood::Stuck(token) => return Ok(Some(token)),
+            Mood::Stuck(token) => return Ok(token),
             Mood::Poisoned(token) if sequence.contains(&token) => {
                 return Err(SampleError::NotFinite);
             }
@@ -224,9 +232,9 @@ impl FakeState {
         let said: Vec<u32> = sequence[start..end].iter().copied().filter(|&token| token < 256).collect();
         let length = said.len() as u32;
         if length == 0 || (choice.index >= length && !choice.banned.contains(&END)) {
-            return Ok(Some(END));
+            return Ok(END);
         }
-        Ok(Some(said[(choice.index % length) as usize]))
+        Ok(said[(choice.index % length) as usize])
     }
 }
 
@@ -319,5 +327,9 @@ impl Compute for Fake {
 
     fn pulse(&self) -> Pulse {
         self.batches.pulse()
+    }
+
+    fn totals(&self) -> Totals {
+        Totals { bytes: [5, 6, 7], seconds: [1.0, 0.5, 0.25], timed: 2 }
     }
 }

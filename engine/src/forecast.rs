@@ -94,7 +94,13 @@ mod tests {
 
     #[test]
     fn a_batch_is_its_tokens_and_what_they_attend_to() {
-        let step = |offset, tokens: usize| Step { slot: 0, offset, tokens: vec![1; tokens], choice: None };
+        let step = |offset, tokens: usize| Step {
+            slot: 0,
+            offset,
+            tokens: vec![1; tokens],
+            guesses: 0,
+            choice: None,
+        };
         assert_eq!(Work::of(&[step(100, 1)]), work(1, 101));
         // A token that nobody has read yet is a token.
         assert_eq!(Work::of(&[step(100, 0)]), work(1, 101));

@@ -229,6 +229,12 @@ impl Cache {
         self.busy(slot, tokens);
     }
 
+    /// A running sequence has only so many tokens after all: the others were guessed wrong.
+    pub fn shrink(&mut self, slot: u32, tokens: u32) {
+        self.busy(slot, tokens);
+        self.orders.push(Order::Trim { slot, length: tokens });
+    }
+
     /// A running sequence has read these tokens, its prompt: others that begin alike can have them now.
     pub fn read(&mut self, slot: u32, tokens: &[u32]) {
         if self.limits.enabled {

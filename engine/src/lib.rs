@@ -7,7 +7,7 @@
 //! and [`runtime`] is the one thread on which all of that happens.
 //!
 //! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
-//! and the agent, [`schedule`] gives [`sequence`]s their steps, [`tokens`] turns text into tokens and
+//! and the agent, [`schedule`] gives [`sequence`]s their steps, [`guess`] what they may say next, [`tokens`] turns text into tokens and
 //! back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet, and
 //! [`life`] says when it is over. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
 
@@ -16,9 +16,11 @@ pub mod compute;
 pub mod control;
 pub mod follow;
 pub mod forecast;
+pub mod guess;
 pub mod jaccl;
 pub mod kept;
 pub mod life;
+pub mod meter;
 pub mod metrics;
 pub mod pulse;
 pub mod rates;

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry,
 };
 use russet_wire::event::{FinishReason, Usage};
 
 use crate::compute::{Memory, Progress};
 use crate::kept::STEP;
+use crate::meter::{COLLECTIVES, PHASES, Totals};
 use crate::rates::Rates;
 
 /// vLLM's buckets for the time to the first token.
@@ -61,6 +63,8 @@ pub struct Metrics {
     prefix_blocks: [Gauge; 2],
     /// Tokens chosen.
     pub generated_tokens: IntCounter,
+    /// Times tokens were guessed, how many, and how many of them were right.
+    guesses: [IntCounter; 3],
     /// From arrival to the first token.
     pub first_token: Histogram,
     /// From one token to the next.
@@ -85,6 +89,9 @@ pub struct Metrics {
     pub steps: IntCounter,
     /// How fast requests are answered, for the agent.
     pub rates: Arc<Mutex<Rates>>,
+    collective_bytes: IntCounterVec,
+    phase_seconds: CounterVec,
+    timed_batches: IntCounter,
     success: IntCounterVec,
     failures: IntCounterVec,
     memory: IntGauge,
@@ -122,6 +129,9 @@ impl Metrics {
             let blocks = own("prefix_cache_blocks", "Blocks of the prefix cache, by where they are.");
             Gauge::with_opts(blocks.const_label("tier", tier))
         };
+        let guesses = |name: &str, help: &str| {
+            IntCounter::with_opts(request(&format!("spec_decode_num_{name}_total"), help))
+        };
         let metrics = Self {
             running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
             waiting: IntGauge::with_opts(request("num_requests_waiting", "Requests waiting for a slot."))?,
@@ -144,6 +154,11 @@ impl Metrics {
             ))?,
             prefix_blocks: [tier("memory")?, tier("disk")?],
             generated_tokens: IntCounter::with_opts(request("generation_tokens_total", "Tokens generated."))?,
+            guesses: [
+                guesses("drafts", "Times the next tokens of an answer were guessed.")?,
+                guesses("draft_tokens", "Tokens guessed.")?,
+                guesses("accepted_tokens", "Tokens guessed right, which cost no step of their own.")?,
+            ],
             first_token: time(
                 "time_to_first_token_seconds",
                 "From arrival to the first token.",
@@ -171,6 +186,21 @@ impl Metrics {
             batch_rows: of_batches("batch_sequences", "Sequences of a batch.", ROWS)?,
             batch_prompt_tokens: of_batches("batch_prompt_tokens", "Tokens a batch reads.", READ)?,
             steps: IntCounter::with_opts(own("steps_total", "Steps this rank ran."))?,
+            collective_bytes: IntCounterVec::new(
+                own("collective_bytes_total", "Bytes between this rank and others, by operation."),
+                &["collective"],
+            )?,
+            phase_seconds: CounterVec::new(
+                own(
+                    "batch_phase_seconds_total",
+                    "Seconds of the batches that were timed, by phase; waiting for other ranks counts as collective.",
+                ),
+                &["phase"],
+            )?,
+            timed_batches: IntCounter::with_opts(own(
+                "timed_batches_total",
+                "Batches that were timed by phase.",
+            ))?,
             memory: IntGauge::with_opts(own("memory_bytes", "Bytes MLX holds."))?,
             peak_memory: IntGauge::with_opts(own("peak_memory_bytes", "Most bytes MLX held."))?,
             loaded: IntGauge::with_opts(own("loaded_bytes", "Bytes of weights in memory."))?,
@@ -204,6 +234,7 @@ impl Metrics {
             prefix_hits,
             prefix_blocks,
             generated_tokens,
+            guesses,
             first_token,
             between_tokens,
             request,
@@ -216,6 +247,9 @@ impl Metrics {
             batch_prompt_tokens,
             steps,
             rates: _,
+            collective_bytes,
+            phase_seconds,
+            timed_batches,
             success,
             failures,
             memory,
@@ -226,7 +260,11 @@ impl Metrics {
         for own in [memory, peak_memory, loaded] {
             registry.register(Box::new(own.clone()))?;
         }
-        registry.register(Box::new(steps.clone()))?;
+        for counter in [steps, timed_batches] {
+            registry.register(Box::new(counter.clone()))?;
+        }
+        registry.register(Box::new(collective_bytes.clone()))?;
+        registry.register(Box::new(phase_seconds.clone()))?;
         if rank > 0 {
             return Ok(());
         }
@@ -236,7 +274,8 @@ impl Metrics {
         for gauge in [kv_usage, smoke].into_iter().chain(prefix_blocks) {
             registry.register(Box::new(gauge.clone()))?;
         }
-        for counter in [prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions] {
+        let counters = [prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions];
+        for counter in counters.into_iter().chain(guesses) {
             registry.register(Box::new(counter.clone()))?;
         }
         for histogram in [
@@ -275,6 +314,19 @@ impl Metrics {
         self.prefix_hits.inc_by(u64::from(cached));
     }
 
+    /// So many tokens of an answer were guessed at a time, and so many of them right.
+    pub fn guessed(&self, tokens: usize, right: usize) {
+        for (counter, count) in self.guesses.iter().zip([1, tokens, right]) {
+            counter.inc_by(count as u64);
+        }
+    }
+
+    /// Tokens that were guessed right.
+    #[cfg(test)]
+    pub fn guesses_right(&self) -> u64 {
+        self.guesses[2].get()
+    }
+
     /// So many blocks are kept in memory, and on disk.
     pub fn kept(&self, (memory, disk): (usize, usize)) {
         let [in_memory, on_disk] = &self.prefix_blocks;
@@ -299,8 +351,17 @@ impl Metrics {
         self.failures.with_label_values(&[kind]).inc();
     }
 
-    /// Brings what is asked rather than counted up to date.
-    pub fn observe(&self, memory: Memory, progress: Progress) {
+    /// Brings what is asked rather than counted here up to date.
+    pub fn observe(&self, memory: Memory, progress: Progress, totals: Totals) {
+        for (name, bytes) in COLLECTIVES.iter().zip(totals.bytes) {
+            let counter = self.collective_bytes.with_label_values(&[name]);
+            counter.inc_by(bytes.saturating_sub(counter.get()));
+        }
+        for (name, seconds) in PHASES.iter().zip(totals.seconds) {
+            let counter = self.phase_seconds.with_label_values(&[name]);
+            counter.inc_by((seconds - counter.get()).max(0.0));
+        }
+        self.timed_batches.inc_by(totals.timed.saturating_sub(self.timed_batches.get()));
         self.memory.set(memory.bytes as i64);
         self.peak_memory.set(memory.peak_bytes as i64);
         self.loaded.set(progress.loaded_bytes as i64);
@@ -337,6 +398,9 @@ mod tests {
             "prefix_cache_queries_total",
             "prefix_cache_hits_total",
             "generation_tokens_total",
+            "spec_decode_num_drafts_total",
+            "spec_decode_num_draft_tokens_total",
+            "spec_decode_num_accepted_tokens_total",
             "request_success_total",
         ] {
             assert!(names.contains(&format!("vllm:{name}")), "{name} is missing from {names:?}");
@@ -349,7 +413,27 @@ mod tests {
         for name in ["schedule_seconds", "batch_seconds", "batch_sequences", "batch_prompt_tokens"] {
             assert!(names.contains(&format!("russet_engine_{name}")), "{name} is missing from {names:?}");
         }
-        assert!(self::names(1).iter().all(|name| !name.contains("batch")));
+        assert!(self::names(1).iter().all(|name| !name.contains("batch_sequences")));
+    }
+
+    #[test]
+    fn every_rank_shows_what_its_batches_are_made_of() {
+        let metrics = Metrics::new("m", 1, 4096, 16_384).unwrap();
+        let observe = |bytes, seconds, timed| {
+            metrics.observe(Memory::default(), Progress::default(), Totals { bytes, seconds, timed });
+        };
+        observe([1, 2, 3], [0.5, 0.25, 0.0], 1);
+        observe([10, 2, 3], [1.5, 0.25, 2.0], 2);
+        let text = prometheus::TextEncoder::new().encode_to_string(&metrics.registry.gather()).unwrap();
+        for line in [
+            "russet_engine_collective_bytes_total{collective=\"all_sum\",model_name=\"m\"} 10",
+            "russet_engine_collective_bytes_total{collective=\"receive\",model_name=\"m\"} 3",
+            "russet_engine_batch_phase_seconds_total{model_name=\"m\",phase=\"forward\"} 1.5",
+            "russet_engine_batch_phase_seconds_total{model_name=\"m\",phase=\"sample\"} 2",
+            "russet_engine_timed_batches_total{model_name=\"m\"} 2",
+        ] {
+            assert!(text.contains(line), "{line} is missing from {text}");
+        }
     }
 
     #[test]

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn work(tokens: usize) -> Work {
-        Work::of(&[Step { slot: 0, offset: 0, tokens: vec![1; tokens], choice: None }])
+        Work::of(&[Step { slot: 0, offset: 0, tokens: vec![1; tokens], guesses: 0, choice: None }])
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::{
     compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
+    meter::{Meter, Totals},
     models::{ConfigError, ModelError},
     pulse::{Batches, Pulse},
     shelf::{Record, Shelf},
@@ -164,8 +165,8 @@ pub struct Stepped {
     pub logprobs: Vec<f32>,
 }
 
-/// [`Stepped`], or why no token could be chosen, for each step of a batch; `None` where there was no choice.
-pub type InDetail = Result<Option<Stepped>, SampleError>;
+/// [`Stepped`], or why no token could be chosen, for each choice of a step.
+pub type InDetail = Vec<Result<Stepped, SampleError>>;
 
 type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
 
@@ -204,6 +205,7 @@ pub struct Runtime {
     commands: mpsc::Sender<Command>,
     bytes: Arc<Bytes>,
     batches: Batches,
+    meter: Meter,
     /// Opened once the weights are loaded.
     shelf: Arc<OnceLock<Arc<Shelf>>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -228,12 +230,13 @@ impl Runtime {
         let opened = Arc::clone(&shelf);
         let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
         let batches = Batches::new(ranks / config.tensor_size.max(1));
-        let told = batches.clone();
+        let meter = Meter::default();
+        let (told, counted) = (batches.clone(), meter.clone());
         // MLX's streams belong to the thread that made them, so one thread does everything.
         let thread = std::thread::Builder::new().name("mlx".to_owned()).spawn(move || {
-            run(&config, &seen, &opened, &told, &inbox);
+            run(&config, &seen, &opened, (&told, &counted), &inbox);
         })?;
-        Ok(Self { commands, bytes, shelf, batches, thread: Some(thread) })
+        Ok(Self { commands, bytes, shelf, batches, meter, thread: Some(thread) })
     }
 
     /// As [`Compute::run`], with the log-probabilities too.
@@ -345,6 +348,10 @@ impl Compute for Runtime {
     fn pulse(&self) -> Pulse {
         self.batches.pulse()
     }
+
+    fn totals(&self) -> Totals {
+        self.meter.totals()
+    }
 }
 
 /// The part of `config.rank`, once the number of layers is known.
@@ -359,7 +366,7 @@ fn run(
     config: &RuntimeConfig,
     bytes: &Bytes,
     shelf: &OnceLock<Arc<Shelf>>,
-    batches: &Batches,
+    (batches, meter): (&Batches, &Meter),
     inbox: &mpsc::Receiver<Command>,
 ) {
     let mut rank: Option<Rank> = None;
@@ -374,7 +381,7 @@ fn run(
                     let opened = open_shelf(config, part)?;
                     Some(shelf.get_or_init(|| opened).clone())
                 };
-                let loaded = Rank::load(config, open, |loaded, total| {
+                let loaded = Rank::load(config, meter.clone(), open, |loaded, total| {
                     bytes.loaded.store(loaded, Ordering::Relaxed);
                     bytes.total.store(total, Ordering::Relaxed);
                 });
@@ -448,10 +455,10 @@ impl Begun {
         self.batches.end(ended.is_ok());
         match self.reply {
             Replies::Tokens(reply) => {
-                let tokens = |steps: Vec<InDetail>| {
-                    steps.into_iter().map(|step| step.map(|step| step.map(|step| step.token))).collect()
-                };
-                let _ = reply.send(ended.map(tokens).map_err(ComputeError::from));
+                let token = |stepped: Result<Stepped, _>| stepped.map(|stepped| stepped.token);
+                let tokens = |step: InDetail| step.into_iter().map(token).collect();
+                let steps = |steps: Vec<InDetail>| steps.into_iter().map(tokens).collect();
+                let _ = reply.send(ended.map(steps).map_err(ComputeError::from));
             }
             Replies::InDetail(reply) => drop(reply.send(ended.map_err(ComputeError::from))),
         }
@@ -511,7 +518,7 @@ mod tests {
     #[test]
     fn a_missing_model_and_early_steps_are_answers_not_the_end() {
         let runtime = Runtime::start(config(None, 0)).unwrap();
-        let early = runtime.run(vec![Step { slot: 0, offset: 0, tokens: vec![1], choice: None }]);
+        let early = runtime.run(vec![Step { slot: 0, offset: 0, tokens: vec![1], guesses: 0, choice: None }]);
         assert!(early.blocking_recv().unwrap().unwrap_err().0.contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();
         assert!(error.0.contains("/nowhere/config.json"), "{error}");

@@ -28,7 +28,7 @@ pub struct Tokens {
 
 impl Tokens {
     /// Chooses a token for each row of `logprobs`, `[rows, vocabulary]` in float32, as the choices say.
-    pub fn choose(choices: &[&Choice], logprobs: &Array) -> Result<Self, Exception> {
+    pub fn choose(choices: &[Choice], logprobs: &Array) -> Result<Self, Exception> {
         let finite = logprobs.is_finite()?.all_axis(-1, false)?;
         let allowed = without_banned(choices, logprobs)?;
         let best = argmax_axis(&allowed, -1, false)?;
@@ -60,7 +60,7 @@ impl Tokens {
 }
 
 /// Banned tokens have no probability at all.
-fn without_banned(choices: &[&Choice], logprobs: &Array) -> Result<Array, Exception> {
+fn without_banned(choices: &[Choice], logprobs: &Array) -> Result<Array, Exception> {
     let vocabulary = logprobs.dim(1) as u32;
     let banned = |choice: &Choice| -> Vec<u32> {
         choice.banned.iter().copied().filter(|token| *token < vocabulary).collect()
@@ -88,7 +88,7 @@ fn ban(tokens: &[u32], rows: &Array) -> Result<Array, Exception> {
 
 /// A token at random for each row, by probability at its temperature, among those that pass its filters; rows of
 /// greedy choices are anything.
-fn draw(choices: &[&Choice], logprobs: &Array) -> Result<Array, Exception> {
+fn draw(choices: &[Choice], logprobs: &Array) -> Result<Array, Exception> {
     let vocabulary = logprobs.dim(1);
     let column = |value: fn(&Sampling) -> f32| {
         let values: Vec<f32> = choices.iter().map(|choice| value(&choice.sampling)).collect();
@@ -146,7 +146,7 @@ mod tests {
     fn choose(choices: &[Choice], logprobs: &[f32]) -> Vec<Chosen> {
         let rows: Vec<f32> = choices.iter().flat_map(|_| logprobs.iter().copied()).collect();
         let rows = Array::from_slice(&rows, &[choices.len() as i32, logprobs.len() as i32]);
-        Tokens::choose(&choices.iter().collect::<Vec<_>>(), &rows).unwrap().read().unwrap()
+        Tokens::choose(choices, &rows).unwrap().read().unwrap()
     }
 
     fn tokens(choices: &[Choice], probabilities: &[f32]) -> Vec<u32> {

@@ -32,6 +32,7 @@ use tokio::time::Instant;
 
 use crate::compute::{Chosen, Compute, Step};
 use crate::follow::Followers;
+use crate::guess::Costs;
 use crate::kept::chain::Key;
 use crate::kept::feed::Feed;
 use crate::kept::{self, Cache, Limits, STEP};
@@ -63,6 +64,8 @@ pub struct Room {
     pub stages: u32,
     /// Whether what requests leave is kept for others.
     pub keeps: bool,
+    /// Whether the next tokens of answers are guessed.
+    pub guesses: bool,
 }
 
 /// The loop over slots.
@@ -91,7 +94,10 @@ pub struct Schedule {
     stays: u64,
     /// Since when nobody but this loop has had work.
     since: Instant,
+    /// When a batch ended last.
+    ended: Instant,
     lap: Option<Lap>,
+    costs: Costs,
 }
 
 impl Schedule {
@@ -105,7 +111,7 @@ impl Schedule {
         room: Room,
         root: Key,
     ) -> (Self, Entrance) {
-        let Room { context_tokens, max_sequences, kv_tokens, stages, keeps } = room;
+        let Room { context_tokens, max_sequences, kv_tokens, stages, keeps, guesses } = room;
         let feed = Feed::default();
         let shelved = followers.shelved_everywhere(compute.shelved());
         let most = u64::from(context_tokens) * u64::from(max_sequences);
@@ -125,6 +131,7 @@ impl Schedule {
             tokens: tokens.clone(),
             context_tokens,
             kv_tokens,
+            guesses,
             places: places.clone(),
             born,
             number: Arc::default(),
@@ -153,7 +160,9 @@ impl Schedule {
             alone,
             stays: 0,
             since: born,
+            ended: born,
             lap: None,
+            costs: Costs::default(),
         };
         (schedule, entrance)
     }
@@ -167,11 +176,11 @@ impl Schedule {
             self.dismiss();
             self.admit();
             while begun.len() < self.most_batches()
-                && let Some(batch) = self.begin()
+                && let Some(batch) = self.begin(begun.len())
             {
                 begun.push_back(batch);
             }
-            let Some(Begun { rows, reads, since, answer }) = begun.pop_front() else {
+            let Some(Begun { rows, reads, guesses, since, answer }) = begun.pop_front() else {
                 tokio::select! {
                     biased;
                     reason = life.failed() => return self.fail(&reason),
@@ -193,9 +202,14 @@ impl Schedule {
                 reason = life.failed() => return self.fail(&reason),
                 answered = answer.answered() => match answered {
                     Ok(chosen) => {
-                        self.since = Instant::now();
-                        self.metrics.batch.observe((self.since - since).as_secs_f64());
-                        self.end(rows, reads, chosen);
+                        let now = Instant::now();
+                        self.metrics.batch.observe((now - since).as_secs_f64());
+                        if !reads {
+                            // What it waited for others is not its own.
+                            self.costs.learn(rows.len() as u32, guesses, now - since.max(self.ended));
+                        }
+                        (self.since, self.ended) = (now, now);
+                        self.end(rows, reads || guesses > 0, chosen);
                     }
                     Err(reason) => {
                         life.fail(reason);
@@ -290,10 +304,19 @@ impl Schedule {
         self.waiting.push(job.standing, job);
     }
 
-    /// Whose turn it is, once those have left for whose next tokens there is no room.
-    fn turns(&mut self) -> Vec<Turn> {
+    /// Whose turn it is behind so many batches, once those have left for whose next tokens there is no room.
+    fn turns(&mut self, behind: usize) -> Vec<Turn> {
+        let answers = self.running.iter().filter(|job| !job.reads_its_prompt()).count();
+        let least = self.costs.least(answers as u32);
+        let guessing =
+            self.running.iter_mut().filter_map(|job| job.sequence.guess(least).then_some(())).count();
+        // All go on together: who went ahead of those that guess would have weights read once more, and hold them up.
+        let ahead = self.alone && guessing == 0;
+        if self.alone && !ahead && behind > 0 {
+            return Vec::new();
+        }
         loop {
-            let ready: Vec<Ready> = self.running.iter().map(|job| job.ready(self.alone)).collect();
+            let ready: Vec<Ready> = self.running.iter().map(|job| job.ready(ahead)).collect();
             let answering = self
                 .running
                 .iter()
@@ -316,15 +339,15 @@ impl Schedule {
         }
     }
 
-    /// Has the next batch run, if anybody can go on.
-    fn begin(&mut self) -> Option<Begun> {
-        let turns = self.turns();
+    /// Has the next batch run behind so many others, if anybody can go on.
+    fn begin(&mut self, behind: usize) -> Option<Begun> {
+        let turns = self.turns(behind);
         if turns.is_empty() {
             return None;
         }
         let (mut rows, mut steps) = (Vec::with_capacity(turns.len()), Vec::with_capacity(turns.len()));
         let streams = self.running.len();
-        let mut read = 0;
+        let (mut read, mut guesses) = (0, 0);
         for Turn { index, tokens } in &turns {
             let job = &mut self.running[*index];
             job.alone &= streams == 1;
@@ -336,6 +359,7 @@ impl Schedule {
             if step.choice.is_none() {
                 read += step.tokens.len();
             }
+            guesses += step.guesses;
             rows.push(job.stay);
             steps.push(step);
         }
@@ -346,27 +370,40 @@ impl Schedule {
         let now = Instant::now();
         self.metrics.schedule.observe((now - self.since).as_secs_f64());
         self.since = now;
-        Some(Begun { rows, reads: read > 0, since: now, answer })
+        Some(Begun { rows, reads: read > 0, guesses, since: now, answer })
     }
 
-    /// Takes what came of a batch: of `rows`, by their stays. Who ended or left meanwhile wants no more of it.
-    fn end(&mut self, rows: Vec<u64>, reads: bool, chosen: Vec<Chosen>) {
+    /// Takes what was chosen for one that runs; says how its answer ended if it did.
+    fn take(&mut self, index: usize, chosen: Chosen) -> Option<Result<FinishReason, String>> {
+        let job = &mut self.running[index];
+        let slot = job.sequence.slot();
+        if job.reads_its_prompt() {
+            self.cache.read(slot, job.sequence.prompt());
+        }
+        let count = job.sequence.check(&chosen);
+        if chosen.len() > 1 {
+            self.metrics.guessed(chosen.len() - 1, count - 1);
+        }
+        if count < chosen.len() {
+            self.cache.shrink(slot, job.sequence.cached());
+        }
+        chosen.into_iter().take(count).find_map(|token| match token {
+            Ok(token) => job.take(token, &self.metrics),
+            Err(error) => Some(Err(error.to_string())),
+        })
+    }
+
+    /// Takes what came of a batch: of `rows`, by their stays. Who ended or left meanwhile wants no more of it. Where
+    /// it was `uneven`, because prompts were read or tokens guessed, it says nothing of how long one token takes.
+    fn end(&mut self, rows: Vec<u64>, uneven: bool, chosen: Vec<Chosen>) {
         let (streams, mut told, mut some_ended) = (self.running.len() as u32, 0, false);
         for (stay, chosen) in rows.into_iter().zip(chosen) {
             let Some(index) = self.running.iter().position(|job| job.stay == stay) else { continue };
-            let end = match chosen {
-                Ok(None) => continue,
-                Ok(Some(token)) => {
-                    let job = &mut self.running[index];
-                    if job.reads_its_prompt() {
-                        self.cache.read(job.sequence.slot(), job.sequence.prompt());
-                    }
-                    job.take(token, &self.metrics)
-                }
-                Err(error) => Some(Err(error.to_string())),
-            };
+            if chosen.is_empty() {
+                continue;
+            }
             told += 1;
-            let Some(end) = end else { continue };
+            let Some(end) = self.take(index, chosen) else { continue };
             some_ended = true;
             let job = self.running.remove(index);
             match end {
@@ -385,7 +422,7 @@ impl Schedule {
         self.arrange();
         let running: Vec<Tenant> = self.running.iter().map(Job::tenant).collect();
         self.metrics.kv_usage.set(self.pool.usage(&running));
-        if reads || some_ended {
+        if uneven || some_ended {
             self.lap = None;
             return;
         }
@@ -406,10 +443,10 @@ impl Schedule {
 
     /// Has every rank run the steps together.
     fn ask(&self, batch: Vec<Step>) -> Asked {
-        let chooses = batch.iter().map(|step| step.choice.is_some()).collect();
+        let choices = batch.iter().map(|step| step.choices().count()).collect();
         self.metrics.steps.inc_by(batch.len() as u64);
         self.followers.run(&batch);
-        Asked { chooses, answer: self.compute.run(batch) }
+        Asked { choices, answer: self.compute.run(batch) }
     }
 
     /// Ends everything with the reason this rank failed.

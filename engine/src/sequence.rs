@@ -7,6 +7,7 @@ use russet_wire::event::{Failure, FailureKind, Usage};
 use russet_wire::request::GenerationRequest;
 
 use crate::compute::{Choice, Step};
+use crate::guess::Guesser;
 use crate::schedule::deal::Ready;
 use crate::tokens::TokensError;
 pub use telling::{Accepted, TakeUpError, Telling};
@@ -76,8 +77,12 @@ pub struct Sequence {
     cached: u32,
     /// Tokens that were in the cache when it entered first.
     kept: Option<u32>,
-    /// Choices that were handed out and not yet accepted.
+    /// Steps with choices that were handed out and whose tokens were not yet accepted.
     pending: u32,
+    /// Who guesses its next tokens, if anybody does.
+    guesser: Option<Guesser>,
+    /// Guesses of the step that is next, or of the one that was handed out.
+    guesses: Vec<u32>,
     prompt_tokens: u32,
     choice: Choice,
     telling: Telling,
@@ -97,9 +102,16 @@ impl Sequence {
             cached: 0,
             kept: None,
             pending: 0,
+            guesser: None,
+            guesses: Vec::new(),
             choice,
             telling,
         }
+    }
+
+    /// The same with guesses of its next tokens.
+    pub fn guessing(self) -> Self {
+        Self { guesser: Some(Guesser::default()), ..self }
     }
 
     /// The prompt and what was chosen after it. The cache holds no more of it than [`Sequence::cached`].
@@ -117,6 +129,7 @@ impl Sequence {
     /// again, and come out the same; what was said, counted and held back goes on.
     pub fn enter(&mut self, slot: u32, cached: u32) {
         (self.slot, self.cached, self.pending) = (slot, cached, 0);
+        self.guesses.clear();
         self.kept.get_or_insert(cached);
     }
 
@@ -157,11 +170,30 @@ impl Sequence {
     pub fn ready(&self, ahead: bool) -> Ready {
         let more = self.telling.tokens() + self.pending < self.telling.limit();
         match self.next().len() {
-            0 if ahead && self.pending == 1 && more => Ready::Choose,
+            0 if ahead && self.pending == 1 && self.guesses.is_empty() && more => Ready::Choose(0),
             0 => Ready::Busy,
-            1 => Ready::Choose,
+            1 => Ready::Choose(self.guesses.len() as u32),
             length => Ready::Read(length as u32 - 1),
         }
+    }
+
+    /// Guesses the tokens behind the next one, as far as each is worth it if it is right with the probability
+    /// `least`. Whether it has guesses, or will once the token is known that is being chosen: until then a step after
+    /// it would be one too early.
+    pub fn guess(&mut self, least: f64) -> bool {
+        let next = self.next().len();
+        let Some(guesser) = &mut self.guesser else { return false };
+        // The first token is not to wait for guesses behind it.
+        if next > 1 || self.pending > 1 || self.telling.tokens() == 0 {
+            return false;
+        }
+        if next == 0 || !self.guesses.is_empty() {
+            return !self.guesses.is_empty() || !guesser.guess(&self.tokens, 1, least).is_empty();
+        }
+        // One is chosen anyway, and the answer ends at its limit.
+        let most = self.telling.limit().saturating_sub(self.telling.tokens() + 1);
+        self.guesses = guesser.guess(&self.tokens, most as usize, least);
+        !self.guesses.is_empty()
     }
 
     /// Tokens that are known and not yet in the cache.
@@ -175,27 +207,51 @@ impl Sequence {
     }
 
     /// The step to run next: so many tokens at most, and without a choice, while the prompt is being read. Steps
-    /// with a choice are followed by [`Sequence::accept`], in their order.
+    /// with a choice are followed by [`Sequence::check`] and [`Sequence::accept`], in their order.
     pub fn step(&mut self, tokens: u32) -> Step {
         let next = self.next();
         let (tokens, chooses) = match self.ready(false) {
             Ready::Read(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
-            Ready::Choose | Ready::Busy => (next.to_vec(), true),
+            Ready::Choose(guesses) => {
+                let guesses = guesses.min(tokens.saturating_sub(1)) as usize;
+                ([next, &self.guesses[..guesses]].concat(), true)
+            }
+            Ready::Busy => (Vec::new(), true),
         };
+        let guesses = (tokens.len() as u32).saturating_sub(1);
+        let guesses = if chooses { guesses } else { 0 };
+        self.guesses.truncate(guesses as usize);
         let offset = self.cached;
         let choice = chooses.then(|| {
             let index = self.telling.tokens() + self.pending;
             self.pending += 1;
             Choice { index, ..self.choice.clone() }
         });
-        let step = Step { slot: self.slot, offset, tokens, choice };
+        let step = Step { slot: self.slot, offset, tokens, guesses, choice };
         self.cached += step.length();
         step
     }
 
-    /// Takes the token that a step chose.
-    pub fn accept(&mut self, token: u32) -> Result<Accepted, TokensError> {
+    /// How many of the tokens that a step chose count: the first, and each one behind a guess that was right. Wrong
+    /// guesses are in the cache no more: it has to be trimmed to [`Sequence::cached`].
+    pub fn check<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
+        let guesses = std::mem::take(&mut self.guesses);
+        if guesses.is_empty() {
+            return chosen.len();
+        }
+        let pairs = guesses.iter().zip(chosen);
+        let right =
+            pairs.take_while(|(guess, chosen)| chosen.as_ref().is_ok_and(|token| token == *guess)).count();
+        self.cached -= (guesses.len() - right) as u32;
+        if let Some(guesser) = &mut self.guesser {
+            guesser.learn(self.tokens.len() + right + 1, right, guesses.len());
+        }
+        right + 1
+    }
+
+    /// Takes a token that counts.
+    pub fn accept(&mut self, token: u32) -> Result<Accepted, TokensError> {
         let before = self.telling.tokens();
         let accepted = self.telling.accept(token)?;
         if self.telling.tokens() > before {
@@ -267,6 +323,7 @@ mod tests {
             let Choice { sampling, seed, index: chosen, banned } = choice.unwrap();
             assert_eq!((&sampling, seed, chosen as usize), (&request.sampling, 7, index));
             assert_eq!(banned.is_empty(), !request.ignore_eos);
+            assert_eq!(sequence.check(&[Ok::<u32, ()>(token)]), 1);
             let Accepted { event, finished } = sequence.accept(token).unwrap();
             if let Some(Event::Token { id, text }) = event {
                 told.events.push((id, text));
@@ -428,12 +485,109 @@ mod tests {
             }
             let at = chosen.len() - sequence.pending as usize;
             assert_eq!(chosen[at], index, "each token is chosen in its turn");
+            sequence.check(&[Ok::<u32, ()>(answer[index as usize])]);
             let Accepted { event, finished } = sequence.accept(answer[index as usize]).unwrap();
             told.extend(event);
             if let Some(reason) = finished {
                 return (told, reason, sequence.usage());
             }
         }
+    }
+
+    /// Runs a sequence that guesses over answers given by their index. Everything it told, its end and its usage, and the
+    /// steps it took.
+    fn guessed(
+        request: &GenerationRequest,
+        prompt: &[u32],
+        limit: u32,
+        answer: &[u32],
+    ) -> (Vec<Event>, FinishReason, Usage, usize) {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).guessing();
+        let (mut cache, mut told, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
+        loop {
+            sequence.guess(0.1);
+            let room = if let Ready::Choose(guesses) = sequence.ready(false) { 1 + guesses } else { 256 };
+            // Now and then there is no room for all guesses.
+            let step = sequence.step(if steps % 3 == 0 { room.min(3) } else { room });
+            assert_eq!(step.offset as usize, cache.len());
+            cache.extend(&step.tokens);
+            let indices: Vec<u32> = step.choices().map(|choice| choice.index).collect();
+            if indices.is_empty() {
+                continue;
+            }
+            steps += 1;
+            let last = *indices.last().unwrap();
+            assert!(last < limit, "token {last} of {limit} is guessed");
+            let chosen: Vec<Result<u32, ()>> =
+                indices.iter().map(|index| Ok(*answer.get(*index as usize).unwrap_or(&END))).collect();
+            let count = sequence.check(&chosen);
+            cache.truncate(sequence.cached() as usize);
+            for token in chosen.into_iter().take(count) {
+                let Accepted { event, finished } = sequence.accept(token.unwrap()).unwrap();
+                told.extend(event);
+                if let Some(reason) = finished {
+                    return (told, reason, sequence.usage(), steps);
+                }
+            }
+            assert_eq!(cache, sequence.history()[..cache.len()]);
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_guessed_is_told_as_if_it_were_not_in_fewer_steps() {
+        let stops = GenerationRequest { stop: vec!["fox".into()], ..request() };
+        let line = "the quick brown fox jumps; ";
+        for (story, request, prompt, limit, text, most) in [
+            ("what the prompt says already", request(), line, 99, "the quick brown fox jumps over", 14),
+            ("a limit in the middle of guesses", request(), line, 12, "the quick brown fox jumps", 8),
+            ("a stop text in the middle of guesses", stops, line, 99, "the quick brown fox jumps", 11),
+            ("nothing that was said before", request(), "prompt", 99, "hé, wörld", 12),
+            ("what it said itself", request(), "-", 99, "la la la la la la la la la la la la", 14),
+            (
+                "guesses that are mostly wrong",
+                request(),
+                "abcd abce abcf abcg ",
+                99,
+                "abch abci abcj abck",
+                20,
+            ),
+        ] {
+            let answer = [bytes(text), vec![END]].concat();
+            let mut alone = Vec::new();
+            let dir = fixture::model_dir();
+            let tokens = Tokens::load(dir.path()).unwrap();
+            let mut telling = Telling::new(&request, limit, tokens.ends().clone(), tokens.stream());
+            let reason = answer.iter().find_map(|token| {
+                let Accepted { event, finished } = telling.accept(*token).unwrap();
+                alone.extend(event);
+                finished
+            });
+            let (told, finished, usage, steps) = guessed(&request, &bytes(prompt), limit, &answer);
+            assert_eq!((told, Some(finished)), (alone, reason), "{story}");
+            assert_eq!(usage.completion_tokens, telling.tokens(), "{story}");
+            assert!(steps <= most, "{story}: {steps} steps for {} tokens", usage.completion_tokens);
+        }
+    }
+
+    #[test]
+    fn nobody_goes_ahead_of_guesses() {
+        let dir = fixture::model_dir();
+        let tokens = Tokens::load(dir.path()).unwrap();
+        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).guessing();
+        sequence.step(256);
+        assert!(!sequence.guess(0.1), "the first token is chosen by itself");
+        assert_eq!(sequence.step(1).guesses, 0);
+        assert!(!sequence.guess(0.1));
+        assert_eq!(sequence.ready(true), Ready::Choose(0));
+        sequence.check(&[Ok::<u32, ()>(token_of_byte(b'd'))]);
+        sequence.accept(token_of_byte(b'd')).unwrap();
+        assert!(sequence.guess(0.1));
+        let step = sequence.step(3);
+        assert_eq!((step.tokens, step.guesses), (bytes("def"), 2));
+        assert!(sequence.guess(0.1), "they are on their way");
+        assert_eq!(sequence.ready(true), Ready::Busy);
     }
 
     #[test]

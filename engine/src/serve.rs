@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::args::{Args, ArgsError, Peer, Switch};
+use crate::args::{Args, ArgsError, Peer, Speculation, Switch};
 use crate::compute::{Addresses, Compute};
 use crate::control::{self, Agent, Identity};
 use crate::follow::lead;
@@ -323,6 +323,7 @@ async fn work(
             kv_tokens: args.kv_tokens(),
             stages: args.size() / args.tensor_size.max(1),
             keeps: args.prefix_cache == Switch::On,
+            guesses: args.speculation != Speculation::Off,
         },
         Key::root(identity::of_model(&args.model_dir).as_bytes()),
     );

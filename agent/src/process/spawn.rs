@@ -1,9 +1,10 @@
 //! Starting an engine: its arguments, its addresses, its log. It leads a process group of its own
 //! and is not killed with the agent, so that it outlives it.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -16,6 +17,10 @@ use super::stop;
 
 /// Bytes of what one rank keeps on disk of prompts.
 const MOST_PREFIXES: u64 = 8 << 30;
+
+/// Folder, beside those of the engines, in which MLX on a CPU keeps the kernels that it compiled. It would take the
+/// machine's folder for temporary files, and run what another user has put there under the right name.
+const KERNELS: &str = ".kernels";
 
 /// Everything an engine is told.
 #[derive(Clone, Debug)]
@@ -184,12 +189,16 @@ pub fn start(launch: &Launch<'_>, folder: &Path) -> io::Result<Child> {
     // A socket of an earlier incarnation would make the new one's bind fail.
     std::fs::remove_file(launch.socket).ok();
     let output = russet_telemetry::logfile::open(&log_path(folder))?;
+    let kernels = folder.with_file_name(KERNELS);
+    std::fs::create_dir_all(&kernels)?;
+    std::fs::set_permissions(&kernels, Permissions::from_mode(0o700))?;
     Command::new(launch.binary)
         .args(arguments(launch))
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
         .current_dir(folder)
+        .env("TMPDIR", kernels)
         // Signals meant for the agent's terminal are not meant for the engine.
         .process_group(0)
         .kill_on_drop(false)
@@ -257,8 +266,12 @@ mod tests {
     }
 
     fn line_of(spec: &ShardSpec) -> String {
-        arguments(&Launch {
-            binary: Path::new("e"),
+        launched(Path::new("e"), spec, |launch| arguments(launch).join(" "))
+    }
+
+    fn launched<T>(binary: &Path, spec: &ShardSpec, act: impl FnOnce(&Launch<'_>) -> T) -> T {
+        act(&Launch {
+            binary,
             spec,
             shard_uid: "u",
             rendezvous: &Rendezvous {
@@ -271,7 +284,19 @@ mod tests {
             socket: Path::new("/s"),
             prefixes: Prefixes::below(Path::new("/p"), spec, 64 << 30),
         })
-        .join(" ")
+    }
+
+    #[tokio::test]
+    async fn what_an_engine_compiles_is_out_of_reach_of_other_users() {
+        let engines = tempfile::tempdir().unwrap();
+        let program = engines.path().join("engine");
+        std::fs::write(&program, "#!/bin/sh\nstat -c '%a %n' \"$TMPDIR\"\n").unwrap();
+        std::fs::set_permissions(&program, Permissions::from_mode(0o700)).unwrap();
+        let folder = engines.path().join("u");
+        let mut child = launched(&program, &spec(1), |launch| start(launch, &folder)).unwrap();
+        assert!(child.wait().await.unwrap().success());
+        let said = std::fs::read_to_string(log_path(&folder)).unwrap();
+        assert_eq!(said.trim(), format!("700 {}", engines.path().join(".kernels").display()));
     }
 
     #[test]

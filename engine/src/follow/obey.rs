@@ -132,7 +132,7 @@ impl Follower {
                     Ok(Some(Command::Beat(pb::Beat {}))) => {}
                     Ok(Some(Command::Batch(pb::Batch { steps }))) => {
                         self.metrics.steps.inc_by(steps.len() as u64);
-                        let step = |pb::Step { slot, offset, tokens }| Step { slot, offset, tokens, choice: None };
+                        let step = |pb::Step { slot, offset, tokens }| Step { slot, offset, tokens, guesses: 0, choice: None };
                         running.push(self.compute.run(steps.into_iter().map(step).collect()));
                     }
                     Ok(Some(Command::Fetch(pb::Fetch { slot, keys }))) => {

@@ -1,6 +1,13 @@
 //! The gated feed-forward block: `down(silu(gate(x)) · up(x))`.
 
-use mlx_rs::{Array, error::Exception, ops::sigmoid};
+use std::cell::RefCell;
+
+use mlx_rs::{
+    Array,
+    error::Exception,
+    ops::sigmoid,
+    transforms::compile::{compile, disable_compile},
+};
 
 use super::{linear::Linear, stage::Stage};
 use crate::weights::{Weights, WeightsError};
@@ -11,6 +18,7 @@ pub struct GatedMlp {
     gate: Linear,
     up: Linear,
     down: Linear,
+    gated: Gated,
 }
 
 impl GatedMlp {
@@ -26,13 +34,77 @@ impl GatedMlp {
             gate: Linear::load(weights, &format!("{path}.gate_proj"), width, inner, bias)?,
             up: Linear::load(weights, &format!("{path}.up_proj"), width, inner, bias)?,
             down: Linear::load(weights, &format!("{path}.down_proj"), inner, width, bias)?,
+            gated: Gated::default(),
         })
     }
 
     /// The block's output for `x`.
     pub fn forward(&self, x: &Array, stage: &Stage) -> Result<Array, Exception> {
-        let gate = self.gate.forward(x)?;
-        let silu = gate.multiply(sigmoid(&gate)?)?;
-        self.down.forward_summed(&silu.multiply(self.up.forward(x)?)?, stage)
+        let gated = self.gated.apply(&self.gate.forward(x)?, &self.up.forward(x)?)?;
+        self.down.forward_summed(&gated, stage)
+    }
+}
+
+/// Tries whether MLX can compile here, and has it compute step by step otherwise: on a CPU it needs g++ and its own
+/// headers, and would fail every batch without.
+pub fn try_to_compile() {
+    let one = Array::from_f32(1.0);
+    if let Err(error) = Gated::default().apply(&one, &one).and_then(|gated| gated.eval()) {
+        disable_compile();
+        tracing::info!(
+            error = error.what(),
+            "kernels cannot be compiled on this machine; prompts are read a little slower"
+        );
+    }
+}
+
+/// `silu(gate) · up`, compiled into one kernel: its four steps would each read and write all of it.
+struct Gated(RefCell<Box<Compiled>>);
+
+type Compiled = dyn for<'a> FnMut((&'a Array, &'a Array)) -> Result<Array, Exception>;
+
+impl Gated {
+    fn apply(&self, gate: &Array, up: &Array) -> Result<Array, Exception> {
+        (self.0.borrow_mut())((gate, up))
+    }
+}
+
+impl Default for Gated {
+    fn default() -> Self {
+        let gated = |(gate, up): (&Array, &Array)| gate.multiply(sigmoid(gate)?)?.multiply(up);
+        // Of any shape, or each length of a prompt would be compiled anew.
+        Self(RefCell::new(Box::new(compile(gated, true))))
+    }
+}
+
+impl std::fmt::Debug for Gated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Gated")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_kernel_gates_whatever_its_shape() {
+        let gated = Gated::default();
+        for (rows, width) in [(1, 8), (3, 8), (1, 5), (2, 64)] {
+            let numbers = |from: f32| {
+                let values: Vec<f32> = (0..rows * width).map(|place| from + place as f32 * 0.1).collect();
+                (Array::from_slice(&values, &[1, rows, width]), values)
+            };
+            let ((gate, gates), (up, ups)) = (numbers(-3.0), numbers(1.0));
+            let result = gated.apply(&gate, &up).unwrap();
+            assert_eq!(result.shape(), [1, rows, width]);
+            for ((result, gate), up) in result.as_slice::<f32>().iter().zip(gates).zip(ups) {
+                let expected = gate / (1.0 + (-gate).exp()) * up;
+                assert!(
+                    (result - expected).abs() <= 1e-5 * expected.abs().max(1.0),
+                    "{result}, not {expected}"
+                );
+            }
+        }
     }
 }

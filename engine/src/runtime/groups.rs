@@ -7,7 +7,7 @@ use russet_mlx::distributed::Group;
 use russet_wire::partition::Part;
 
 use super::environment;
-use crate::{compute::Addresses, jaccl::Devices, layers::stage::Stage};
+use crate::{compute::Addresses, jaccl::Devices, layers::stage::Stage, meter::Meter};
 
 /// The last of a ring connects to the first one first of all, and after a refusal MLX waits a whole
 /// second; so the others get a little time to listen.
@@ -23,15 +23,21 @@ pub(super) struct Groups {
 }
 
 /// Joins both groups of the rank of `part`, as far as it has them: the stage first, on all ranks. `devices`
-/// are there for a stage that uses RDMA.
-pub(super) fn join(part: &Part, addresses: &Addresses, devices: Option<&Devices>) -> Result<Groups, String> {
+/// are there for a stage that uses RDMA. What travels within the stage is counted by `meter`.
+pub(super) fn join(
+    part: &Part,
+    addresses: &Addresses,
+    devices: Option<&Devices>,
+    meter: &Meter,
+) -> Result<Groups, String> {
     let mut groups = Groups::default();
     if part.tensor_size > 1 {
         let (own, size) = (part.tensor_index, part.tensor_size);
-        groups.stage = Stage::of(match devices {
+        let members = match devices {
             None => ring(own, size, &addresses.tensor)?,
             Some(devices) => jaccl(own, size, devices)?,
-        });
+        };
+        groups.stage = Stage::of(members, meter.clone());
     }
     if part.stages > 1 {
         groups.pipeline = Some(ring(part.stage, part.stages, &addresses.pipeline)?);

@@ -1,7 +1,11 @@
 //! One rank on its MLX thread: its part of the model, its sequences, its place in the group. It decides
 //! nothing; steps come in an order that all ranks share.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mlx_rs::{
     Array, Dtype,
@@ -18,12 +22,18 @@ use super::{
 use crate::{
     cache::KvCache,
     compute::{Addresses, Choice, Step},
+    guess,
     jaccl::Devices,
     kept::{
         Order,
         chain::{BLOCK, Key},
     },
-    layers::batch::{Batch, Row},
+    layers::{
+        batch::{Batch, Row},
+        mlp::try_to_compile,
+        stage::metered,
+    },
+    meter::{Collective, Meter, Phase},
     models::{self, Model},
     partition::{Slice, holds},
     sample::Tokens,
@@ -42,6 +52,7 @@ pub(super) struct Rank {
     groups: Option<Groups>,
     sequences: HashMap<u32, Sequence>,
     blocks: Blocks,
+    meter: Meter,
 }
 
 struct Sequence {
@@ -75,6 +86,7 @@ impl Rank {
     /// Reads the configuration and this rank's weights.
     pub(super) fn load(
         config: &RuntimeConfig,
+        meter: Meter,
         shelf: impl FnOnce(&Part) -> Option<Arc<Shelf>>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
@@ -102,6 +114,7 @@ impl Rank {
             loaded_bytes += bytes;
             progress(loaded_bytes, total_bytes);
         };
+        try_to_compile();
         let model = models::load(configuration.as_ref(), &mut checkpoint, &part, config.dtype, &mut count)?;
         let _ = memory::clear_cache();
         let shelf = shelf(&part);
@@ -114,6 +127,7 @@ impl Rank {
             groups: None,
             sequences: HashMap::new(),
             blocks: Blocks::new(shelf),
+            meter,
         })
     }
 
@@ -125,7 +139,7 @@ impl Rank {
         if self.groups.is_some() {
             return Ok(());
         }
-        let joined = groups::join(&self.part, addresses, devices);
+        let joined = groups::join(&self.part, addresses, devices, &self.meter);
         let (rank, addresses) = (self.part.rank, addresses.clone());
         self.groups = Some(joined.map_err(|reason| RuntimeError::Join { rank, addresses, reason })?);
         Ok(())
@@ -201,7 +215,8 @@ impl Rank {
             sequences.push(sequence);
         }
         let mut run = self.compute(groups, &mut sequences, &steps, in_detail)?;
-        run.answers = order.iter().zip(&steps).map(|(index, step)| (*index, step.choice.clone())).collect();
+        run.answers =
+            order.iter().zip(&steps).map(|(index, step)| (*index, step.choices().collect())).collect();
         for (step, mut sequence) in steps.into_iter().zip(sequences) {
             sequence.length += step.length();
             self.sequences.insert(step.slot, sequence);
@@ -243,15 +258,18 @@ impl Rank {
         let Part { rank, size, stage, .. } = self.part;
         let failed = move |reason: String| RuntimeError::Mlx { rank, size, reason };
         let mlx = |error: Exception| failed(without_place(error.what()));
-        let wire = |error: russet_mlx::Error| failed(error.to_string());
 
         let length = steps.iter().map(|step| step.length() as i32).sum();
+        let timing = self.meter.begin();
+        let wire = |error: russet_mlx::Error| Exception::custom(error.to_string());
         let hidden = match &groups.pipeline {
-            Some(pipeline) if !self.part.embedding => {
-                pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)?
-            }
+            Some(pipeline) if !self.part.embedding => metered(&self.meter, Collective::Receive, || {
+                pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)
+            })
+            .map_err(mlx)?,
             _ => self.model.embed(&inputs(steps, sequences).map_err(mlx)?)?,
         };
+        let mut lap = if timing { Some(Lap::begin(&self.meter, &hidden).map_err(mlx)?) } else { None };
         let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| Row {
             length: step.length() as i32,
             offset: sequence.length as i32,
@@ -259,12 +277,16 @@ impl Rank {
         });
         let mut rows = Batch::new(rows.collect());
         let hidden = self.model.forward(hidden, &mut rows, &groups.stage).map_err(mlx)?;
+        if let Some(lap) = &mut lap {
+            lap.end(Phase::Forward, [&hidden]).map_err(mlx)?;
+        }
 
         let mut results = Vec::new();
         match &groups.pipeline {
             Some(pipeline) if stage > 0 => {
                 let hidden = hidden.as_dtype(self.hidden).map_err(mlx)?;
-                results.push(pipeline.send(&hidden, stage as usize - 1).map_err(wire)?);
+                let send = || pipeline.send(&hidden, stage as usize - 1).map_err(wire);
+                results.push(metered(&self.meter, Collective::Send, send).map_err(mlx)?);
             }
             // A sum is only a sum when every member takes part, so all of them finish the last layer,
             // whether or not its result is of use to them.
@@ -274,19 +296,26 @@ impl Rank {
         let mut run = Run::default();
         let choosing = choosing(steps);
         if self.part.head && !choosing.is_empty() {
-            let last = if steps.len() == 1 {
-                hidden.try_index((.., -1.., ..))
+            let count = choosing.len() as i32;
+            let behind = if steps.len() == 1 {
+                hidden.try_index((.., -count.., ..))
             } else {
-                hidden.take_axis(Array::from_slice(&choosing, &[choosing.len() as i32]), 1)
+                hidden.take_axis(Array::from_slice(&choosing, &[count]), 1)
             };
-            let logits = self.model.logits(&last.map_err(mlx)?)?;
-            let logprobs =
-                normalised(&logits.reshape(&[choosing.len() as i32, -1]).map_err(mlx)?).map_err(mlx)?;
-            let choices: Vec<&Choice> = steps.iter().filter_map(|step| step.choice.as_ref()).collect();
+            let logits = self.model.logits(&behind.map_err(mlx)?)?;
+            let logprobs = normalised(&logits.reshape(&[count, -1]).map_err(mlx)?).map_err(mlx)?;
+            let choices: Vec<Choice> = steps.iter().flat_map(|step| step.choices()).collect();
             let tokens = Tokens::choose(&choices, &logprobs).map_err(mlx)?;
-            let chosen = sequences.iter_mut().zip(steps).filter(|(_, step)| step.choice.is_some());
-            for (row, (sequence, _)) in chosen.enumerate() {
-                sequence.chosen = Some(Chosen { ids: tokens.ids.clone(), row: row as i32 });
+            let mut row = 0;
+            for (sequence, step) in sequences.iter_mut().zip(steps).filter(|(_, step)| step.choice.is_some())
+            {
+                // Behind guesses the last one chosen is not known to count.
+                let known = step.guesses == 0;
+                sequence.chosen = known.then(|| Chosen { ids: tokens.ids.clone(), row });
+                row += 1 + step.guesses as i32;
+            }
+            if let Some(lap) = &mut lap {
+                lap.end(Phase::Sample, tokens.arrays()).map_err(mlx)?;
             }
             results.extend(tokens.arrays().cloned());
             run.tokens = Some(tokens);
@@ -304,20 +333,49 @@ impl Rank {
         async_eval(&results).map_err(mlx)?;
         run.results = results;
         run.vocabulary = self.vocabulary;
-        run.reads_prompt = steps.iter().any(|step| step.tokens.len() > 1);
+        run.reads_prompt = steps.iter().any(|step| step.tokens.len() > 1 + guess::MOST);
         run.place = (rank, size);
         Ok(run)
     }
 }
 
+/// The parts of a batch that is timed, one after the other.
+struct Lap<'a> {
+    meter: &'a Meter,
+    begun: Instant,
+    /// Seconds between ranks until then.
+    collective: f64,
+}
+
+impl<'a> Lap<'a> {
+    /// Begins once `ready` is there.
+    fn begin(meter: &'a Meter, ready: &Array) -> Result<Self, Exception> {
+        ready.eval()?;
+        Ok(Self { meter, begun: Instant::now(), collective: collective(meter) })
+    }
+
+    /// What was made since then is waited for; the time between ranks is not this part's.
+    fn end<'b>(&mut self, phase: Phase, made: impl IntoIterator<Item = &'b Array>) -> Result<(), Exception> {
+        eval(made)?;
+        let between = Duration::from_secs_f64(collective(self.meter) - self.collective);
+        self.meter.took(phase, self.begun.elapsed().saturating_sub(between));
+        (self.begun, self.collective) = (Instant::now(), collective(self.meter));
+        Ok(())
+    }
+}
+
+fn collective(meter: &Meter) -> f64 {
+    meter.totals().seconds[Phase::Collective as usize]
+}
+
 /// A batch that MLX works on.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// For each step as computed: its place in the batch as asked, and its choice.
-    answers: Vec<(usize, Option<Choice>)>,
+    /// For each step as computed: its place in the batch as asked, and its choices.
+    answers: Vec<(usize, Vec<Choice>)>,
     /// What has to be computed.
     results: Vec<Array>,
-    /// One for each step that chooses, as computed.
+    /// One for each choice, as computed.
     tokens: Option<Tokens>,
     logprobs: Option<Array>,
     vocabulary: u32,
@@ -341,14 +399,12 @@ impl Run {
             logprobs.map_err(|error| RuntimeError::Mlx { rank, size, reason: error.to_string() })?;
         let mut rows = logprobs.chunks_exact(self.vocabulary.max(1) as usize).map(<[f32]>::to_vec);
         let mut tokens = tokens.into_iter();
-        let mut ended: Vec<InDetail> = self.answers.iter().map(|_| Ok(None)).collect();
-        for (index, choice) in self.answers {
-            if let Some(choice) = choice
-                && let Some(token) = tokens.next()
-            {
+        let mut ended: Vec<InDetail> = self.answers.iter().map(|_| Vec::new()).collect();
+        for (index, choices) in self.answers {
+            for (choice, token) in choices.iter().zip(tokens.by_ref()) {
                 let logprobs = rows.next().unwrap_or_default();
                 let token = choice.check(self.vocabulary).and(token);
-                ended[index] = token.map(|token| Some(Stepped { token, logprobs }));
+                ended[index].push(token.map(|token| Stepped { token, logprobs }));
             }
         }
         Ok(ended)
@@ -383,14 +439,15 @@ fn inputs(steps: &[&Step], sequences: &[Sequence]) -> Result<Array, Exception> {
     concatenate(&pieces.collect::<Result<Vec<_>, _>>()?, 0)?.reshape(&[1, length])
 }
 
-/// The last positions of the steps that choose, of steps that lie one behind the other.
+/// The positions behind which something is chosen, of steps that lie one behind the other.
 fn choosing(steps: &[&Step]) -> Vec<i32> {
     let mut end = 0;
     let ends = steps.iter().map(|step| {
         end += step.length() as i32;
         (step, end - 1)
     });
-    ends.filter(|(step, _)| step.choice.is_some()).map(|(_, last)| last).collect()
+    let choosing = ends.filter(|(step, _)| step.choice.is_some());
+    choosing.flat_map(|(step, last)| last - step.guesses as i32..=last).collect()
 }
 
 /// MLX's message without the place in its source that it ends with.

@@ -16,6 +16,8 @@ pub(super) struct Begun {
     pub(super) rows: Vec<u64>,
     /// Whether tokens are read and none chosen behind them.
     pub(super) reads: bool,
+    /// Guesses of all of them.
+    pub(super) guesses: u32,
     pub(super) since: Instant,
     pub(super) answer: Asked,
 }
@@ -30,8 +32,8 @@ pub(super) struct Lap {
 
 /// What was asked of a batch.
 pub(super) struct Asked {
-    /// Which of its steps choose a token.
-    pub(super) chooses: Vec<bool>,
+    /// How many tokens each of its steps chooses.
+    pub(super) choices: Vec<usize>,
     pub(super) answer: Answer<Vec<Chosen>>,
 }
 
@@ -46,10 +48,7 @@ impl Asked {
                 return Err(format!("a step did not end within {seconds} s; the group hangs"));
             }
         };
-        let as_asked = |(chooses, chosen): (&bool, &Chosen)| {
-            chosen.as_ref().map_or(*chooses, |token| token.is_some() == *chooses)
-        };
-        if answered.len() != self.chooses.len() || !self.chooses.iter().zip(&answered).all(as_asked) {
+        if !answered.iter().map(Vec::len).eq(self.choices) {
             return Err("the compute half did not choose tokens where it had to, and only there".into());
         }
         Ok(answered)

@@ -6,6 +6,8 @@ const PROMPT_STEP: u32 = 2048;
 /// The same while somebody does. Tokens of a prompt cost more than those of answers, and an answer should not
 /// stand still: this many take a few times as long as a step without.
 const PROMPT_STEP_BESIDE: u32 = 256;
+/// Guesses that are checked at a time, of all sequences: each has logits of its own, which take memory.
+const GUESSES: u32 = 16;
 
 /// What a sequence can do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,8 +16,8 @@ pub enum Ready {
     Busy,
     /// Read so many tokens of its prompt, all but the last one.
     Read(u32),
-    /// Choose a token.
-    Choose,
+    /// Choose a token, and so many more if they are guessed right.
+    Choose(u32),
 }
 
 /// A sequence's turn.
@@ -23,7 +25,7 @@ pub enum Ready {
 pub struct Turn {
     /// Which one, by its place among those asked about.
     pub index: usize,
-    /// Tokens of its prompt to read; one where it chooses a token.
+    /// Tokens of its prompt to read; where it chooses a token one, and its guesses.
     pub tokens: u32,
 }
 
@@ -33,8 +35,17 @@ pub struct Turn {
 /// get no more than one of `context_tokens` might: for so much the planner reserves room.
 pub fn deal(ready: &[Ready], stages: usize, answering: bool, context_tokens: u32) -> Vec<Turn> {
     let share = ready.len().div_ceil(stages.max(1));
-    let choosing = ready.iter().enumerate().filter(|(_, ready)| **ready == Ready::Choose);
-    let mut turns: Vec<Turn> = choosing.take(share).map(|(index, _)| Turn { index, tokens: 1 }).collect();
+    let choosing = ready.iter().enumerate().filter_map(|(index, ready)| match ready {
+        Ready::Choose(guesses) => Some((index, *guesses)),
+        Ready::Busy | Ready::Read(_) => None,
+    });
+    let mut left = GUESSES;
+    let choose = |(index, guesses): (usize, u32)| {
+        let guesses = guesses.min(left);
+        left -= guesses;
+        Turn { index, tokens: 1 + guesses }
+    };
+    let mut turns: Vec<Turn> = choosing.take(share).map(choose).collect();
     let budget = if turns.is_empty() && !answering { PROMPT_STEP } else { PROMPT_STEP_BESIDE };
     let mut budget = budget.min(context_tokens);
     for (index, ready) in ready.iter().enumerate() {
@@ -51,8 +62,10 @@ pub fn deal(ready: &[Ready], stages: usize, answering: bool, context_tokens: u32
 
 #[cfg(test)]
 mod tests {
-    use super::Ready::{Busy, Choose, Read};
+    use super::Ready::{Busy, Read};
     use super::*;
+
+    const CHOOSE: Ready = Ready::Choose(0);
 
     #[test]
     fn everybody_gets_a_turn_and_prompts_what_room_there_is() {
@@ -60,20 +73,23 @@ mod tests {
             // Alone, a prompt is read as mlx-lm reads it.
             (&[Read(5000)][..], 1, false, &[(0, 2048)][..]),
             (&[Read(904)], 1, false, &[(0, 904)]),
-            (&[Choose], 1, false, &[(0, 1)]),
+            (&[CHOOSE], 1, false, &[(0, 1)]),
             // Short prompts are read together, long ones after those that came before.
             (&[Read(10), Read(20), Read(3000), Read(5)], 1, false, &[(0, 10), (1, 20), (2, 2018)]),
             // Beside answers little of a prompt is read, and every answer goes on.
-            (&[Choose, Read(5000), Choose], 1, true, &[(0, 1), (2, 1), (1, 256)]),
-            (&[Choose, Read(200), Read(100), Read(7)], 1, true, &[(0, 1), (1, 200), (2, 56)]),
+            (&[CHOOSE, Read(5000), CHOOSE], 1, true, &[(0, 1), (2, 1), (1, 256)]),
+            (&[CHOOSE, Read(200), Read(100), Read(7)], 1, true, &[(0, 1), (1, 200), (2, 56)]),
             // Also while no answer can go on.
             (&[Busy, Read(5000)], 1, true, &[(1, 256)]),
             (&[Busy], 1, true, &[]),
             // Stages of a pipeline work on different sequences.
-            (&[Choose; 5], 2, true, &[(0, 1), (1, 1), (2, 1)]),
-            (&[Busy, Busy, Busy, Choose, Choose], 2, true, &[(3, 1), (4, 1)]),
+            (&[CHOOSE; 5], 2, true, &[(0, 1), (1, 1), (2, 1)]),
+            (&[Busy, Busy, Busy, CHOOSE, CHOOSE], 2, true, &[(3, 1), (4, 1)]),
             (&[Busy, Read(300)], 2, true, &[(1, 256)]),
-            (&[Choose], 4, true, &[(0, 1)]),
+            (&[CHOOSE], 4, true, &[(0, 1)]),
+            // Guesses are checked as far as there is room for them.
+            (&[Ready::Choose(8), CHOOSE, Ready::Choose(3)], 1, true, &[(0, 9), (1, 1), (2, 4)]),
+            (&[Ready::Choose(8); 3], 1, true, &[(0, 9), (1, 9), (2, 1)]),
             (&[], 2, false, &[]),
         ] {
             let dealt: Vec<(usize, u32)> = deal(ready, stages, answering, 100_000)
@@ -92,13 +108,13 @@ mod tests {
 
     #[test]
     fn no_prompt_waits_for_ever() {
-        let mut ready = vec![Choose, Read(4000), Read(4000), Read(10)];
+        let mut ready = vec![CHOOSE, Read(4000), Read(4000), Read(10)];
         let mut rounds = 0;
-        while ready.iter().any(|ready| *ready != Choose) {
+        while ready.iter().any(|ready| *ready != CHOOSE) {
             for Turn { index, tokens } in deal(&ready, 1, true, 100_000) {
                 ready[index] = match ready[index] {
                     Read(left) if left > tokens => Read(left - tokens),
-                    _ => Choose,
+                    _ => CHOOSE,
                 };
             }
             rounds += 1;

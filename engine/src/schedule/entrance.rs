@@ -30,6 +30,7 @@ pub struct Entrance {
     pub(super) tokens: Arc<Tokens>,
     pub(super) context_tokens: u32,
     pub(super) kv_tokens: u64,
+    pub(super) guesses: bool,
     pub(super) places: Places,
     pub(super) born: Instant,
     /// Requests so far.
@@ -99,7 +100,8 @@ impl Entrance {
         let checked = self.tokens.check(&request.emitted).map_err(TakeUpError::from);
         let over = checked.and_then(|()| telling.take_up(&request.emitted));
         let over = over.map_err(|error| error.failure())?;
-        Ok((Sequence::new(request, prompt, seed, telling), over))
+        let sequence = Sequence::new(request, prompt, seed, telling);
+        Ok((if self.guesses { sequence.guessing() } else { sequence }, over))
     }
 
     fn pass(&self, job: Job) {

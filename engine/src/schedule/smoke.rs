@@ -88,9 +88,10 @@ impl Schedule {
         loop {
             let turns = deal(&[sequence.ready(false)], 1, false, self.context_tokens);
             let steps = turns.iter().map(|turn| sequence.step(turn.tokens)).collect();
-            let chosen = self.ask(steps).answered().await.map_err(SmokeError::Step)?.pop();
-            let chosen = chosen.transpose().map_err(|error| SmokeError::Step(error.to_string()))?;
-            let Some(token) = chosen.flatten() else { continue };
+            let chosen = self.ask(steps).answered().await.map_err(SmokeError::Step)?.concat();
+            let Some(token) = chosen.first().cloned() else { continue };
+            let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
+            sequence.check(&chosen);
             tokens.push(token);
             if !self.tokens.knows(token) {
                 return Err(SmokeError::Unknown { index: tokens.len(), token });

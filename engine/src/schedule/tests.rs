@@ -29,21 +29,16 @@ struct Lab {
 
 impl Lab {
     fn start(max_sequences: u32, context_tokens: u32, kv_tokens: u64, fake: Arc<Fake>) -> Self {
-        Self::keeping(false, max_sequences, context_tokens, kv_tokens, fake)
+        let stages = 1;
+        let (keeps, guesses) = (false, false);
+        Self::with(Room { context_tokens, max_sequences, kv_tokens, stages, keeps, guesses }, fake)
     }
 
-    /// One that keeps what prompts have in common, or not.
-    fn keeping(
-        keeps: bool,
-        max_sequences: u32,
-        context_tokens: u32,
-        kv_tokens: u64,
-        fake: Arc<Fake>,
-    ) -> Self {
+    fn with(room: Room, fake: Arc<Fake>) -> Self {
+        let Room { context_tokens, kv_tokens, .. } = room;
         let model = fixture::model_dir();
         let tokens = Arc::new(Tokens::load(model.path()).unwrap());
         let (life, metrics) = (Life::default(), Metrics::new("m", 0, context_tokens, kv_tokens).unwrap());
-        let room = Room { context_tokens, max_sequences, kv_tokens, stages: 1, keeps };
         let followers = Followers::default();
         let (schedule, entrance) = Schedule::new(
             fake.clone(),
@@ -282,6 +277,35 @@ async fn a_deadline_ends_a_request_wherever_it_is() {
     assert_eq!(lab.fake.steps().len(), steps);
 }
 
+#[tokio::test]
+async fn guesses_that_are_right_take_fewer_batches_and_all_go_on_together() {
+    let room = Room {
+        context_tokens: 20_000,
+        max_sequences: 4,
+        kv_tokens: 20_000,
+        stages: 1,
+        keeps: false,
+        guesses: true,
+    };
+    let lab = Lab::with(room, Fake::new());
+    // The first says the same over and over; the second says each thing once.
+    let requests =
+        [say("over and over", 400, 0), say(&String::from_utf8((33..123).collect()).unwrap(), 90, 0)];
+    let answers = requests.each_ref().map(|request| lab.ask(request.clone()));
+    for (answer, request) in answers.into_iter().zip(&requests) {
+        assert_eq!(answer.rest().await, undisturbed(request));
+    }
+    let batches = lab.fake.batches();
+    assert!(batches.len() < 220, "{} batches", batches.len());
+    // Nobody is ahead of one that guesses: who is in a batch with guesses is in the next one too.
+    let both = |batch: &Vec<Step>| batch.len() == 2;
+    let (first, last) = (batches.iter().position(both).unwrap(), batches.iter().rposition(both).unwrap());
+    let alone = batches[first..=last].iter().filter(|batch| !both(batch)).count();
+    assert!(alone <= 2, "{alone} of {} batches had one of the two alone", last - first);
+    let shown = lab.metrics.guesses_right();
+    assert!((200..490).contains(&shown), "{shown} right guesses are shown");
+}
+
 /// A loop whose batches end when they are let.
 async fn stepwise(max_sequences: u32) -> (Lab, Arc<Notify>) {
     let gate = Arc::new(Notify::new());
@@ -353,13 +377,21 @@ async fn a_caller_that_leaves_is_gone_with_the_next_step_in_every_phase() {
 
 #[tokio::test]
 async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone() {
-    let (mut preemptions, mut kept) = (0, 0);
+    let (mut preemptions, mut kept, mut guessed) = (0, 0, 0);
     for seed in 0..25 {
         let mut random = StdRng::seed_from_u64(seed);
         let kv_tokens = random.random_range(900..2500);
-        // With one that keeps what it can, those who come back after they made room find some of it.
-        let keeps = seed % 2 == 1;
-        let lab = Lab::keeping(keeps, random.random_range(1..6), 2000, kv_tokens, Fake::new());
+        let room = Room {
+            context_tokens: 2000,
+            max_sequences: random.random_range(1..6),
+            kv_tokens,
+            stages: 1,
+            // Those who come back after they made room find some of it.
+            keeps: seed % 2 == 1,
+            // They answer with what they were asked, which is well guessed.
+            guesses: seed % 4 > 1,
+        };
+        let lab = Lab::with(room, Fake::new());
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());
         for number in 0..random.random_range(5..30_u8) {
             let content =
@@ -390,7 +422,9 @@ async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone(
         eventually("an empty engine", || lab.metrics.running.get() + lab.metrics.waiting.get() == 0).await;
         assert!(lab.fake.peak() as u64 <= kv_tokens, "seed {seed}: {} of {kv_tokens}", lab.fake.peak());
         preemptions += lab.preemptions();
+        guessed += lab.metrics.guesses_right();
     }
     assert!(preemptions > 50, "only {preemptions} preemptions were tried");
     assert!(kept > 1000, "only {kept} tokens were kept");
+    assert!(guessed > 10_000, "only {guessed} tokens were guessed");
 }

@@ -320,7 +320,7 @@ async fn an_answer_is_taken_up_after_any_token_by_any_group() {
 async fn requests_run_together_and_wait_for_a_slot() {
     let lab = Lab::new();
     let fake = Fake::with(Duration::from_millis(5), None);
-    let rank = lab.start("n0", "--max-sequences 2", fake.clone()).await;
+    let rank = lab.start("n0", "--max-sequences 2 --speculation off", fake.clone()).await;
     rank.serving().await;
     let mut client = lab.client(&rank);
     let mut first = ask(&mut client, say_for("a", 40)).await;
@@ -543,7 +543,8 @@ async fn a_pipeline_runs_the_same_steps_on_every_rank() {
         let mut events = ask(&mut client, say("pipeline")).await;
         assert_eq!(collect(&mut events).await.0, "pipeline");
     }
-    let steps: Vec<Step> = fakes[0].steps().into_iter().map(|step| Step { choice: None, ..step }).collect();
+    let steps: Vec<Step> =
+        fakes[0].steps().into_iter().map(|step| Step { guesses: 0, choice: None, ..step }).collect();
     for follower in &fakes[1..] {
         eventually("the last steps of a follower", || follower.steps() == steps).await;
         eventually("the last reset of a follower", || follower.resets() == fakes[0].resets()).await;
@@ -802,7 +803,7 @@ async fn stopping_answers_what_runs_and_refuses_the_rest() {
 #[tokio::test]
 async fn the_agent_sees_phases_and_the_metrics_show_the_requests() {
     let lab = Lab::new();
-    let mut rank = lab.start("n0", "--epoch 7 --shard-uid s", Fake::new()).await;
+    let mut rank = lab.start("n0", "--epoch 7 --shard-uid s --speculation off", Fake::new()).await;
     rank.serving().await;
     let mut events = ask(&mut lab.client(&rank), say("measure")).await;
     collect(&mut events).await;

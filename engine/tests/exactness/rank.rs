@@ -5,6 +5,7 @@ use std::{io::Write, path::Path, sync::Arc};
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
     compute::{Choice, Compute, Step},
+    kept,
     runtime::{Runtime, RuntimeConfig, Stepped},
     weights::LoadDtype,
 };
@@ -23,6 +24,8 @@ enum Turns {
     Apart,
     /// All in one batch. Products of several rows are summed in another order than those of one.
     Together,
+    /// All in one batch, with guesses of the tokens that follow, some of them wrong.
+    Guessed,
 }
 
 impl Turns {
@@ -32,6 +35,7 @@ impl Turns {
         match self {
             Self::Apart => usize::MAX,
             Self::Together => 16,
+            Self::Guessed => 24,
         }
     }
 }
@@ -70,6 +74,7 @@ impl Rule {
 #[derive(Serialize, Deserialize)]
 enum Order {
     Run(Vec<Told>),
+    Trim { slot: u32, length: u32 },
     Reset { slot: u32 },
 }
 
@@ -87,7 +92,7 @@ impl Told {
     }
 
     fn step(self) -> Step {
-        Step { slot: self.slot, offset: self.offset, tokens: self.tokens, choice: None }
+        Step { slot: self.slot, offset: self.offset, tokens: self.tokens, guesses: 0, choice: None }
     }
 }
 
@@ -130,8 +135,9 @@ fn follow(runtime: &Runtime) -> Result<()> {
             Order::Run(batch) => {
                 let batch: Vec<Step> = batch.into_iter().map(Told::step).collect();
                 let answers = runtime.run(batch).blocking_recv()??;
-                ensure!(answers.iter().all(|answer| *answer == Ok(None)), "a follower chose a token");
+                ensure!(answers.iter().all(|answer| answer.is_empty()), "a follower chose a token");
             }
+            Order::Trim { slot, length } => runtime.arrange(kept::Order::Trim { slot, length }),
             Order::Reset { slot } => runtime.reset(slot),
         }
     }
@@ -144,7 +150,7 @@ fn lose(runtime: Runtime, oracle: &Oracle) -> Result<()> {
         oracle.prompts.iter().find(|prompt| prompt.len() > 10).context("no prompt is long enough")?;
     let mut said = false;
     for (offset, &token) in prompt.iter().enumerate() {
-        let step = Step { slot: 0, offset: offset as u32, tokens: vec![token], choice: None };
+        let step = Step { slot: 0, offset: offset as u32, tokens: vec![token], guesses: 0, choice: None };
         say("order", &Order::Run(vec![Told::of(&step)]))?;
         if let Err(error) = runtime.run(vec![step]).blocking_recv()? {
             return say("failed", &error.to_string());
@@ -168,6 +174,8 @@ struct Sequence<'a> {
     length: usize,
     /// Tokens compared.
     compared: usize,
+    /// How many guesses of the last step are right.
+    right: usize,
 }
 
 /// Holds the group to its oracle, and one of several members to that of a single rank too.
@@ -184,7 +192,13 @@ fn lead(runtime: &Runtime, case: &Case, oracle: &Oracle) -> Result<()> {
     let apart = compare(runtime, &case.oracle, oracle, oracle, equal, Turns::Apart)?;
     let together = compare(runtime, &case.oracle, oracle, oracle, batched, Turns::Together);
     let together = together.context("in batches")?;
-    let mut reports = vec![apart, Report { beside: "in batches ".to_owned(), ..together }];
+    let guessed = compare(runtime, &case.oracle, oracle, oracle, batched, Turns::Guessed);
+    let guessed = guessed.context("with guesses")?;
+    let mut reports = vec![
+        apart,
+        Report { beside: "in batches ".to_owned(), ..together },
+        Report { beside: "with guesses ".to_owned(), ..guessed },
+    ];
     if case.layers_per_rank().len() == 1 {
         reports.push(unread(runtime, oracle, equal).context("with tokens that nobody has read")?);
     }
@@ -227,6 +241,7 @@ fn compare(
             logprobs,
             length: 0,
             compared: 0,
+            right: 0,
         })
         .collect();
     ensure!(sequences.len() == asked.prompts.len(), "the oracles were not asked the same");
@@ -250,10 +265,12 @@ fn run_some(
         // All are asked before any is waited for, so that ranks work on different sequences at once.
         let steps = sequences.iter_mut().enumerate();
         let steps = steps.filter(|(_, sequence)| sequence.compared < sequence.tokens.len());
-        let steps: Vec<Step> = steps.map(|(slot, sequence)| sequence.next_step(slot as u32)).collect();
+        let guesses = matches!(turns, Turns::Guessed);
+        let steps: Vec<Step> =
+            steps.map(|(slot, sequence)| sequence.next_step(slot as u32, guesses)).collect();
         let batches: Vec<Vec<Step>> = match turns {
             Turns::Apart => steps.into_iter().map(|step| vec![step]).collect(),
-            Turns::Together => vec![steps],
+            Turns::Together | Turns::Guessed => vec![steps],
         };
         let mut answers = Vec::new();
         for batch in batches {
@@ -263,8 +280,18 @@ fn run_some(
         }
         for (slots, answer) in answers {
             for (slot, stepped) in slots.into_iter().zip(answer.blocking_recv()??) {
-                if let Some(stepped) = stepped? {
-                    sequences[slot].compare(&stepped, oracle, rule, report)?;
+                let sequence = &mut sequences[slot];
+                let guesses = stepped.len().saturating_sub(1);
+                // Behind a wrong guess nothing is what the oracle computed.
+                let right = guesses.min(sequence.right);
+                for stepped in stepped.into_iter().take(right + 1) {
+                    sequence.compare(&stepped?, oracle, rule, report)?;
+                }
+                if right < guesses {
+                    sequence.length -= guesses - right;
+                    let (slot, length) = (slot as u32, sequence.length as u32);
+                    say("order", &Order::Trim { slot, length })?;
+                    runtime.arrange(kept::Order::Trim { slot, length });
                 }
             }
         }
@@ -291,7 +318,7 @@ fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
                 index: index as u32,
                 banned: Arc::from([]),
             });
-            Step { slot: slot as u32, offset: offset as u32, tokens: tokens.to_vec(), choice }
+            Step { slot: slot as u32, offset: offset as u32, tokens: tokens.to_vec(), guesses: 0, choice }
         };
         let each = |make: &dyn Fn(usize, &Vec<u32>) -> Step| -> Vec<Step> {
             prompts.iter().enumerate().map(|(slot, prompt)| make(slot, prompt)).collect()
@@ -313,7 +340,7 @@ fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
                 }
                 let index = group * SLOTS + slot;
                 let (theirs, gap) = (oracle.tokens[index][at], oracle.gaps[index][at]);
-                let ours = chosen?.context("no token was chosen")?;
+                let ours = chosen.into_iter().next().context("no token was chosen")??;
                 report.tokens += 1;
                 report.close_calls += usize::from(gap <= rule.gap);
                 if ours != theirs {
@@ -330,22 +357,33 @@ fn unread(runtime: &Runtime, oracle: &Oracle, rule: Rule) -> Result<Report> {
 }
 
 impl Sequence<'_> {
-    /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does.
-    fn next_step(&mut self, slot: u32) -> Step {
+    /// The prompt in chunks of 2048 with its last token alone, then one token at a time: as mlx-lm does; or with guesses
+    /// of what follows.
+    fn next_step(&mut self, slot: u32, guess: bool) -> Step {
         let offset = self.length as u32;
         let before_last = self.prompt.len() - 1;
-        let (tokens, chosen) = if self.length < before_last {
+        let (mut tokens, chosen) = if self.length < before_last {
             (self.prompt[self.length..before_last.min(self.length + 2048)].to_vec(), false)
         } else if self.length == before_last {
             (vec![self.prompt[before_last]], true)
         } else {
             (vec![self.tokens[self.compared - 1]], true)
         };
+        let known = tokens.len();
+        if guess && self.compared > 0 {
+            // None to three right ones, and a wrong one behind every second time.
+            let right = self.tokens[self.compared..].iter().take(self.compared % 4);
+            self.right = right.len();
+            tokens.extend(right);
+            let behind = self.tokens.get(self.compared + self.right).filter(|_| self.compared % 2 == 0);
+            tokens.extend(behind.map(|token| if *token == 7 { 8 } else { 7 }));
+        }
+        let guesses = (tokens.len() - known) as u32;
         self.length += tokens.len();
         let index = self.compared as u32;
         let choice =
             chosen.then(|| Choice { sampling: Sampling::default(), seed: 0, index, banned: Arc::from([]) });
-        Step { slot, offset, tokens, choice }
+        Step { slot, offset, tokens, guesses, choice }
     }
 
     fn compare(&mut self, stepped: &Stepped, oracle: &Oracle, rule: Rule, report: &mut Report) -> Result<()> {

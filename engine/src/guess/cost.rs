@@ -1,0 +1,90 @@
+//! What a guess costs, seen on the batches of this rank. Pure.
+//!
+//! A batch reads the weights once, whatever is in it, so a token more costs a fraction of a batch; how much depends on
+//! machine, model and how many sequences run together, and is nowhere written. What is asked is how likely a guess has
+//! to be right: a token that comes a batch earlier saves one sequence its share of that batch.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Share of a batch that a guess costs before any was seen.
+const UNSEEN: f64 = 0.1;
+/// Share of the newest batch in what is known.
+const NEWEST: f64 = 1.0 / 8.0;
+
+/// Seconds of batches that only choose, by the number of their sequences.
+#[derive(Clone, Debug, Default)]
+pub struct Costs {
+    seen: BTreeMap<u32, Seen>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Of a batch without guesses.
+    plain: Option<f64>,
+    /// Of each guess more.
+    guess: Option<f64>,
+}
+
+impl Costs {
+    /// A batch of so many sequences, none of which read a prompt, with so many guesses of all of them took so long.
+    pub fn learn(&mut self, sequences: u32, guesses: u32, took: Duration) {
+        let seen = self.seen.entry(sequences).or_default();
+        let toward = |known: &mut Option<f64>, value: f64| {
+            *known = Some(known.map_or(value, |known| known + (value - known) * NEWEST));
+        };
+        match (guesses, seen.plain) {
+            (0, _) => toward(&mut seen.plain, took.as_secs_f64()),
+            (guesses, Some(plain)) => {
+                toward(&mut seen.guess, (took.as_secs_f64() - plain).max(0.0) / f64::from(guesses));
+            }
+            // Nothing to compare it with.
+            (_, None) => {}
+        }
+    }
+
+    /// How likely a guess has to be right among so many sequences, so that it is worth its cost; above 1 none is.
+    pub fn least(&self, sequences: u32) -> f64 {
+        let Seen { plain, guess } = self.seen.get(&sequences).copied().unwrap_or_default();
+        let share = match (plain, guess) {
+            (Some(plain), Some(guess)) if plain > 0.0 => guess / plain,
+            _ => UNSEEN,
+        };
+        share * f64::from(sequences)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guess_has_to_be_as_likely_as_it_is_costly() {
+        let batch = |guesses, milliseconds| (1_u32, guesses, milliseconds);
+        for (story, seen, sequences, least) in [
+            ("nothing was seen", vec![], 1, 0.1),
+            ("beside others a batch saves less for one", vec![], 4, 0.4),
+            ("without a batch to compare with nothing is learned", vec![batch(4, 100)], 1, 0.1),
+            ("nor from plain ones alone", vec![batch(0, 30)], 1, 0.1),
+            ("weights that are read once", vec![batch(0, 30), batch(4, 42)], 1, 0.1),
+            ("products that cost as much for each", vec![batch(0, 10), batch(4, 42)], 1, 0.8),
+            ("a guess for nothing", vec![batch(0, 10), batch(4, 9)], 1, 0.0),
+            ("other numbers of sequences say nothing", vec![batch(0, 10), batch(4, 42)], 2, 0.2),
+        ] {
+            let mut costs = Costs::default();
+            for (sequences, guesses, milliseconds) in seen {
+                costs.learn(sequences, guesses, Duration::from_millis(milliseconds));
+            }
+            assert!((costs.least(sequences) - least).abs() < 1e-9, "{story}: {}", costs.least(sequences));
+        }
+    }
+
+    #[test]
+    fn a_machine_that_changes_is_followed() {
+        let mut costs = Costs::default();
+        costs.learn(1, 0, Duration::from_millis(10));
+        costs.learn(1, 2, Duration::from_millis(30));
+        (0..100).for_each(|_| costs.learn(1, 2, Duration::from_millis(14)));
+        assert!((costs.least(1) - 0.2).abs() < 0.01, "{}", costs.least(1));
+    }
+}
