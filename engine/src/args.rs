@@ -85,6 +85,10 @@ pub struct Args {
     /// Who guesses the next tokens of answers, several of which are then checked at once. Answers are the same.
     #[arg(long, value_enum, default_value_t = Speculation::PromptLookup)]
     pub speculation: Speculation,
+    /// Folder of a draft model, a smaller one with the same tokenizer, which guesses the next tokens of answers too. Rank
+    /// 0 alone holds it.
+    #[arg(long)]
+    pub draft_dir: Option<PathBuf>,
     /// Whether a GPU keeps its memory resident, as far as its driver recommends it; on Macs only.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub wired_memory: Switch,

@@ -51,6 +51,21 @@ impl Step {
     }
 }
 
+/// A text for the draft model, which guesses how it goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draft {
+    /// Which of its KV caches, as of a [`Step`].
+    pub slot: u32,
+    /// Tokens of the text that stay in that cache; behind them it is cut.
+    pub offset: u32,
+    /// The tokens that follow them.
+    pub tokens: Vec<u32>,
+    /// How many tokens to guess.
+    pub guesses: u32,
+    /// How the first of them will be chosen; each as it would be if the draft model were the model.
+    pub choice: Choice,
+}
+
 /// How the next token is chosen from the logits of a step's last token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
@@ -147,6 +162,9 @@ pub trait Compute: Send + Sync + 'static {
     fn join(&self, addresses: Addresses) -> Answer<()>;
     /// Run steps of different sequences together; what came of each, in their order.
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>>;
+    /// Have the draft model guess tokens: for each text as many as asked, or none where that cannot be. An error says why
+    /// there will be none any more; the model itself goes on.
+    fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>>;
     /// Carry out an order on what is cached.
     fn arrange(&self, order: Order);
     /// Forget a sequence: the slot's cache is empty afterwards.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::compute::{
-    Addresses, Answer, Choice, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step,
+    Addresses, Answer, Choice, Chosen, Compute, ComputeError, Draft, Memory, Progress, SampleError, Step,
 };
 use crate::kept::{
     Order,
@@ -83,6 +83,9 @@ struct FakeState {
     /// Most tokens it held at once.
     peak: usize,
     loadable: bool,
+    /// What its draft model has read, by slot.
+    drafts: HashMap<u32, Vec<u32>>,
+    draft_broken: bool,
 }
 
 impl Fake {
@@ -109,6 +112,8 @@ impl Fake {
             damaged: false,
             peak: 0,
             loadable: true,
+            drafts: HashMap::new(),
+            draft_broken: false,
         };
         Arc::new(Self { state: Arc::new(Mutex::new(state)), batches: Batches::new(1), gate, pace })
     }
@@ -120,6 +125,11 @@ impl Fake {
     /// Makes loading fail.
     pub fn break_weights(&self) {
         self.state.lock().loadable = false;
+    }
+
+    /// Makes the draft model fail.
+    pub fn break_draft(&self, broken: bool) {
+        self.state.lock().draft_broken = broken;
     }
 
     /// Everything it was asked to run, one behind the other.
@@ -196,6 +206,29 @@ impl FakeState {
         came
     }
 
+    /// Guesses what the model says, but for every seventh token.
+    fn draft(&mut self, Draft { slot, offset, tokens, guesses, choice }: &Draft) -> Vec<u32> {
+        let mut read = self.drafts.remove(slot).unwrap_or_default();
+        assert!(*offset as usize <= read.len(), "the draft model has read {} of {offset} tokens", read.len());
+        read.truncate(*offset as usize);
+        read.extend(tokens);
+        let history = self.sequences[slot].len();
+        assert_eq!(read[..history], self.sequences[slot], "both models read the same");
+        let guesses: Vec<u32> = (0..*guesses)
+            .map(|guess| {
+                let index = choice.index + guess;
+                let chosen = self.choose(&read, &Choice { index, ..choice.clone() }).unwrap_or(END);
+                let token = if index % 7 == 6 { END } else { chosen };
+                read.push(token);
+                token
+            })
+            .collect();
+        // The last one it has not read itself.
+        read.pop();
+        self.drafts.insert(*slot, read);
+        guesses
+    }
+
     fn run(&mut self, step: &Step) -> Chosen {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
@@ -210,10 +243,11 @@ impl FakeState {
             .zip(step.choices())
             .map(|(length, choice)| self.choose(&sequence[..length], &choice))
             .collect();
-        self.chosen.remove(&step.slot);
-        // Behind guesses it has to be told.
-        if let [Ok(token)] = chosen.as_slice() {
-            self.chosen.insert(step.slot, *token);
+        match chosen.as_slice() {
+            [Ok(token)] => drop(self.chosen.insert(step.slot, *token)),
+            [_] | [] => {}
+            // Behind guesses it has to be told.
+            _ => drop(self.chosen.remove(&step.slot)),
         }
         chosen
     }
@@ -295,6 +329,18 @@ impl Compute for Fake {
                 }
             }
         });
+        answer
+    }
+
+    fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>> {
+        let (sender, answer) = oneshot::channel();
+        let mut state = self.state.lock();
+        let guesses = if state.draft_broken {
+            Err(ComputeError("the draft model's weights are gone".into()))
+        } else {
+            Ok(drafts.iter().map(|draft| state.draft(draft)).collect())
+        };
+        let _ = sender.send(guesses);
         answer
     }
 

@@ -82,6 +82,7 @@ mod engine {
                 .clone()
                 .filter(|_| args.prefix_cache == Switch::On)
                 .map(|folder| ShelfConfig { folder, most_bytes: args.prefix_dir_bytes }),
+            draft_dir: args.draft_dir.clone(),
         })
         .context("cannot start the MLX thread")?;
         let rank = Rank::bind(args, Arc::new(compute)).await?;

@@ -6,6 +6,7 @@
 //! nothing.
 
 mod blocks;
+mod drafter;
 pub mod environment;
 mod groups;
 mod rank;
@@ -26,7 +27,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::{
-    compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step},
+    compute::{Addresses, Answer, Chosen, Compute, ComputeError, Draft, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
     meter::{Meter, Totals},
@@ -35,6 +36,7 @@ use crate::{
     shelf::{Record, Shelf},
     weights::{LoadDtype, WeightsError},
 };
+use drafter::Drafter;
 use rank::{Rank, Run};
 
 /// What one rank is.
@@ -59,6 +61,8 @@ pub struct RuntimeConfig {
     pub wired: bool,
     /// Where blocks of the KV cache are kept on disk, if they are.
     pub shelf: Option<ShelfConfig>,
+    /// Folder of a draft model; rank 0 alone loads it.
+    pub draft_dir: Option<PathBuf>,
 }
 
 /// A folder for blocks of the KV cache.
@@ -186,6 +190,7 @@ enum Command {
     Load(Reply<()>),
     Join(Addresses, Reply<()>),
     Run(Vec<Step>, Replies),
+    Draft(Vec<Draft>, Reply<Vec<Vec<u32>>>),
     Arrange(Order),
     /// Blocks for a slot, with what was read of them from disk; answered with how many came.
     Fill(u32, Vec<(Key, Option<Record>)>, mpsc::Sender<u32>),
@@ -291,6 +296,10 @@ impl Compute for Runtime {
         self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
     }
 
+    fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>> {
+        self.ask(|reply| Command::Draft(drafts, reply))
+    }
+
     fn arrange(&self, order: Order) {
         let _ = self.commands.send(Command::Arrange(order));
     }
@@ -370,6 +379,7 @@ fn run(
     inbox: &mpsc::Receiver<Command>,
 ) {
     let mut rank: Option<Rank> = None;
+    let mut drafter: Option<Drafter> = None;
     // An order that failed fails the batch after it: the caches are not what rank 0 thinks.
     let mut trouble = None;
     let mut begun: VecDeque<Begun> = VecDeque::new();
@@ -385,7 +395,14 @@ fn run(
                     bytes.loaded.store(loaded, Ordering::Relaxed);
                     bytes.total.store(total, Ordering::Relaxed);
                 });
-                let _ = reply.send(loaded.map(|loaded| rank = Some(loaded)).map_err(ComputeError::from));
+                let loaded = loaded.and_then(|loaded| {
+                    if config.rank == 0 {
+                        drafter = Drafter::load(config, loaded.vocabulary())?;
+                    }
+                    rank = Some(loaded);
+                    Ok(())
+                });
+                let _ = reply.send(loaded.map_err(ComputeError::from));
             }
             Command::Join(addresses, reply) => {
                 let joined = match &mut rank {
@@ -405,7 +422,19 @@ fn run(
                 begun.push_back(Begun { run, reply, batches: batches.clone() });
             }
             Command::Stop => return,
+            Command::Draft(drafts, reply) => {
+                let draft = || match &mut drafter {
+                    Some(drafter) => drafter.draft(&drafts),
+                    None => Err(too_early("guess")),
+                };
+                let _ = reply.send(batches.beside(draft).map_err(ComputeError::from));
+            }
             Command::Arrange(order) => {
+                if let (Order::Reset { slot }, Some(drafter)) = (&order, &mut drafter)
+                    && let Err(error) = drafter.reset(*slot)
+                {
+                    tracing::warn!(%error, slot, "the draft model keeps what it has read");
+                }
                 if let Some(Err(error)) = rank.as_mut().map(|rank| rank.arrange(order)) {
                     trouble = Some(error);
                 }
@@ -505,6 +534,7 @@ mod tests {
             blas_threads: 1,
             wired: true,
             shelf: None,
+            draft_dir: None,
         }
     }
 

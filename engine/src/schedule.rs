@@ -16,6 +16,7 @@ mod caller;
 pub mod deadline;
 pub mod deal;
 mod entrance;
+mod guesses;
 mod job;
 mod places;
 pub mod pool;
@@ -32,7 +33,7 @@ use tokio::time::Instant;
 
 use crate::compute::{Chosen, Compute, Step};
 use crate::follow::Followers;
-use crate::guess::Costs;
+use crate::guess::{Costs, Sources};
 use crate::kept::chain::Key;
 use crate::kept::feed::Feed;
 use crate::kept::{self, Cache, Limits, STEP};
@@ -40,7 +41,7 @@ use crate::life::Life;
 use crate::metrics::Metrics;
 use crate::tokens::Tokens;
 
-use batch::{Asked, Begun, Lap};
+use batch::{Asked, Begun, Done, Lap, Work};
 use caller::unavailable;
 use deal::{Ready, Turn, deal};
 pub use entrance::Entrance;
@@ -64,8 +65,8 @@ pub struct Room {
     pub stages: u32,
     /// Whether what requests leave is kept for others.
     pub keeps: bool,
-    /// Whether the next tokens of answers are guessed.
-    pub guesses: bool,
+    /// Who guesses the next tokens of answers.
+    pub guesses: Sources,
 }
 
 /// The loop over slots.
@@ -98,6 +99,7 @@ pub struct Schedule {
     ended: Instant,
     lap: Option<Lap>,
     costs: Costs,
+    draft_failed: bool,
 }
 
 impl Schedule {
@@ -163,6 +165,7 @@ impl Schedule {
             ended: born,
             lap: None,
             costs: Costs::default(),
+            draft_failed: false,
         };
         (schedule, entrance)
     }
@@ -180,7 +183,7 @@ impl Schedule {
             {
                 begun.push_back(batch);
             }
-            let Some(Begun { rows, reads, guesses, since, answer }) = begun.pop_front() else {
+            let Some(Begun { rows, since, work }) = begun.pop_front() else {
                 tokio::select! {
                     biased;
                     reason = life.failed() => return self.fail(&reason),
@@ -200,8 +203,9 @@ impl Schedule {
             tokio::select! {
                 biased;
                 reason = life.failed() => return self.fail(&reason),
-                answered = answer.answered() => match answered {
-                    Ok(chosen) => {
+                done = work.done() => match done {
+                    Ok(Done::Draft(guesses)) => self.drafted(rows, since, guesses),
+                    Ok(Done::Batch { reads, guesses, chosen }) => {
                         let now = Instant::now();
                         self.metrics.batch.observe((now - since).as_secs_f64());
                         if !reads {
@@ -304,17 +308,9 @@ impl Schedule {
         self.waiting.push(job.standing, job);
     }
 
-    /// Whose turn it is behind so many batches, once those have left for whose next tokens there is no room.
-    fn turns(&mut self, behind: usize) -> Vec<Turn> {
-        let answers = self.running.iter().filter(|job| !job.reads_its_prompt()).count();
-        let least = self.costs.least(answers as u32);
-        let guessing =
-            self.running.iter_mut().filter_map(|job| job.sequence.guess(least).then_some(())).count();
-        // All go on together: who went ahead of those that guess would have weights read once more, and hold them up.
-        let ahead = self.alone && guessing == 0;
-        if self.alone && !ahead && behind > 0 {
-            return Vec::new();
-        }
+    /// Whose turn it is, once those have left for whose next tokens there is no room; `ahead` allows to choose tokens
+    /// after some that are not known yet.
+    fn turns(&mut self, ahead: bool) -> Vec<Turn> {
         loop {
             let ready: Vec<Ready> = self.running.iter().map(|job| job.ready(ahead)).collect();
             let answering = self
@@ -341,7 +337,14 @@ impl Schedule {
 
     /// Has the next batch run behind so many others, if anybody can go on.
     fn begin(&mut self, behind: usize) -> Option<Begun> {
-        let turns = self.turns(behind);
+        let guessing = self.guess();
+        if self.alone && guessing && behind > 0 {
+            return None;
+        }
+        if let Some(drafts) = self.draft() {
+            return Some(drafts);
+        }
+        let turns = self.turns(self.alone && !guessing);
         if turns.is_empty() {
             return None;
         }
@@ -370,7 +373,7 @@ impl Schedule {
         let now = Instant::now();
         self.metrics.schedule.observe((now - self.since).as_secs_f64());
         self.since = now;
-        Some(Begun { rows, reads: read > 0, guesses, since: now, answer })
+        Some(Begun { rows, since: now, work: Work::Batch { reads: read > 0, guesses, answer } })
     }
 
     /// Takes what was chosen for one that runs; says how its answer ended if it did.

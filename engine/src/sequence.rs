@@ -6,8 +6,8 @@ mod telling;
 use russet_wire::event::{Failure, FailureKind, Usage};
 use russet_wire::request::GenerationRequest;
 
-use crate::compute::{Choice, Step};
-use crate::guess::Guesser;
+use crate::compute::{Choice, Draft, Step};
+use crate::guess::{Guesser, Least, Sources};
 use crate::schedule::deal::Ready;
 use crate::tokens::TokensError;
 pub use telling::{Accepted, TakeUpError, Telling};
@@ -79,10 +79,8 @@ pub struct Sequence {
     kept: Option<u32>,
     /// Steps with choices that were handed out and whose tokens were not yet accepted.
     pending: u32,
-    /// Who guesses its next tokens, if anybody does.
-    guesser: Option<Guesser>,
-    /// Guesses of the step that is next, or of the one that was handed out.
-    guesses: Vec<u32>,
+    /// Guesses of its next tokens: of the step that is next, or of the one that was handed out.
+    guesser: Guesser,
     prompt_tokens: u32,
     choice: Choice,
     telling: Telling,
@@ -102,16 +100,15 @@ impl Sequence {
             cached: 0,
             kept: None,
             pending: 0,
-            guesser: None,
-            guesses: Vec::new(),
+            guesser: Guesser::default(),
             choice,
             telling,
         }
     }
 
     /// The same with guesses of its next tokens.
-    pub fn guessing(self) -> Self {
-        Self { guesser: Some(Guesser::default()), ..self }
+    pub fn guessing(self, sources: Sources) -> Self {
+        Self { guesser: Guesser::new(sources), ..self }
     }
 
     /// The prompt and what was chosen after it. The cache holds no more of it than [`Sequence::cached`].
@@ -129,7 +126,7 @@ impl Sequence {
     /// again, and come out the same; what was said, counted and held back goes on.
     pub fn enter(&mut self, slot: u32, cached: u32) {
         (self.slot, self.cached, self.pending) = (slot, cached, 0);
-        self.guesses.clear();
+        self.guesser.enter();
         self.kept.get_or_insert(cached);
     }
 
@@ -169,31 +166,52 @@ impl Sequence {
     /// always goes alone: so mlx-lm computes it.
     pub fn ready(&self, ahead: bool) -> Ready {
         let more = self.telling.tokens() + self.pending < self.telling.limit();
+        let guesses = self.guesser.guesses().len() as u32;
         match self.next().len() {
-            0 if ahead && self.pending == 1 && self.guesses.is_empty() && more => Ready::Choose(0),
+            0 if ahead && self.pending == 1 && guesses == 0 && more => Ready::Choose(0),
             0 => Ready::Busy,
-            1 => Ready::Choose(self.guesses.len() as u32),
+            1 if self.guesser.awaits_draft() => Ready::Busy,
+            1 => Ready::Choose(guesses),
             length => Ready::Read(length as u32 - 1),
         }
     }
 
-    /// Guesses the tokens behind the next one, as far as each is worth it if it is right with the probability
-    /// `least`. Whether it has guesses, or will once the token is known that is being chosen: until then a step after
-    /// it would be one too early.
-    pub fn guess(&mut self, least: f64) -> bool {
+    /// Guesses the tokens behind the next one, as far as they are worth it. Whether it has guesses, or may once the
+    /// token is known that is being chosen: until then a step after it would be one too early.
+    pub fn guess(&mut self, least: Least) -> bool {
         let next = self.next().len();
-        let Some(guesser) = &mut self.guesser else { return false };
         // The first token is not to wait for guesses behind it.
         if next > 1 || self.pending > 1 || self.telling.tokens() == 0 {
             return false;
         }
-        if next == 0 || !self.guesses.is_empty() {
-            return !self.guesses.is_empty() || !guesser.guess(&self.tokens, 1, least).is_empty();
+        if next == 0 {
+            return !self.guesser.guesses().is_empty() || self.guesser.will_guess(&self.tokens, least);
         }
-        // One is chosen anyway, and the answer ends at its limit.
-        let most = self.telling.limit().saturating_sub(self.telling.tokens() + 1);
-        self.guesses = guesser.guess(&self.tokens, most as usize, least);
-        !self.guesses.is_empty()
+        let most = self.most_guesses();
+        self.guesser.guess(&self.tokens, most, least);
+        !self.guesser.guesses().is_empty() || self.guesser.awaits_draft()
+    }
+
+    /// What to ask the draft model before the next step, if anything.
+    pub fn draft(&mut self, least: Least) -> Option<Draft> {
+        if self.next().len() != 1 || self.pending > 0 || self.telling.tokens() == 0 {
+            return None;
+        }
+        let most = self.most_guesses();
+        let (offset, guesses) = self.guesser.ask_draft(&self.tokens, most, least)?;
+        let choice = Choice { index: self.telling.tokens(), ..self.choice.clone() };
+        let (slot, tokens) = (self.slot, self.tokens[offset..].to_vec());
+        Some(Draft { slot, offset: offset as u32, tokens, guesses: guesses as u32, choice })
+    }
+
+    /// What the draft model said.
+    pub fn drafted(&mut self, guesses: Vec<u32>) {
+        self.guesser.drafted(guesses);
+    }
+
+    /// One token is chosen anyway, and the answer ends at its limit.
+    fn most_guesses(&self) -> usize {
+        self.telling.limit().saturating_sub(self.telling.tokens() + 1) as usize
     }
 
     /// Tokens that are known and not yet in the cache.
@@ -214,13 +232,12 @@ impl Sequence {
             Ready::Read(left) => (next[..left.min(tokens.max(1)) as usize].to_vec(), false),
             Ready::Choose(guesses) => {
                 let guesses = guesses.min(tokens.saturating_sub(1)) as usize;
-                ([next, &self.guesses[..guesses]].concat(), true)
+                ([next, &self.guesser.guesses()[..guesses]].concat(), true)
             }
             Ready::Busy => (Vec::new(), true),
         };
-        let guesses = (tokens.len() as u32).saturating_sub(1);
-        let guesses = if chooses { guesses } else { 0 };
-        self.guesses.truncate(guesses as usize);
+        let guesses = if chooses { (tokens.len() as u32).saturating_sub(1) } else { 0 };
+        self.guesser.truncate(guesses as usize);
         let offset = self.cached;
         let choice = chooses.then(|| {
             let index = self.telling.tokens() + self.pending;
@@ -236,17 +253,12 @@ impl Sequence {
     /// guesses are in the cache no more: it has to be trimmed to [`Sequence::cached`].
     pub fn check<E>(&mut self, chosen: &[Result<u32, E>]) -> usize {
         self.pending = self.pending.saturating_sub(1);
-        let guesses = std::mem::take(&mut self.guesses);
-        if guesses.is_empty() {
+        let guesses = self.guesser.guesses().len();
+        if guesses == 0 {
             return chosen.len();
         }
-        let pairs = guesses.iter().zip(chosen);
-        let right =
-            pairs.take_while(|(guess, chosen)| chosen.as_ref().is_ok_and(|token| token == *guess)).count();
-        self.cached -= (guesses.len() - right) as u32;
-        if let Some(guesser) = &mut self.guesser {
-            guesser.learn(self.tokens.len() + right + 1, right, guesses.len());
-        }
+        let right = self.guesser.check(self.tokens.len(), chosen);
+        self.cached -= (guesses - right) as u32;
         right + 1
     }
 
@@ -269,6 +281,9 @@ mod tests {
     use crate::tokens::Tokens;
     use russet_wire::event::{Event, FinishReason};
     use russet_wire::request::{Message, Sampling};
+
+    const LOOKUP: Sources = Sources { lookup: true, draft: false };
+    const LEAST: Least = Least { lookup: 0.1, draft: 0.3 };
 
     fn request() -> GenerationRequest {
         GenerationRequest {
@@ -504,10 +519,10 @@ mod tests {
     ) -> (Vec<Event>, FinishReason, Usage, usize) {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).guessing();
+        let mut sequence = sequence(&tokens, request, prompt.to_vec(), limit).guessing(LOOKUP);
         let (mut cache, mut told, mut steps) = (Vec::<u32>::new(), Vec::new(), 0);
         loop {
-            sequence.guess(0.1);
+            sequence.guess(LEAST);
             let room = if let Ready::Choose(guesses) = sequence.ready(false) { 1 + guesses } else { 256 };
             // Now and then there is no room for all guesses.
             let step = sequence.step(if steps % 3 == 0 { room.min(3) } else { room });
@@ -575,18 +590,18 @@ mod tests {
     fn nobody_goes_ahead_of_guesses() {
         let dir = fixture::model_dir();
         let tokens = Tokens::load(dir.path()).unwrap();
-        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).guessing();
+        let mut sequence = sequence(&tokens, &request(), bytes("abcdef abc"), 99).guessing(LOOKUP);
         sequence.step(256);
-        assert!(!sequence.guess(0.1), "the first token is chosen by itself");
+        assert!(!sequence.guess(LEAST), "the first token is chosen by itself");
         assert_eq!(sequence.step(1).guesses, 0);
-        assert!(!sequence.guess(0.1));
+        assert!(!sequence.guess(LEAST));
         assert_eq!(sequence.ready(true), Ready::Choose(0));
         sequence.check(&[Ok::<u32, ()>(token_of_byte(b'd'))]);
         sequence.accept(token_of_byte(b'd')).unwrap();
-        assert!(sequence.guess(0.1));
+        assert!(sequence.guess(LEAST));
         let step = sequence.step(3);
         assert_eq!((step.tokens, step.guesses), (bytes("def"), 2));
-        assert!(sequence.guess(0.1), "they are on their way");
+        assert!(sequence.guess(LEAST), "they are on their way");
         assert_eq!(sequence.ready(true), Ready::Busy);
     }
 

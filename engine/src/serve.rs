@@ -23,6 +23,7 @@ use crate::compute::{Addresses, Compute};
 use crate::control::{self, Agent, Identity};
 use crate::follow::lead;
 use crate::follow::obey::Follower;
+use crate::guess::Sources;
 use crate::kept::{chain::Key, identity};
 use crate::life::{Cause, Life, Phase};
 use crate::metrics::Metrics;
@@ -323,7 +324,10 @@ async fn work(
             kv_tokens: args.kv_tokens(),
             stages: args.size() / args.tensor_size.max(1),
             keeps: args.prefix_cache == Switch::On,
-            guesses: args.speculation != Speculation::Off,
+            guesses: Sources {
+                lookup: args.speculation == Speculation::PromptLookup,
+                draft: args.draft_dir.is_some(),
+            },
         },
         Key::root(identity::of_model(&args.model_dir).as_bytes()),
     );
@@ -354,8 +358,12 @@ async fn work(
 async fn load(args: &Args, compute: &Arc<dyn Compute>, life: &Life) -> Result<Option<Tokens>, String> {
     let weights = compute.load();
     let tokens = if args.rank == 0 {
-        let dir = args.model_dir.clone();
-        let tokens = tokio::task::spawn_blocking(move || Tokens::load(&dir)).await;
+        let (dir, draft) = (args.model_dir.clone(), args.draft_dir.clone());
+        let tokens = tokio::task::spawn_blocking(move || {
+            draft.map_or(Ok(()), |draft| Tokens::check_draft(&dir, &draft))?;
+            Tokens::load(&dir)
+        })
+        .await;
         Some(tokens.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?)
     } else {
         None

@@ -6,7 +6,7 @@ pub mod stops;
 pub mod stream;
 pub mod template;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,6 +37,18 @@ pub enum TokensError {
         path: PathBuf,
         /// What is wrong.
         reason: String,
+    },
+    /// A draft model that speaks of other tokens.
+    #[error(
+        "the draft model {draft} has another tokenizer than {model}: {difference}; use one of the same family, or none"
+    )]
+    OtherTokens {
+        /// Folder of the draft model.
+        draft: PathBuf,
+        /// Folder of the model.
+        model: PathBuf,
+        /// What differs.
+        difference: String,
     },
     /// There is no chat template.
     #[error(
@@ -90,6 +102,25 @@ pub struct Tokens {
 }
 
 impl Tokens {
+    /// Whether a draft model means the same by every token as the model whose tokens it guesses.
+    pub fn check_draft(model: &Path, draft: &Path) -> Result<(), TokensError> {
+        let vocabulary = |dir: &Path| -> Result<HashMap<String, u32>, TokensError> {
+            Ok(tokenizer(&dir.join("tokenizer.json"))?.get_vocab(true))
+        };
+        let (ours, theirs) = (vocabulary(model)?, vocabulary(draft)?);
+        let mut differing: Vec<(&String, &u32)> =
+            ours.iter().filter(|(token, id)| theirs.get(*token) != Some(*id)).collect();
+        differing.sort_by_key(|(_, id)| **id);
+        let Some((token, id)) = differing.first() else { return Ok(()) };
+        let there = theirs.get(*token).map_or("none".to_owned(), u32::to_string);
+        let difference = format!(
+            "{} of {} tokens, such as {token:?}, which is {id} in the one and {there} in the other",
+            differing.len(),
+            ours.len()
+        );
+        Err(TokensError::OtherTokens { draft: draft.to_owned(), model: model.to_owned(), difference })
+    }
+
     /// Reads what `dir` holds. Takes some hundred milliseconds for a large vocabulary.
     pub fn load(dir: &Path) -> Result<Self, TokensError> {
         let tokenizer = tokenizer(&dir.join("tokenizer.json"))?;
@@ -382,5 +413,20 @@ mod tests {
             let error = Tokens::load(dir.path()).err().unwrap().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_draft_model_has_to_mean_the_same_by_every_token() {
+        let (model, same, other) = (fixture::model_dir(), fixture::model_dir(), fixture::model_dir());
+        assert!(Tokens::check_draft(model.path(), same.path()).is_ok());
+        let path = other.path().join("tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let vocabulary = json["model"]["vocab"].as_object_mut().unwrap();
+        let id = vocabulary.remove("a").unwrap();
+        vocabulary.insert("a as well".into(), id);
+        std::fs::write(&path, json.to_string()).unwrap();
+        let error = Tokens::check_draft(model.path(), other.path()).unwrap_err().to_string();
+        assert!(error.contains("has another tokenizer than") && error.contains("1 of "), "{error}");
+        assert!(error.contains("\"a\", which is") && error.contains("and none in the other"), "{error}");
     }
 }

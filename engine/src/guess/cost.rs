@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::Least;
+
 /// Share of a batch that a guess costs before any was seen.
 const UNSEEN: f64 = 0.1;
 /// Share of the newest batch in what is known.
@@ -16,6 +18,8 @@ const NEWEST: f64 = 1.0 / 8.0;
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
     seen: BTreeMap<u32, Seen>,
+    /// Of each token of a draft model.
+    draft: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,12 +31,14 @@ struct Seen {
 }
 
 impl Costs {
+    /// A draft model guessed so many tokens in so long.
+    pub fn learn_draft(&mut self, guesses: u32, took: Duration) {
+        toward(&mut self.draft, took.as_secs_f64() / f64::from(guesses.max(1)));
+    }
+
     /// A batch of so many sequences, none of which read a prompt, with so many guesses of all of them took so long.
     pub fn learn(&mut self, sequences: u32, guesses: u32, took: Duration) {
         let seen = self.seen.entry(sequences).or_default();
-        let toward = |known: &mut Option<f64>, value: f64| {
-            *known = Some(known.map_or(value, |known| known + (value - known) * NEWEST));
-        };
         match (guesses, seen.plain) {
             (0, _) => toward(&mut seen.plain, took.as_secs_f64()),
             (guesses, Some(plain)) => {
@@ -44,14 +50,19 @@ impl Costs {
     }
 
     /// How likely a guess has to be right among so many sequences, so that it is worth its cost; above 1 none is.
-    pub fn least(&self, sequences: u32) -> f64 {
+    pub fn least(&self, sequences: u32) -> Least {
         let Seen { plain, guess } = self.seen.get(&sequences).copied().unwrap_or_default();
-        let share = match (plain, guess) {
-            (Some(plain), Some(guess)) if plain > 0.0 => guess / plain,
+        let of_a_batch = |seconds: Option<f64>| match (plain, seconds) {
+            (Some(plain), Some(seconds)) if plain > 0.0 => seconds / plain,
             _ => UNSEEN,
         };
-        share * f64::from(sequences)
+        let lookup = of_a_batch(guess) * f64::from(sequences);
+        Least { lookup, draft: lookup + of_a_batch(self.draft) * f64::from(sequences) }
     }
+}
+
+fn toward(known: &mut Option<f64>, value: f64) {
+    *known = Some(known.map_or(value, |known| known + (value - known) * NEWEST));
 }
 
 #[cfg(test)]
@@ -75,8 +86,20 @@ mod tests {
             for (sequences, guesses, milliseconds) in seen {
                 costs.learn(sequences, guesses, Duration::from_millis(milliseconds));
             }
-            assert!((costs.least(sequences) - least).abs() < 1e-9, "{story}: {}", costs.least(sequences));
+            let Least { lookup, draft } = costs.least(sequences);
+            assert!((lookup - least).abs() < 1e-9, "{story}: {lookup}");
+            assert!((draft - least - 0.1 * f64::from(sequences)).abs() < 1e-9, "{story}: {draft}");
         }
+    }
+
+    #[test]
+    fn the_guesses_of_a_draft_model_cost_what_it_takes_for_them_too() {
+        let mut costs = Costs::default();
+        costs.learn(1, 0, Duration::from_millis(10));
+        costs.learn(1, 4, Duration::from_millis(14));
+        costs.learn_draft(4, Duration::from_millis(8));
+        let Least { lookup, draft } = costs.least(1);
+        assert!((lookup - 0.1).abs() < 1e-9 && (draft - 0.3).abs() < 1e-9, "{lookup} {draft}");
     }
 
     #[test]
@@ -85,6 +108,7 @@ mod tests {
         costs.learn(1, 0, Duration::from_millis(10));
         costs.learn(1, 2, Duration::from_millis(30));
         (0..100).for_each(|_| costs.learn(1, 2, Duration::from_millis(14)));
-        assert!((costs.least(1) - 0.2).abs() < 0.01, "{}", costs.least(1));
+        let Least { lookup, .. } = costs.least(1);
+        assert!((lookup - 0.2).abs() < 0.01, "{lookup}");
     }
 }

@@ -131,6 +131,11 @@ impl Rank {
         })
     }
 
+    /// Tokens of the vocabulary.
+    pub(super) fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
     pub(super) fn join(
         &mut self,
         addresses: &Addresses,

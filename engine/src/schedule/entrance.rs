@@ -16,6 +16,7 @@ use super::job::Job;
 use super::places::Places;
 use super::pool;
 use super::queue::Standing;
+use crate::guess::Sources;
 use crate::kept::chain::Key;
 use crate::kept::feed::{Feed, News};
 use crate::life::Life;
@@ -30,7 +31,7 @@ pub struct Entrance {
     pub(super) tokens: Arc<Tokens>,
     pub(super) context_tokens: u32,
     pub(super) kv_tokens: u64,
-    pub(super) guesses: bool,
+    pub(super) guesses: Sources,
     pub(super) places: Places,
     pub(super) born: Instant,
     /// Requests so far.
@@ -100,8 +101,7 @@ impl Entrance {
         let checked = self.tokens.check(&request.emitted).map_err(TakeUpError::from);
         let over = checked.and_then(|()| telling.take_up(&request.emitted));
         let over = over.map_err(|error| error.failure())?;
-        let sequence = Sequence::new(request, prompt, seed, telling);
-        Ok((if self.guesses { sequence.guessing() } else { sequence }, over))
+        Ok((Sequence::new(request, prompt, seed, telling).guessing(self.guesses), over))
     }
 
     fn pass(&self, job: Job) {

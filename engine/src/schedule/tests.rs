@@ -30,7 +30,7 @@ struct Lab {
 impl Lab {
     fn start(max_sequences: u32, context_tokens: u32, kv_tokens: u64, fake: Arc<Fake>) -> Self {
         let stages = 1;
-        let (keeps, guesses) = (false, false);
+        let (keeps, guesses) = (false, Sources::default());
         Self::with(Room { context_tokens, max_sequences, kv_tokens, stages, keeps, guesses }, fake)
     }
 
@@ -285,7 +285,7 @@ async fn guesses_that_are_right_take_fewer_batches_and_all_go_on_together() {
         kv_tokens: 20_000,
         stages: 1,
         keeps: false,
-        guesses: true,
+        guesses: Sources { lookup: true, draft: false },
     };
     let lab = Lab::with(room, Fake::new());
     // The first says the same over and over; the second says each thing once.
@@ -304,6 +304,31 @@ async fn guesses_that_are_right_take_fewer_batches_and_all_go_on_together() {
     assert!(alone <= 2, "{alone} of {} batches had one of the two alone", last - first);
     let shown = lab.metrics.guesses_right();
     assert!((200..490).contains(&shown), "{shown} right guesses are shown");
+}
+
+#[tokio::test]
+async fn a_draft_model_guesses_what_is_new_and_its_loss_ends_no_answer() {
+    let room = Room {
+        context_tokens: 20_000,
+        max_sequences: 2,
+        kv_tokens: 20_000,
+        stages: 1,
+        keeps: false,
+        guesses: Sources { lookup: false, draft: true },
+    };
+    let text = String::from_utf8((33..123).collect()).unwrap();
+    let requests = [say(&text, 90, 0), say("over", 60, 0)];
+    for broken in [false, true] {
+        let lab = Lab::with(room, Fake::new());
+        lab.fake.break_draft(broken);
+        let answers = requests.each_ref().map(|request| lab.ask(request.clone()));
+        for (answer, request) in answers.into_iter().zip(&requests) {
+            assert_eq!(answer.rest().await, undisturbed(request));
+        }
+        let (batches, right) = (lab.fake.batches().len(), lab.metrics.guesses_right());
+        assert_eq!(broken, right == 0, "{right} guesses were right");
+        assert_eq!(broken, batches > 80, "{batches} batches");
+    }
 }
 
 /// A loop whose batches end when they are let.
@@ -378,7 +403,7 @@ async fn a_caller_that_leaves_is_gone_with_the_next_step_in_every_phase() {
 #[tokio::test]
 async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone() {
     let (mut preemptions, mut kept, mut guessed) = (0, 0, 0);
-    for seed in 0..25 {
+    for seed in 0..36 {
         let mut random = StdRng::seed_from_u64(seed);
         let kv_tokens = random.random_range(900..2500);
         let room = Room {
@@ -389,7 +414,7 @@ async fn whoever_comes_and_goes_every_request_ends_once_and_as_if_it_were_alone(
             // Those who come back after they made room find some of it.
             keeps: seed % 2 == 1,
             // They answer with what they were asked, which is well guessed.
-            guesses: seed % 4 > 1,
+            guesses: Sources { lookup: seed % 4 > 1, draft: seed % 3 == 0 },
         };
         let lab = Lab::with(room, Fake::new());
         let (mut staying, mut leaving) = (Vec::new(), Vec::new());

@@ -111,6 +111,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         blas_threads: 1,
         wired: true,
         shelf: None,
+        draft_dir: None,
     })?;
     runtime.load().blocking_recv()??;
     let progress = runtime.progress();
@@ -372,10 +373,12 @@ impl Sequence<'_> {
         let known = tokens.len();
         if guess && self.compared > 0 {
             // None to three right ones, and a wrong one behind every second time.
-            let right = self.tokens[self.compared..].iter().take(self.compared % 4);
+            let left = &self.tokens[self.compared..];
+            let right = left[..left.len() - 1].iter().take(self.compared % 4);
             self.right = right.len();
             tokens.extend(right);
-            let behind = self.tokens.get(self.compared + self.right).filter(|_| self.compared % 2 == 0);
+            let behind =
+                self.tokens.get(self.compared + self.right).filter(|_| self.compared.is_multiple_of(2));
             tokens.extend(behind.map(|token| if *token == 7 { 8 } else { 7 }));
         }
         let guesses = (tokens.len() - known) as u32;

@@ -83,9 +83,13 @@ pub struct Shape {
     pub spread: f32,
 }
 
+/// The smallest one that is of use.
+pub const SMALL: Shape =
+    Shape { hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, layers: LAYERS, spread: 0.3 };
+
 /// A folder with random weights too: nonsense, but the same nonsense on any number of ranks.
 pub fn random_model_dir() -> TempDir {
-    random_model(Shape { hidden: 64, intermediate: 128, heads: 4, kv_heads: 2, layers: LAYERS, spread: 0.3 })
+    random_model(SMALL)
 }
 
 /// The same with these sizes.

@@ -1,0 +1,96 @@
+//! A draft model beside the model, on the same thread of rank 0: a rank by itself with caches of its own, which says how
+//! texts go on. Nobody but the loop of requests knows that its tokens are guesses.
+
+use super::{RuntimeConfig, RuntimeError, rank::Rank};
+use crate::{
+    compute::{Choice, Draft, Step},
+    kept::Order,
+    meter::Meter,
+};
+
+/// Tokens of a text that are read at a time, as of a prompt.
+const READ: usize = 2048;
+
+pub(super) struct Drafter {
+    rank: Rank,
+    /// Tokens of the model it guesses for.
+    vocabulary: u32,
+}
+
+impl Drafter {
+    /// Loads the draft model that `config` names, for a model of so many tokens.
+    pub(super) fn load(config: &RuntimeConfig, vocabulary: u32) -> Result<Option<Self>, RuntimeError> {
+        let Some(model_dir) = &config.draft_dir else { return Ok(None) };
+        let alone = RuntimeConfig {
+            model_dir: model_dir.clone(),
+            layers_per_rank: None,
+            tensor_size: 1,
+            rank: 0,
+            devices: None,
+            shelf: None,
+            draft_dir: None,
+            ..config.clone()
+        };
+        let rank = Rank::load(&alone, Meter::default(), |_| None, |_, _| {})?;
+        Ok(Some(Self { rank, vocabulary }))
+    }
+
+    /// A slot is empty.
+    pub(super) fn reset(&mut self, slot: u32) -> Result<(), RuntimeError> {
+        self.rank.arrange(Order::Reset { slot })
+    }
+
+    /// How each text goes on; no further than the model has tokens.
+    pub(super) fn draft(&mut self, drafts: &[Draft]) -> Result<Vec<Vec<u32>>, RuntimeError> {
+        for Draft { slot, offset, tokens, .. } in drafts {
+            self.rank.arrange(Order::Trim { slot: *slot, length: *offset })?;
+            self.read(*slot, *offset, tokens)?;
+        }
+        let most = drafts.iter().map(|draft| draft.guesses).max().unwrap_or_default();
+        // All of them are begun before any is waited for: what was chosen goes into the next one by itself.
+        let runs: Vec<_> = (0..most)
+            .map(|guess| {
+                let steps: Vec<Step> = drafts.iter().filter_map(|draft| step(draft, guess)).collect();
+                self.rank.begin(&steps, false)
+            })
+            .collect::<Result<_, _>>()?;
+        let mut guesses = vec![Vec::new(); drafts.len()];
+        for (guess, run) in (0..most).zip(runs) {
+            let asked = drafts.iter().zip(&mut guesses).filter(|(draft, _)| draft.guesses > guess);
+            for ((_, guesses), chosen) in asked.zip(run.end()?) {
+                guesses
+                    .extend(chosen.into_iter().map(|chosen| chosen.map_or(u32::MAX, |chosen| chosen.token)));
+            }
+        }
+        for guesses in &mut guesses {
+            let sound = guesses.iter().take_while(|token| **token < self.vocabulary).count();
+            guesses.truncate(sound);
+        }
+        Ok(guesses)
+    }
+
+    /// Reads all but what the first step brings.
+    fn read(&mut self, slot: u32, offset: u32, tokens: &[u32]) -> Result<(), RuntimeError> {
+        let (before, _) = tokens.split_at(tokens.len().saturating_sub(1));
+        let mut offset = offset;
+        for tokens in before.chunks(READ) {
+            let step = Step { slot, offset, tokens: tokens.to_vec(), guesses: 0, choice: None };
+            offset += step.length();
+            self.rank.begin(&[step], false)?.end()?;
+        }
+        Ok(())
+    }
+}
+
+/// The step that chooses a guess, if so many are asked for: the first one goes on from the last token of the text, each
+/// other one from the guess before.
+fn step(Draft { slot, offset, tokens, guesses, choice }: &Draft, guess: u32) -> Option<Step> {
+    let text = offset + tokens.len() as u32;
+    (guess < *guesses).then(|| Step {
+        slot: *slot,
+        offset: text - 1 + guess,
+        tokens: if guess == 0 { tokens.last().copied().into_iter().collect() } else { Vec::new() },
+        guesses: 0,
+        choice: Some(Choice { index: choice.index + guess, ..choice.clone() }),
+    })
+}

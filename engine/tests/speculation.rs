@@ -1,0 +1,126 @@
+//! Real engines that guess the next tokens: their answers, greedy and drawn, are those without guesses, alone and in
+//! groups, by what the text said before and by draft models that are always right, or nearly never.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+#[path = "support/engines.rs"]
+mod engines;
+#[path = "support/identities.rs"]
+mod identities;
+#[path = "support/model.rs"]
+mod model;
+
+use std::path::Path;
+
+use russet_wire::event::{Event, FinishReason};
+use russet_wire::request::{GenerationRequest, Message, Sampling};
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use engines::{Lab, ask, collect, say};
+use model::Shape;
+use tempfile::TempDir;
+
+/// Tokens of each answer.
+const TOKENS: u32 = 48;
+
+/// Texts that no answer repeats, asked together.
+fn questions() -> Vec<GenerationRequest> {
+    let sampled = Sampling { temperature: 0.7, top_p: 0.9, seed: Some(5), ..Sampling::default() };
+    let text: String = (0..60).map(|number| format!("{number} and ")).collect();
+    let questions =
+        [say("hello"), say(&text), GenerationRequest { sampling: sampled, ..say("what is 17 + 25?") }];
+    questions
+        .map(|question| GenerationRequest { max_tokens: Some(TOKENS), ignore_eos: true, ..question })
+        .into()
+}
+
+/// A conversation in which all was said before, and the same drawn.
+fn repetitions() -> Vec<GenerationRequest> {
+    let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let question = "What is 17 + 25? Think step by step.";
+    let answer = "7 + 5 = 12, 1 + 2 + 1 = 4, so 17 + 25 = 42.";
+    let messages = vec![turn("user", question), turn("assistant", answer), turn("user", question)];
+    let sampled = Sampling { temperature: 0.3, seed: Some(5), ..Sampling::default() };
+    let greedy = GenerationRequest { messages, max_tokens: Some(TOKENS), ignore_eos: true, ..say("") };
+    vec![greedy.clone(), GenerationRequest { sampling: sampled, ..greedy }]
+}
+
+/// The answers of a group with these flags, and how many tokens were guessed and how many of them right.
+async fn answers(
+    model: &Path,
+    (layers, members): (&[usize], usize),
+    flags: &[&'static str],
+    questions: Vec<GenerationRequest>,
+) -> (Vec<Vec<u32>>, [u64; 2]) {
+    let mut lab = Lab::new();
+    lab.flags.extend(flags);
+    let mut engines = lab.start_stages(model, layers, members);
+    let mut client = lab.client(&engines[0]).await;
+    let mut streams = Vec::new();
+    for question in questions {
+        streams.push(ask(&mut client, question).await);
+    }
+    let mut answers = Vec::new();
+    for mut events in streams {
+        let (ids, _, end) = collect(&mut events).await;
+        assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");
+        assert_eq!(ids.len(), TOKENS as usize);
+        answers.push(ids);
+    }
+    let address = engines[0].until(|state| !state.metrics_address.is_empty()).await.metrics_address;
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let count = |name: &str| -> u64 {
+        let line = text.lines().find(|line| line.starts_with(&format!("vllm:spec_decode_num_{name}_total")));
+        line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let counts = [count("draft_tokens"), count("accepted_tokens")];
+    for engine in engines.iter().rev() {
+        engine.signal(Signal::KILL);
+    }
+    for engine in &mut engines {
+        engine.exit().await;
+    }
+    (answers, counts)
+}
+
+/// Ways to cut a model of four layers.
+const SPLITS: [(&[usize], usize); 3] = [(&[4], 1), (&[1, 3], 1), (&[4], 2)];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_said_before_is_guessed_and_changes_no_answer() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
+    for split in SPLITS {
+        let (expected, [guessed, _]) = answers(&model, split, &["--speculation", "off"], repetitions()).await;
+        assert_eq!(guessed, 0);
+        let (told, [guessed, right]) = answers(&model, split, &[], repetitions()).await;
+        assert_eq!(told, expected, "over {split:?}");
+        println!("over {split:?} {right} of {guessed} guesses were right");
+        assert!(right > 20, "{right} of {guessed} guesses were right over {split:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn draft_models_change_no_answer() {
+    let (model, other) =
+        (model::random_model_dir(), model::random_model(Shape { layers: 1, ..model::SMALL }));
+    let flags = |dir: &TempDir| -> [&'static str; 4] {
+        // Flags live as long as the process, which is the test.
+        let dir: &'static str = Box::leak(dir.path().display().to_string().into_boxed_str());
+        ["--speculation", "off", "--draft-dir", dir]
+    };
+    for split in SPLITS {
+        let (expected, [guessed, _]) =
+            answers(model.path(), split, &["--speculation", "off"], questions()).await;
+        assert_eq!(guessed, 0);
+        for (who, draft, enough) in [("itself", &model, 0.9), ("another", &other, 0.0)] {
+            let (told, [guessed, right]) = answers(model.path(), split, &flags(draft), questions()).await;
+            assert_eq!(told, expected, "drafted by {who}, over {split:?}");
+            println!("over {split:?} {right} of {guessed} guesses of {who} were right");
+            assert!(guessed > 0 && right as f64 >= enough * guessed as f64, "{right} of {guessed} of {who}");
+        }
+    }
+}
