@@ -212,7 +212,8 @@ impl Core {
         caller: Caller,
     ) -> Result<impl Stream<Item = Item> + Send + 'static, Refusal> {
         let Limits { hold_headers, heartbeat, .. } = self.limits;
-        let mut opening = Box::pin(async move { self.answer(&model, request, deadline, held, &caller).await });
+        let mut opening =
+            Box::pin(async move { self.answer(&model, request, deadline, held, &caller).await });
         let begun = match timeout(hold_headers, &mut opening).await {
             Ok(answer) => Some(answer?),
             Err(_) => None,

@@ -47,7 +47,9 @@ impl Terms {
         match (asked, self.max_tokens) {
             (Some(asked), Some(most)) if asked > most => Err(Refusal::field(
                 field,
-                format!("`{field}` is {asked}, and this key has at most {most} for one answer; ask for as many or fewer"),
+                format!(
+                    "`{field}` is {asked}, and this key has at most {most} for one answer; ask for as many or fewer"
+                ),
             )),
             (asked, most) => Ok(asked.or(most)),
         }
@@ -107,7 +109,10 @@ mod tests {
             match (terms.max_tokens(asked, "max_tokens"), expected) {
                 (Ok(got), Ok(expected)) => assert_eq!(got, expected, "{most:?} {asked:?}"),
                 (Err(refusal), Err(words)) => {
-                    assert_eq!((refusal.kind, refusal.param.as_deref()), (Kind::InvalidRequest, Some("max_tokens")));
+                    assert_eq!(
+                        (refusal.kind, refusal.param.as_deref()),
+                        (Kind::InvalidRequest, Some("max_tokens"))
+                    );
                     assert!(refusal.message.contains(words), "{refusal}");
                 }
                 (got, _) => panic!("{most:?} {asked:?}: {got:?}"),

@@ -244,7 +244,8 @@ impl<'a> Fit<'a> {
         let room = self.room.tokens();
         let full = room.checked_div(context).unwrap_or(0);
         let last = if full < sequences { CACHE_STEP - 1 } else { 0 };
-        let unused = (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
+        let unused =
+            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
         let unused = unused.saturating_mul(count);
         let growing = context.saturating_mul(count.min(GROWING_LAYERS));
         let caches = kv.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
@@ -368,7 +369,10 @@ mod tests {
     fn headroom_counts_once_it_exceeds_the_engine_itself() {
         let mut shape = shape(false);
         shape.layer_bytes = vec![1 << 33; 4];
-        let fit = Fit::new(&shape, Room { context_tokens: 16, max_sequences: 1, kv_tokens: None, headroom_percent: 5 });
+        let fit = Fit::new(
+            &shape,
+            Room { context_tokens: 16, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
+        );
         let need = fit.whole();
         assert_eq!(need.overhead, (need.weights + need.kv) / 20);
     }
@@ -378,7 +382,10 @@ mod tests {
         let mut shape = shape(true);
         shape.layer_bytes = vec![u64::MAX; 4];
         shape.kv_bytes_per_token_per_layer = u64::MAX;
-        let fit = Fit::new(&shape, Room { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100 });
+        let fit = Fit::new(
+            &shape,
+            Room { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100 },
+        );
         assert_eq!(fit.whole().total(), u64::MAX);
     }
 }

@@ -465,7 +465,10 @@ mod tests {
     #[test]
     fn the_context_is_never_longer_than_the_models_own() {
         let valid = validate(&view(), "ns", "chat", &spec("llama", ShardingMode::Auto, None, None)).unwrap();
-        assert_eq!(valid.room, Room { context_tokens: 2048, max_sequences: 4, kv_tokens: None, headroom_percent: 5 });
+        assert_eq!(
+            valid.room,
+            Room { context_tokens: 2048, max_sequences: 4, kv_tokens: None, headroom_percent: 5 }
+        );
     }
 
     #[test]
@@ -485,7 +488,9 @@ mod tests {
             let kv = &mut spec.sharding.as_mut().unwrap().kv;
             (kv.context_tokens, kv.kv_tokens) = (context, asked);
             match (validate(&view(), "ns", "chat", &spec), expected) {
-                (Ok(valid), Ok(expected)) => assert_eq!(valid.room.kv_tokens, expected, "{context} {asked:?}"),
+                (Ok(valid), Ok(expected)) => {
+                    assert_eq!(valid.room.kv_tokens, expected, "{context} {asked:?}")
+                }
                 (Err(notes), Err(words)) => {
                     let told = crate::note::join(&notes);
                     assert!(told.contains(words) && told.contains("kv.kvTokens"), "{told}");

@@ -24,6 +24,9 @@ pub async fn turns(cluster: &mut Cluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: turns}\n\
                       spec: {modelRef: {name: smoke}, sharding: {mode: Single, \
                       kv: {contextTokens: 512, maxSequences: 2, kvTokens: 512}}}\n";
+    let refused = apply(cluster, &deployment.replace("kvTokens: 512", "kvTokens: 511")).await;
+    let refused = refused.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(refused.contains("it must hold one of contextTokens"), "room for less than one: \"{refused}\"");
     apply(cluster, deployment).await?;
     serves(cluster, NAME).await?;
     let shards = shards_of(cluster, NAME).await?;
@@ -39,7 +42,8 @@ pub async fn turns(cluster: &mut Cluster) -> Result<()> {
 
 async fn with_keys(cluster: &mut Cluster) -> Result<()> {
     let base = cluster.base_url();
-    let question = |tokens: u32| ask::question(NAME, QUESTION, json!({"max_tokens": tokens, "ignore_eos": true}));
+    let question =
+        |tokens: u32| ask::question(NAME, QUESTION, json!({"max_tokens": tokens, "ignore_eos": true}));
     let mut alone = ask::ask(&base, &question(LONG)).await?;
     ensure!(alone.finish().await == End::Finished("length".into()), "alone it said \"{}\"", alone.text);
     let create = ["key", "create", "low", "--priority", "-50", "--max-tokens-per-request", "420"];

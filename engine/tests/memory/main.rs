@@ -153,7 +153,10 @@ async fn small_model_takes_no_more(room: Room) {
         let planned = need.total() - ENGINE_BASE;
         assert!(peak <= planned, "{name}: {peak} bytes at the most, {planned} planned: {need:?}, {room:?}");
         let bound = peak + peak / 10 + 16 * MIB;
-        assert!(planned <= bound, "{name}: {planned} bytes planned for {peak} at the most: {need:?}, {room:?}");
+        assert!(
+            planned <= bound,
+            "{name}: {planned} bytes planned for {peak} at the most: {need:?}, {room:?}"
+        );
     })
     .await;
 }

@@ -119,7 +119,8 @@ impl Line {
                 FailureKind::Unavailable => self.lost(message),
                 FailureKind::DeadlineExceeded => {
                     // It knows of what was left when it was asked.
-                    let given = self.deadline.map(|Deadline { given, .. }| format!(" (asked with {given:?})"));
+                    let given =
+                        self.deadline.map(|Deadline { given, .. }| format!(" (asked with {given:?})"));
                     let message = message + &given.unwrap_or_default();
                     Setback::Refused(Refusal::new(Kind::DeadlineExceeded, message))
                 }
@@ -229,7 +230,10 @@ pub(super) fn silent(endpoint: &Endpoint, silence: Duration, deadline: Option<De
         }
         _ => Refusal::new(
             Kind::EngineSilent,
-            format!("the engine on node {node} said nothing for {} s; the answer is given up", silence.as_secs()),
+            format!(
+                "the engine on node {node} said nothing for {} s; the answer is given up",
+                silence.as_secs()
+            ),
         ),
     }
 }

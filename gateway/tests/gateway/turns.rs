@@ -36,7 +36,11 @@ async fn engines_are_told_what_key_and_request_say() {
         spec.max_tokens_per_request = Some(50);
         spec.max_request_seconds = Some(20);
     });
-    lab.keys(&[low, access_key("high", "s-high", |spec| spec.priority = 90), access_key("plain", "s", |_| {})]);
+    lab.keys(&[
+        low,
+        access_key("high", "s-high", |spec| spec.priority = 90),
+        access_key("plain", "s", |_| {}),
+    ]);
     for (secret, header, more, priority, most, milliseconds, tier) in [
         ("s", None, json!({}), 0, None, None, None),
         ("s", Some("30"), json!({"max_tokens": 70}), 0, Some(70), Some(30_000), None),
@@ -61,7 +65,9 @@ async fn engines_are_told_what_key_and_request_say() {
         // Some of it has passed on the way.
         match (seen.deadline_milliseconds, milliseconds) {
             (None, None) => {}
-            (Some(told), Some(given)) => assert!(told <= given && told > 0, "{secret} {more}: {told} of {given}"),
+            (Some(told), Some(given)) => {
+                assert!(told <= given && told > 0, "{secret} {more}: {told} of {given}")
+            }
             (told, given) => panic!("{secret} {more}: {told:?} of {given:?}"),
         }
     }
@@ -76,11 +82,29 @@ async fn engines_are_told_what_key_and_request_say() {
     }
     engine.seen.lock().unwrap().clear();
     for (secret, header, more, param, words) in [
-        ("s", None, json!({"priority": -1}), "priority", "from 0 to 100, not -1: 0 is this key's own priority (0)"),
-        ("s-low", None, json!({"priority": 96}), "priority", "from 0 to 95, not 96: 0 is this key's own priority (-5)"),
+        (
+            "s",
+            None,
+            json!({"priority": -1}),
+            "priority",
+            "from 0 to 100, not -1: 0 is this key's own priority (0)",
+        ),
+        (
+            "s-low",
+            None,
+            json!({"priority": 96}),
+            "priority",
+            "from 0 to 95, not 96: 0 is this key's own priority (-5)",
+        ),
         ("s-low", None, json!({"max_tokens": 51}), "max_tokens", "is 51, and this key has at most 50"),
         ("s", None, json!({"service_tier": "express"}), "service_tier", "auto, default, flex or priority"),
-        ("s", Some("soon"), json!({}), TIMEOUT, "more than 0 and at most 86400, such as 30 or 2.5, not `soon`"),
+        (
+            "s",
+            Some("soon"),
+            json!({}),
+            TIMEOUT,
+            "more than 0 and at most 86400, such as 30 or 2.5, not `soon`",
+        ),
         ("s", Some("0"), json!({}), TIMEOUT, "not `0`"),
     ] {
         let mut request = lab.chat(more.clone()).bearer_auth(secret);
@@ -104,7 +128,12 @@ async fn a_request_ends_at_its_deadline_wherever_it_is() {
     };
     for (story, acts, streamed_text, words) in [
         ("it is held", None, "", "the deadline of 300ms has passed: model `m`: it sleeps"),
-        ("the engine says nothing", Some(vec![Act::Hang]), "", "the engine on node a had not completed the answer"),
+        (
+            "the engine says nothing",
+            Some(vec![Act::Hang]),
+            "",
+            "the engine on node a had not completed the answer",
+        ),
         (
             "the engine says nothing more",
             Some(vec![started(), token("Hel"), Act::Hang]),
@@ -140,7 +169,10 @@ async fn a_request_ends_at_its_deadline_wherever_it_is() {
                 events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
             assert_eq!(told, streamed_text, "{story}");
             let error = last_error(&events);
-            assert_eq!((&error["code"], &error["type"]), (&json!("deadline_exceeded"), &json!("server_error")));
+            assert_eq!(
+                (&error["code"], &error["type"]),
+                (&json!("deadline_exceeded"), &json!("server_error"))
+            );
             assert!(error["message"].as_str().unwrap().contains(words), "{story}: {error}");
         }
         if let Some(engine) = engine {

@@ -454,7 +454,7 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             kv: KvRoom {
                 context_tokens: 16 + seeded.below(20_000) as u32,
                 max_sequences: 1 + seeded.below(8) as u32,
-                kv_tokens: (seeded.below(4) == 0).then(|| 20_016 + seeded.below(100_000) as u64),
+                kv_tokens: (seeded.below(4) == 0).then(|| 20_016 + seeded.below(100_000)),
                 headroom_percent: seeded.below(30) as u32,
             },
         }),

@@ -9,7 +9,8 @@ use russet_crds::{
 use super::words::{Fields, Words, Wrong, number};
 
 /// Fields of a split, for people.
-pub const SPLIT: &str = "mode, ranks, tensor, layers, backend, speed, context, sequences, kv-tokens, headroom";
+pub const SPLIT: &str =
+    "mode, ranks, tensor, layers, backend, speed, context, sequences, kv-tokens, headroom";
 /// Fields of a deployment beside those of its split, for people.
 pub const OWN: &str = "model, replicas, pools, strategy, tier, group, spread, approved";
 

@@ -30,7 +30,8 @@ fn many_conversations_fit_where_only_their_room_together_is_reserved() {
         (2, Some(9000), Some((None, 8))), // more than all can have
     ] {
         let (placement, notes) = checked(&view, &want(&view, &talks(sequences, kv_tokens)));
-        let plan = placement.create.first().map(|new| (new.plan.kv_tokens, new.plan.members[0].kv_bytes / GIB));
+        let plan =
+            placement.create.first().map(|new| (new.plan.kv_tokens, new.plan.members[0].kv_bytes / GIB));
         assert_eq!(plan, planned, "{sequences} {kv_tokens:?}: {notes}");
     }
 }
