@@ -265,7 +265,7 @@ fn deployment() -> ModelDeployment {
     let sharding = Sharding {
         mode: ShardingMode::Pipeline,
         ranks: Some(2),
-        kv: KvRoom { context_tokens: 64, max_sequences: 1, headroom_percent: 5 },
+        kv: KvRoom { context_tokens: 64, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
         ..Sharding::default()
     };
     let spec = ModelDeploymentSpec {
@@ -713,6 +713,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
         weight_bytes: 2 << 30,
         context_tokens: 16,
         max_sequences: 1,
+        kv_tokens: None,
         epoch: 1,
         ..ShardSpec::default()
     };

@@ -29,6 +29,15 @@ enum Action {
         /// Requests for an answer in a minute; default no limit.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         requests_per_minute: Option<u32>,
+        /// Whose requests come first where not all can be answered at once: -100 to 100, higher first.
+        #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
+        priority: i32,
+        /// Most tokens of one answer; default as many as the context holds.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+        max_tokens_per_request: Option<u32>,
+        /// Longest time for one answer, waiting included; default no limit.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+        max_request_seconds: Option<u32>,
         /// Names of models of the namespace, with `*` for any characters; default all of them.
         #[arg(long, value_delimiter = ',')]
         models: Vec<String>,
@@ -58,10 +67,28 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let client = connection.client().await?;
     let namespace = connection.namespace;
     match action {
-        Action::Create { name, requests_per_minute, models, expires, owner } => {
+        Action::Create {
+            name,
+            requests_per_minute,
+            priority,
+            max_tokens_per_request,
+            max_request_seconds,
+            models,
+            expires,
+            owner,
+        } => {
             let now = jiff::Timestamp::now();
             let expires_at = expires.as_deref().map(|text| until(text, now)).transpose()?.map(Time);
-            let spec = AccessKeySpec { owner, models, requests_per_minute, expires_at, ..Default::default() };
+            let spec = AccessKeySpec {
+                owner,
+                models,
+                requests_per_minute,
+                priority,
+                max_tokens_per_request,
+                max_request_seconds,
+                expires_at,
+                ..Default::default()
+            };
             create(client, &namespace, &name, spec).await
         }
         Action::List { all_namespaces } => {

@@ -1,4 +1,4 @@
-//! AccessKey: who may ask the models of a namespace, and how often. It holds the hash of a key,
+//! AccessKey: who may ask the models of a namespace, how often, how soon and for how much. It holds the hash of a key,
 //! never the key. A key has 256 random bits, so its hash can be neither guessed nor looked up in a
 //! table: a slow, salted hash would protect nothing and cost every request.
 
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Owner", type_ = "string", json_path = ".spec.owner"),
     printcolumn(name = "Models", type_ = "string", json_path = ".spec.models[*]"),
     printcolumn(name = "Per Minute", type_ = "integer", json_path = ".spec.requestsPerMinute"),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority"),
     printcolumn(
         name = "Ready",
         type_ = "string",
@@ -61,6 +62,21 @@ pub struct AccessKeySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_per_minute: Option<u32>,
+    /// Whose requests an engine answers first where it cannot answer all: higher first. To have waited ten seconds
+    /// is worth one level. A request may ask to come later than its key says, never earlier.
+    #[serde(default)]
+    #[schemars(range(min = -100, max = 100))]
+    pub priority: i32,
+    /// Most tokens of one answer: what a request that names no number gets at most, and one that names more is
+    /// refused. Absent: what the context holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_216))]
+    pub max_tokens_per_request: Option<u32>,
+    /// Longest time from a request's arrival to the end of its answer; one that asks for more gets this. Absent: no
+    /// limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub max_request_seconds: Option<u32>,
     /// From then on the key is refused. Absent: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,

@@ -192,9 +192,13 @@ pub enum BackendChoice {
     Unknown,
 }
 
-/// Room reserved for conversations: `contextTokens × maxSequences` tokens of KV cache, plus headroom.
+/// Room reserved for conversations: `contextTokens × maxSequences` tokens of KV cache, or `kvTokens`, plus headroom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "!has(self.kvTokens) || self.kvTokens >= self.contextTokens",
+     "message": "kvTokens is the room of all conversations together; it must hold one of contextTokens"},
+]))]
 pub struct KvRoom {
     /// Longest conversation, tokens; the model's own limit when that is smaller.
     #[serde(default = "context_tokens")]
@@ -204,6 +208,11 @@ pub struct KvRoom {
     #[serde(default = "max_sequences")]
     #[schemars(range(min = 1, max = 1024))]
     pub max_sequences: u32,
+    /// Tokens of all conversations together, where they are hardly ever all as long as they may be: those that do not
+    /// fit wait, or make room and come back. Absent: `contextTokens × maxSequences`, so that all always fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 17_179_869_184_u64))]
+    pub kv_tokens: Option<u64>,
     /// Reserved on top, percent of weights and KV cache.
     #[serde(default = "headroom_percent")]
     #[schemars(range(min = 0, max = 100))]
@@ -227,6 +236,7 @@ impl Default for KvRoom {
         Self {
             context_tokens: context_tokens(),
             max_sequences: max_sequences(),
+            kv_tokens: None,
             headroom_percent: headroom_percent(),
         }
     }

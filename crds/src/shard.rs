@@ -87,6 +87,9 @@ pub struct ShardSpec {
     pub context_tokens: u32,
     /// Conversations at once.
     pub max_sequences: u32,
+    /// Tokens of all conversations together; absent: as many as all of them may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_tokens: Option<u64>,
     /// Incarnation of the group; the agent stops engines of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,

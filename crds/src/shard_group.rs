@@ -86,6 +86,9 @@ pub struct GroupPlan {
     pub context_tokens: u32,
     /// Conversations at once.
     pub max_sequences: u32,
+    /// Tokens of all conversations together; absent: as many as all of them may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_tokens: Option<u64>,
 }
 
 fn one() -> u32 {

@@ -22,6 +22,7 @@ use sha2::Digest as _;
 use subtle::ConstantTimeEq as _;
 
 use crate::routes::Scope;
+use crate::terms::Terms;
 pub use follow::follow;
 pub use limit::Quota;
 pub use report::report;
@@ -56,6 +57,8 @@ pub struct Key {
     pub status: AccessKeyStatus,
     /// The names it opens.
     pub scope: Scope,
+    /// What its requests may ask for.
+    pub terms: Terms,
     per_minute: Option<u32>,
     expires: Option<Timestamp>,
     enabled: bool,
@@ -168,6 +171,14 @@ impl Caller {
         match self {
             Self::Anyone => &EVERYTHING,
             Self::Key(key) => &key.scope,
+        }
+    }
+
+    /// What the caller's requests may ask for.
+    pub fn terms(&self) -> Terms {
+        match self {
+            Self::Anyone => Terms::default(),
+            Self::Key(key) => key.terms,
         }
     }
 

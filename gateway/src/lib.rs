@@ -24,6 +24,7 @@ pub mod refusal;
 pub mod routes;
 pub mod server;
 pub mod stream;
+pub mod terms;
 mod watch;
 
 pub use server::{Error, GatewayConfig, run};

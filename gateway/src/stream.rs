@@ -14,6 +14,7 @@
 
 mod answer;
 mod choose;
+mod deadline;
 mod line;
 mod search;
 mod setbacks;
@@ -36,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::refusal::{Kind, Refusal};
 use crate::routes::Table;
 pub use answer::Answer;
+pub use deadline::Deadline;
 use line::closing;
 use search::Asked;
 
@@ -170,17 +172,19 @@ impl Core {
         })
     }
 
-    /// The answer to `request` from whoever answers to `model`, from its first text on. What was `held` in memory is
-    /// so until it is complete: another engine may have to go on with it.
+    /// The answer to `request` from whoever answers to `model`, from its first text on; nobody waits for any of it
+    /// beyond `deadline`. What was `held` in memory is so until it is complete: another engine may have to go on with
+    /// it.
     pub async fn answer(
         self: &Arc<Self>,
         model: &str,
         mut request: GenerationRequest,
+        deadline: Option<Deadline>,
         held: Held,
         caller: &Caller,
     ) -> Result<Answer, Refusal> {
         let arrived = Instant::now();
-        self.first_table(arrived + self.limits.wait).await?;
+        self.first_table(arrived + self.limits.wait, deadline).await?;
         if let Some(refusal) = choose::unknown(&self.table(), model, caller.scope()) {
             self.metrics.turned_away(&refusal);
             return Err(refusal);
@@ -188,7 +192,7 @@ impl Core {
         // Whoever goes on with the answer chooses as the first engine would have.
         request.sampling.seed.get_or_insert_with(rand::random);
         let mut tracker = self.metrics.request(model);
-        let mut asked = Asked::new(model, request, held, caller, arrived);
+        let mut asked = Asked::new(model, request, deadline, held, caller, arrived);
         match self.search(&mut asked, &mut tracker).await {
             Ok((first, line)) => Ok(Answer::new(self.clone(), asked, first, line, tracker)),
             Err(refusal) => {
@@ -203,11 +207,13 @@ impl Core {
         self: Arc<Self>,
         model: String,
         request: GenerationRequest,
+        deadline: Option<Deadline>,
         held: Held,
         caller: Caller,
     ) -> Result<impl Stream<Item = Item> + Send + 'static, Refusal> {
         let Limits { hold_headers, heartbeat, .. } = self.limits;
-        let mut opening = Box::pin(async move { self.answer(&model, request, held, &caller).await });
+        let mut opening =
+            Box::pin(async move { self.answer(&model, request, deadline, held, &caller).await });
         let begun = match timeout(hold_headers, &mut opening).await {
             Ok(answer) => Some(answer?),
             Err(_) => None,
@@ -249,17 +255,16 @@ impl Core {
     }
 
     /// Until the cluster was read once, no name can be called unknown.
-    async fn first_table(&self, deadline: Instant) -> Result<(), Refusal> {
+    async fn first_table(&self, until: Instant, deadline: Option<Deadline>) -> Result<(), Refusal> {
+        const UNREAD: &str = "the gateway has not reached the API server since it started, so it knows no models yet; \
+                              check that `russet serve` runs";
         let mut table = self.table.clone();
+        let bound = deadline.map_or(until, |deadline| deadline.until.min(until));
         tokio::select! {
-            synced = timeout_at(deadline, table.wait_for(|table| table.synced)) => match synced {
-                Ok(Ok(_)) => Ok(()),
-                _ => Err(Refusal::new(
-                    Kind::ModelNotReady,
-                    "the gateway has not reached the API server since it started, so it knows no models yet; \
-                     check that `russet serve` runs",
-                )
-                .retry_after(TRY_AGAIN)),
+            synced = timeout_at(bound, table.wait_for(|table| table.synced)) => match (synced, deadline) {
+                (Ok(Ok(_)), _) => Ok(()),
+                (_, Some(deadline)) if deadline.left().is_none() => Err(deadline.missed(UNREAD)),
+                _ => Err(Refusal::new(Kind::ModelNotReady, UNREAD).retry_after(TRY_AGAIN)),
             },
             () = self.closing.cancelled() => Err(closing()),
         }

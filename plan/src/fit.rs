@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
-//!      + KV per token per layer × its layers × context × sequences
+//!      + KV per token per layer × its layers × the room: context × sequences, or less as asked
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, the engine itself + work)
 //! work = hidden states, MLP and projections of a piece of prompt (the last two a share in a tensor group)
@@ -53,8 +53,18 @@ pub struct Room {
     pub context_tokens: u32,
     /// Conversations at once.
     pub max_sequences: u32,
+    /// Tokens of all conversations together, where that is less than all of them may have.
+    pub kv_tokens: Option<u64>,
     /// Reserved on top, percent.
     pub headroom_percent: u32,
+}
+
+impl Room {
+    /// Tokens for which KV cache is reserved, all conversations together.
+    pub fn tokens(&self) -> u64 {
+        let most = u64::from(self.context_tokens) * u64::from(self.max_sequences);
+        self.kv_tokens.map_or(most, |tokens| tokens.min(most))
+    }
 }
 
 /// What one rank takes.
@@ -160,8 +170,7 @@ impl<'a> Fit<'a> {
             .shape
             .kv_bytes_per_token_per_layer
             .saturating_mul(count)
-            .saturating_mul(u64::from(self.room.context_tokens))
-            .saturating_mul(u64::from(self.room.max_sequences))
+            .saturating_mul(self.room.tokens())
             .div_ceil(size);
         let need = Need { weights, kv, overhead: 0 };
         Need { overhead: self.headroom(&need).max(self.base(count, head, size)), ..need }
@@ -230,8 +239,14 @@ impl<'a> Fit<'a> {
         // One position attends to the whole context, whatever the bound.
         let row = heads.div_ceil(size).saturating_mul(context).saturating_mul(value);
         let scores = row.saturating_mul(tokens).min(SCORES.max(row));
+        // So many can be as long as they may be at the same time; where that is fewer than all, another one's last step
+        // may reach beyond the room.
+        let room = self.room.tokens();
+        let full = room.checked_div(context).unwrap_or(0);
+        let last = if full < sequences { CACHE_STEP - 1 } else { 0 };
         let unused =
-            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(count).saturating_mul(sequences);
+            (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
+        let unused = unused.saturating_mul(count);
         let growing = context.saturating_mul(count.min(GROWING_LAYERS));
         let caches = kv.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
         let words = u64::from(vocabulary).saturating_mul(sequences);
@@ -260,7 +275,7 @@ mod tests {
 
     #[test]
     fn every_rank_pays_for_what_it_holds() {
-        let room = Room { context_tokens: 10, max_sequences: 3, headroom_percent: 0 };
+        let room = Room { context_tokens: 10, max_sequences: 3, kv_tokens: None, headroom_percent: 0 };
         for (tied, layers, embedding, head, weights, kv) in [
             (false, 0..4, true, true, 3010, 240),
             (true, 0..4, true, true, 2010, 240), // a tied head costs nothing where the embedding is
@@ -280,7 +295,7 @@ mod tests {
 
     #[test]
     fn members_of_a_tensor_group_hold_their_share_of_layers_and_the_rest_whole() {
-        let room = Room { context_tokens: 10, max_sequences: 3, headroom_percent: 0 };
+        let room = Room { context_tokens: 10, max_sequences: 3, kv_tokens: None, headroom_percent: 0 };
         for (embedding, head, size, weights, kv) in [
             (true, true, 1, 1000 + 1000 + 1010, 240),
             (true, true, 2, 40 + 480 + 1000 + 1010, 120), // ten bytes of each layer are norms
@@ -308,7 +323,7 @@ mod tests {
             ..ModelShape::default()
         };
         let work = |context_tokens, head, size| {
-            let room = Room { context_tokens, max_sequences: 4, headroom_percent: 0 };
+            let room = Room { context_tokens, max_sequences: 4, kv_tokens: None, headroom_percent: 0 };
             Fit::new(&shape, room).share(0..32, false, head, size).overhead - ENGINE_BASE
         };
         let hidden = 2048 * 4096 * 11 * 4;
@@ -330,10 +345,34 @@ mod tests {
     }
 
     #[test]
+    fn room_that_is_less_than_all_conversations_may_have_is_all_that_is_reserved() {
+        let taken = |kv_tokens| {
+            let shape = shape(false);
+            let room = Room { context_tokens: 1000, max_sequences: 8, kv_tokens, headroom_percent: 0 };
+            let need = Fit::new(&shape, room).whole();
+            // Beside what grows: two layers of one conversation.
+            (need.kv, (need.overhead - ENGINE_BASE) / 2 - 2 * 1000)
+        };
+        for (kv_tokens, tokens, unused) in [
+            // 24 positions of each conversation in each of four layers, its cache being 1,024 long.
+            (None, 8000, 4 * 8 * 24),
+            (Some(9000), 8000, 4 * 8 * 24),
+            // Three can be as long as they may be, and the last step of another reaches beyond.
+            (Some(3500), 3500, 4 * (3 * 24 + 255)),
+            (Some(1000), 1000, 4 * (24 + 255)),
+        ] {
+            assert_eq!(taken(kv_tokens), (2 * 4 * tokens, unused), "{kv_tokens:?}");
+        }
+    }
+
+    #[test]
     fn headroom_counts_once_it_exceeds_the_engine_itself() {
         let mut shape = shape(false);
         shape.layer_bytes = vec![1 << 33; 4];
-        let fit = Fit::new(&shape, Room { context_tokens: 16, max_sequences: 1, headroom_percent: 5 });
+        let fit = Fit::new(
+            &shape,
+            Room { context_tokens: 16, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
+        );
         let need = fit.whole();
         assert_eq!(need.overhead, (need.weights + need.kv) / 20);
     }
@@ -343,7 +382,10 @@ mod tests {
         let mut shape = shape(true);
         shape.layer_bytes = vec![u64::MAX; 4];
         shape.kv_bytes_per_token_per_layer = u64::MAX;
-        let fit = Fit::new(&shape, Room { context_tokens: 1, max_sequences: 1, headroom_percent: 100 });
+        let fit = Fit::new(
+            &shape,
+            Room { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100 },
+        );
         assert_eq!(fit.whole().total(), u64::MAX);
     }
 }

@@ -70,12 +70,15 @@ impl<'a> Forecast<'a> {
     /// What to promise people; nothing where a chip is not known.
     pub fn predicted(&self, plan: &GroupPlan) -> Option<Predicted> {
         let alone = self.speed(plan, 1, None)?;
-        let full = self.speed(plan, self.room.max_sequences, None)?;
+        // As many of them as there is room for at this length.
+        let held = self.room.tokens() / u64::from(CONTEXT.min(self.room.context_tokens).max(1));
+        let streams = u32::try_from(held).unwrap_or(u32::MAX).clamp(1, self.room.max_sequences.max(1));
+        let full = self.speed(plan, streams, None)?;
         Some(Predicted {
             tokens_per_second: show_rate(alone.decode),
             total_tokens_per_second: show_rate(full.total),
             ttft_milliseconds: (alone.ttft * 1e3).round().min(f64::from(u32::MAX)) as u32,
-            kv_tokens: u64::from(self.room.context_tokens) * u64::from(self.room.max_sequences),
+            kv_tokens: self.room.tokens(),
         })
     }
 
@@ -231,7 +234,7 @@ mod tests {
     fn plans_are_as_fast_as_their_machines_and_links() {
         let view =
             view(&[("ultra", "M3 Ultra"), ("other", "M3 Ultra"), ("max", "M4 Max"), ("linux", "EPYC")]);
-        let room = Room { context_tokens: 8192, max_sequences: 4, headroom_percent: 5 };
+        let room = Room { context_tokens: 8192, max_sequences: 4, kv_tokens: None, headroom_percent: 5 };
         let shape = llama();
         let forecast = Forecast::new(&view, &shape, room);
         let single = plan(Backend::None, 1, &[("ultra", 80)]);
@@ -263,7 +266,7 @@ mod tests {
     fn a_plan_like_one_that_runs_is_judged_by_what_that_one_measured() {
         let view =
             view(&[("a", "M3 Ultra"), ("b", "M3 Ultra"), ("c", "M4 Max"), ("d", "EPYC"), ("e", "EPYC")]);
-        let room = Room { context_tokens: 8192, max_sequences: 4, headroom_percent: 5 };
+        let room = Room { context_tokens: 8192, max_sequences: 4, kv_tokens: None, headroom_percent: 5 };
         let (shape, other) = (llama(), ModelShape { layers: 79, ..llama() });
         let runs = |node: &str, model: &str, share: f64, streams: u32| {
             let mut view = view.clone();

@@ -257,9 +257,10 @@ fn report(
 
 /// What a replica needs, for people.
 fn needs(want: &ValidDeployment) -> String {
-    let Room { context_tokens, max_sequences, .. } = want.room;
+    let Room { context_tokens, max_sequences, kv_tokens, headroom_percent: _ } = want.room;
     let needed = Fit::new(&want.shape, want.room).whole();
-    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens")
+    let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
+    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens{together}")
 }
 
 /// What its tier means for a deployment, for people.

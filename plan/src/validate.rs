@@ -326,20 +326,32 @@ impl Asked {
     }
 
     fn room(&self, shape: &ModelShape, notes: &mut Vec<Note>) -> Room {
-        let KvRoom { context_tokens, max_sequences, headroom_percent } = &self.sharding.kv;
+        let KvRoom { context_tokens, max_sequences, kv_tokens, headroom_percent } = &self.sharding.kv;
         for (field, value) in [("kv.contextTokens", context_tokens), ("kv.maxSequences", max_sequences)] {
             if *value == 0 {
                 let why = "0 leaves no room for any conversation; use at least 1".to_owned();
                 notes.push(invalid(self.field(field), why));
             }
         }
+        if let Some(tokens) = kv_tokens
+            && *tokens < u64::from(*context_tokens)
+        {
+            let why = format!(
+                "{tokens} tokens are the room of all conversations together and do not hold one of contextTokens, which is {context_tokens}; use at least as many"
+            );
+            notes.push(invalid(self.field("kv.kvTokens"), why));
+        }
+        // A model without a stated limit takes what is asked for.
+        let context_tokens = match shape.context_length {
+            0 => *context_tokens,
+            limit => (*context_tokens).min(limit),
+        };
+        let most = u64::from(context_tokens) * u64::from(*max_sequences);
         Room {
-            // A model without a stated limit takes what is asked for.
-            context_tokens: match shape.context_length {
-                0 => *context_tokens,
-                limit => (*context_tokens).min(limit),
-            },
+            context_tokens,
             max_sequences: *max_sequences,
+            // More than all can have is what all can have.
+            kv_tokens: kv_tokens.filter(|tokens| *tokens < most),
             headroom_percent: *headroom_percent,
         }
     }
@@ -453,7 +465,39 @@ mod tests {
     #[test]
     fn the_context_is_never_longer_than_the_models_own() {
         let valid = validate(&view(), "ns", "chat", &spec("llama", ShardingMode::Auto, None, None)).unwrap();
-        assert_eq!(valid.room, Room { context_tokens: 2048, max_sequences: 4, headroom_percent: 5 });
+        assert_eq!(
+            valid.room,
+            Room { context_tokens: 2048, max_sequences: 4, kv_tokens: None, headroom_percent: 5 }
+        );
+    }
+
+    #[test]
+    fn the_room_of_all_conversations_holds_one_of_them_and_no_more_than_all() {
+        // The model's own limit is 2,048 tokens, and there are four of them.
+        for (context, asked, expected) in [
+            (1024, None, Ok(None)),
+            (1024, Some(1024), Ok(Some(1024))),
+            (1024, Some(4095), Ok(Some(4095))),
+            (1024, Some(4096), Ok(None)),
+            (1024, Some(1 << 34), Ok(None)),
+            (8192, Some(8192), Ok(None)),
+            (1024, Some(1023), Err("1023 tokens are the room of all conversations together")),
+            (8192, Some(2048), Err("do not hold one of contextTokens, which is 8192")),
+        ] {
+            let mut spec = spec("llama", ShardingMode::Auto, None, None);
+            let kv = &mut spec.sharding.as_mut().unwrap().kv;
+            (kv.context_tokens, kv.kv_tokens) = (context, asked);
+            match (validate(&view(), "ns", "chat", &spec), expected) {
+                (Ok(valid), Ok(expected)) => {
+                    assert_eq!(valid.room.kv_tokens, expected, "{context} {asked:?}")
+                }
+                (Err(notes), Err(words)) => {
+                    let told = crate::note::join(&notes);
+                    assert!(told.contains(words) && told.contains("kv.kvTokens"), "{told}");
+                }
+                (got, _) => panic!("{context} {asked:?}: {got:?}"),
+            }
+        }
     }
 
     #[test]

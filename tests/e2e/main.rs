@@ -16,6 +16,7 @@ mod servers;
 mod skew;
 mod starts;
 mod tiers;
+mod turns;
 
 use std::sync::Arc;
 
@@ -65,6 +66,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),
         ("benchmarks_run_once_and_one_at_a_time", |c| Box::pin(benchmarks::benchmarks(c))),
         ("keys_open_the_gateway_and_revoking_them_does_not", |c| Box::pin(keys::keys(c))),
+        ("a_key_says_who_is_answered_first_how_long_and_until_when", |c| Box::pin(turns::turns(c))),
         ("an_unknown_model_is_named", |c| Box::pin(mistakes::unknown_model(c))),
         ("an_unknown_field_or_type_is_named", |c| Box::pin(mistakes::unknown_field(c))),
         ("a_model_that_fits_nowhere_says_the_numbers", |c| Box::pin(mistakes::fits_nowhere(c))),

@@ -41,7 +41,16 @@ pub fn question(model: &str, text: &str, extra: Value) -> Value {
 
 /// Sends the question; an HTTP error is an error with the server's words.
 pub async fn ask(base_url: &str, body: &Value) -> Result<Answer> {
-    let response = client()?.post(format!("{base_url}/chat/completions")).json(body).send().await?;
+    read(client()?.post(format!("{base_url}/chat/completions")).json(body)).await
+}
+
+/// The same with a key.
+pub async fn ask_by(key: &str, base_url: &str, body: &Value) -> Result<Answer> {
+    read(client()?.post(format!("{base_url}/chat/completions")).bearer_auth(key).json(body)).await
+}
+
+async fn read(request: reqwest::RequestBuilder) -> Result<Answer> {
+    let response = request.send().await?;
     let status = response.status();
     if !status.is_success() {
         anyhow::bail!("HTTP {status}: {}", response.text().await.unwrap_or_default());

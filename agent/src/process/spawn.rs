@@ -153,6 +153,9 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     flag("metrics-listen", "127.0.0.1:0".to_owned());
     flag("context-tokens", spec.context_tokens.to_string());
     flag("max-sequences", spec.max_sequences.to_string());
+    if let Some(tokens) = spec.kv_tokens {
+        flag("kv-tokens", tokens.to_string());
+    }
     flag("prefix-dir", prefixes.folder.display().to_string());
     flag("prefix-dir-bytes", prefixes.most_bytes.to_string());
     flag("drain-seconds", stop::DRAIN.as_secs().to_string());
@@ -310,6 +313,8 @@ mod tests {
              --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
+        let less = line_of(&ShardSpec { kv_tokens: Some(700), ..spec(2) });
+        assert!(less.contains("--max-sequences 2 --kv-tokens 700 "), "{less}");
     }
 
     #[test]

@@ -17,13 +17,14 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{Dialect, discard};
 use crate::guard::RequestId;
 use crate::keys::{Caller, Quota};
 use crate::refusal::{Kind, Refusal};
 use crate::routes::{Deployment, Resolved, State as DeploymentState, Table};
-use crate::stream::{Core, Piece};
+use crate::stream::{Core, Deadline, Piece};
 use answer::Voice;
 use request::Chat;
 
@@ -107,16 +108,27 @@ async fn answer_chat(
     caller: Caller,
     request: Request,
 ) -> Result<Response, Refusal> {
+    // What the body takes to arrive is time for which its sender has waited.
+    let arrived = Instant::now();
     let (parts, body) = request.into_parts();
+    let terms = caller.terms();
+    let deadline = match terms.patience(&parts.headers) {
+        Ok(patience) => patience.map(|patience| Deadline::new(arrived, patience)),
+        Err(refusal) => {
+            discard(body).await;
+            return Err(refusal);
+        }
+    };
     let read = core.bodies.read(&parts.headers, body, &caller).await;
     let (body, held) = read.inspect_err(|refusal| core.turned_away(refusal))?;
-    let Chat { model, request, streamed, include_usage, ignored } = Chat::parse(&body, id.unique.clone())?;
+    let Chat { model, request, streamed, include_usage, service_tier, ignored } =
+        Chat::parse(&body, id.unique.clone(), &terms)?;
     drop(body);
     tracing::debug!(request_id = id.shown, engine_id = id.unique, model, streamed, "chat");
-    let voice =
-        Voice { id: format!("chatcmpl-{}", id.unique), created: now(), model: model.clone(), include_usage };
+    let chat_id = format!("chatcmpl-{}", id.unique);
+    let voice = Voice { id: chat_id, created: now(), model: model.clone(), include_usage, service_tier };
     let mut response = if streamed {
-        let items = core.stream(model, request, held, caller).await?;
+        let items = core.stream(model, request, deadline, held, caller).await?;
         let bytes = items.map(move |item| Ok::<_, Infallible>(voice.say(item)));
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
@@ -126,7 +138,7 @@ async fn answer_chat(
         ];
         (headers, Body::from_stream(bytes)).into_response()
     } else {
-        let mut answer = core.answer(&model, request, held, &caller).await?;
+        let mut answer = core.answer(&model, request, deadline, held, &caller).await?;
         let mut text = String::new();
         loop {
             match answer.next().await {

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::ResourceExt as _;
 use russet_crds::{AccessKey, KeyState};
 
 use super::{Digest, Key, Keyring, Meter};
 use crate::routes::Scope;
+use crate::terms::{MOST_PRIORITY, Terms};
 
 impl Keyring {
     /// The keyring of these AccessKeys; `exist` counts those that cannot be read as well.
@@ -44,6 +46,11 @@ fn read(object: &AccessKey, meter: Arc<Meter>) -> Key {
         status: object.status.clone().unwrap_or_default(),
         scope: Scope::of(&namespace, &spec.models),
         namespace,
+        terms: Terms {
+            priority: spec.priority.clamp(-MOST_PRIORITY, MOST_PRIORITY),
+            max_tokens: spec.max_tokens_per_request,
+            longest: spec.max_request_seconds.map(|seconds| Duration::from_secs(seconds.into())),
+        },
         per_minute: spec.requests_per_minute,
         expires: spec.expires_at.as_ref().map(|time| time.0),
         enabled: spec.state == KeyState::Enabled && object.metadata.deletion_timestamp.is_none(),

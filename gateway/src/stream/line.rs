@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use super::{Core, Piece, TRY_AGAIN};
+use super::{Core, Deadline, Piece, TRY_AGAIN};
 use crate::backends::Lease;
 use crate::demand::Active;
 use crate::refusal::{Kind, Refusal};
@@ -38,6 +38,7 @@ pub(super) struct Line {
     events: Streaming<GenerateEvent>,
     heard: Instant,
     silence: Duration,
+    deadline: Option<Deadline>,
     table: watch::Receiver<Arc<Table>>,
     closing: CancellationToken,
     active: Active,
@@ -50,6 +51,7 @@ impl Line {
         core: &Core,
         endpoint: &Endpoint,
         events: Streaming<GenerateEvent>,
+        deadline: Option<Deadline>,
         active: Active,
         lease: Lease,
     ) -> Self {
@@ -61,6 +63,7 @@ impl Line {
             events,
             heard: Instant::now(),
             silence: limits.silence,
+            deadline,
             table: table.clone(),
             closing: closing.clone(),
             active,
@@ -72,7 +75,7 @@ impl Line {
     pub(super) async fn event(&mut self) -> Result<Event, Setback> {
         let event = tokio::select! {
             biased;
-            event = timeout_at(self.heard + self.silence, self.events.message()) => event,
+            event = timeout_at(bound(self.heard, self.silence, self.deadline), self.events.message()) => event,
             () = self.closing.cancelled() => return Err(Setback::Refused(closing())),
             () = succeeded(&mut self.table, &self.endpoint) => {
                 let Endpoint { node, epoch, .. } = &self.endpoint;
@@ -86,7 +89,7 @@ impl Line {
             Ok(Ok(Some(event))) => Event::from(event),
             Ok(Ok(None)) => return Err(self.lost(ended(&self.endpoint))),
             Ok(Err(status)) => return Err(setback(&self.endpoint, &status, self.accepted)),
-            Err(_) => return Err(Setback::Refused(silent(&self.endpoint, self.silence))),
+            Err(_) => return Err(Setback::Refused(silent(&self.endpoint, self.silence, self.deadline))),
         };
         // An engine that refuses as its first word has not begun to work.
         self.accepted |= !matches!(event, Event::Failed(_));
@@ -115,6 +118,10 @@ impl Line {
                 FailureKind::Overloaded => Setback::Busy(message),
                 FailureKind::Unavailable => self.lost(message),
                 FailureKind::DeadlineExceeded => {
+                    // It knows of what was left when it was asked.
+                    let given =
+                        self.deadline.map(|Deadline { given, .. }| format!(" (asked with {given:?})"));
+                    let message = message + &given.unwrap_or_default();
                     Setback::Refused(Refusal::new(Kind::DeadlineExceeded, message))
                 }
                 FailureKind::Internal => Setback::Refused(Refusal::new(Kind::Internal, message)),
@@ -208,16 +215,27 @@ fn ended(endpoint: &Endpoint) -> String {
     )
 }
 
-/// The refusal of a request about which a connected engine says nothing.
-pub(super) fn silent(endpoint: &Endpoint, silence: Duration) -> Refusal {
-    Refusal::new(
-        Kind::EngineSilent,
-        format!(
-            "the engine on node {} said nothing for {} s; the answer is given up",
-            endpoint.node,
-            silence.as_secs()
+/// Until when an engine that was heard then may say nothing.
+pub(super) fn bound(heard: Instant, silence: Duration, deadline: Option<Deadline>) -> Instant {
+    let silent = heard + silence;
+    deadline.map_or(silent, |deadline| deadline.overdue().min(silent))
+}
+
+/// The refusal of a request about which a connected engine says nothing, for so long or beyond its deadline.
+pub(super) fn silent(endpoint: &Endpoint, silence: Duration, deadline: Option<Deadline>) -> Refusal {
+    let node = &endpoint.node;
+    match deadline {
+        Some(deadline) if deadline.left().is_none() => {
+            deadline.missed(&format!("the engine on node {node} had not completed the answer"))
+        }
+        _ => Refusal::new(
+            Kind::EngineSilent,
+            format!(
+                "the engine on node {node} said nothing for {} s; the answer is given up",
+                silence.as_secs()
+            ),
         ),
-    )
+    }
 }
 
 /// The refusal of what a gateway that ends cannot wait for.

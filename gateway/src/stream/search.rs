@@ -8,12 +8,12 @@ use russet_rpc::engine::GenerateRequest;
 use russet_wire::event::Event;
 use russet_wire::request::GenerationRequest;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::choose::{Begun, Choice, choose, go_on};
-use super::line::{Line, Setback, changed, closing, setback, silent};
+use super::line::{Line, Setback, bound, changed, closing, setback, silent};
 use super::setbacks::{Setbacks, cut_short, differs, overloaded};
-use super::{Core, Piece};
+use super::{Core, Deadline, Piece};
 use crate::bodies::Held;
 use crate::demand::Waiting;
 use crate::keys::Caller;
@@ -25,6 +25,7 @@ use crate::routes::{Deployment, Endpoint, Table};
 pub(super) struct Asked {
     model: String,
     request: GenerationRequest,
+    deadline: Option<Deadline>,
     caller: Caller,
     /// Since when it waits for an engine.
     since: Instant,
@@ -40,6 +41,7 @@ impl Asked {
     pub(super) fn new(
         model: &str,
         request: GenerationRequest,
+        deadline: Option<Deadline>,
         held: Held,
         caller: &Caller,
         since: Instant,
@@ -47,6 +49,7 @@ impl Asked {
         Self {
             model: model.to_owned(),
             request,
+            deadline,
             caller: caller.clone(),
             since,
             setbacks: Setbacks::default(),
@@ -92,14 +95,20 @@ impl Core {
         asked: &mut Asked,
         tracker: &mut Tracker,
     ) -> Result<(Piece, Line), Refusal> {
-        let Asked { model, request, caller, since, setbacks, begun, left, held: body } = asked;
+        let Asked { model, request, deadline, caller, since, setbacks, begun, left, held: body } = asked;
         let scope = caller.scope();
         let mut changes = self.table.clone();
         let mut resting: HashMap<Endpoint, Instant> = HashMap::new();
         resting.extend(left.take().map(|left| (left, Instant::now() + self.limits.rest)));
         let mut place: Option<Waiting> = None;
         let mut held = false;
+        let mut state = format!("no engine of model `{model}` began to answer");
         loop {
+            if let Some(deadline) = deadline {
+                // Every engine is given what is left by then.
+                let left = deadline.left().ok_or_else(|| deadline.missed(&state))?;
+                request.deadline_milliseconds = Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            }
             let table = changes.borrow_and_update().clone();
             self.backends.prune(&table);
             let now = Instant::now();
@@ -116,7 +125,7 @@ impl Core {
                 Choice::Refuse(refusal) => return Err(refusal),
                 Choice::Try(deployment, endpoint) => {
                     place = None;
-                    match self.try_endpoint(deployment, endpoint, request, begun, tracker).await {
+                    match self.try_endpoint(deployment, endpoint, request, *deadline, begun, tracker).await {
                         Ok(opened) => return Ok(opened),
                         Err(Setback::Refused(refusal)) => return Err(refusal),
                         Err(Setback::Busy(message)) => setbacks.busy = Some(message),
@@ -139,16 +148,18 @@ impl Core {
                 Some(name) => name.hold.unwrap_or_default(),
                 None => self.limits.hold,
             };
-            let deadline = *since + hold;
-            if now >= deadline {
+            let held_until = *since + hold;
+            if now >= held_until {
                 return Err(setbacks.too_late(model, hold, &waiting_for));
             }
+            let until = deadline.map_or(held_until, |deadline| deadline.until.min(held_until));
             if place.as_ref().is_none_or(|place| !place.is_for(deployment)) {
                 drop(place.take());
                 place = Some(self.demand.wait(deployment, body.bytes())?);
                 held = true;
             }
-            let wake = resting.values().min().copied().unwrap_or(deadline).min(deadline);
+            state = format!("model `{model}`: {waiting_for}");
+            let wake = resting.values().min().copied().unwrap_or(until).min(until);
             tokio::select! {
                 () = changed(&mut changes) => {}
                 () = sleep_until(wake) => {}
@@ -162,6 +173,7 @@ impl Core {
         deployment: &Deployment,
         endpoint: &Endpoint,
         request: &GenerationRequest,
+        deadline: Option<Deadline>,
         begun: &mut Option<Begun>,
         tracker: &mut Tracker,
     ) -> Result<(Piece, Line), Setback> {
@@ -175,8 +187,9 @@ impl Core {
         })?;
         let active = self.demand.begin(deployment);
         let mut table = self.table.clone();
+        let bound = bound(Instant::now(), silence, deadline);
         let opened = tokio::select! {
-            opened = timeout(silence, client.generate(GenerateRequest::from(request.clone()))) => opened,
+            opened = timeout_at(bound, client.generate(GenerateRequest::from(request.clone()))) => opened,
             // A machine that froze takes connections and says nothing; its group may answer elsewhere by now.
             () = left(&mut table, endpoint) => {
                 let Endpoint { address, node, .. } = endpoint;
@@ -188,9 +201,9 @@ impl Core {
         let events = match opened {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return Err(setback(endpoint, &status, false)),
-            Err(_) => return Err(Setback::Refused(silent(endpoint, silence))),
+            Err(_) => return Err(Setback::Refused(silent(endpoint, silence, deadline))),
         };
-        let mut line = Line::new(self, endpoint, events, active, lease);
+        let mut line = Line::new(self, endpoint, events, deadline, active, lease);
         let mut prompt = 0;
         loop {
             let event = line.event().await?;

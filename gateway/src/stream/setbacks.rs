@@ -69,7 +69,11 @@ pub(super) fn overloaded(message: String) -> Refusal {
 /// The refusal of the rest of an answer that broke off, by what came of looking for another engine.
 pub(super) fn cut_short(lost: &str, refusal: Refusal) -> Refusal {
     match refusal.kind {
-        Kind::EngineLost | Kind::EngineSilent | Kind::Internal | Kind::ShuttingDown => refusal,
+        Kind::EngineLost
+        | Kind::EngineSilent
+        | Kind::DeadlineExceeded
+        | Kind::Internal
+        | Kind::ShuttingDown => refusal,
         // Nothing is wrong with what the client sent, and waiting was tried.
         _ => Refusal::new(Kind::EngineLost, format!("{lost}; its answer cannot go on: {}", refusal.message))
             .retry_after(TRY_AGAIN),

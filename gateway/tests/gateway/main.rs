@@ -15,3 +15,4 @@ mod lab;
 mod network;
 mod refusals;
 mod sdk;
+mod turns;

@@ -137,8 +137,10 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
             }
             takes += u128::from(shape.kv_bytes_per_token_per_layer)
                 * u128::from(member.layers)
-                * u128::from(want.room.context_tokens)
-                * u128::from(want.room.max_sequences)
+                * u128::from(match want.room.kv_tokens {
+                    Some(tokens) => tokens,
+                    None => u64::from(want.room.context_tokens) * u64::from(want.room.max_sequences),
+                })
                 / size as u128;
             let headroom = takes * u128::from(want.room.headroom_percent) / 100;
             let reserved = member.reserved_bytes();

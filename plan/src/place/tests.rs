@@ -12,6 +12,7 @@ use russet_wire::shape::ModelShape;
 mod cut;
 mod files;
 mod pools;
+mod room;
 mod spread;
 
 use super::*;
@@ -58,7 +59,7 @@ fn spec(mode: ShardingMode, ranks: Option<u32>, replicas: i32) -> ModelDeploymen
         sharding: Some(Sharding {
             mode,
             ranks,
-            kv: KvRoom { context_tokens: 1024, max_sequences: 1, headroom_percent: 0 },
+            kv: KvRoom { context_tokens: 1024, max_sequences: 1, kv_tokens: None, headroom_percent: 0 },
             ..Sharding::default()
         }),
         replicas,
@@ -453,6 +454,7 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             kv: KvRoom {
                 context_tokens: 16 + seeded.below(20_000) as u32,
                 max_sequences: 1 + seeded.below(8) as u32,
+                kv_tokens: (seeded.below(4) == 0).then(|| 20_016 + seeded.below(100_000)),
                 headroom_percent: seeded.below(30) as u32,
             },
         }),

@@ -9,7 +9,8 @@ use russet_crds::{
 use super::words::{Fields, Words, Wrong, number};
 
 /// Fields of a split, for people.
-pub const SPLIT: &str = "mode, ranks, tensor, layers, backend, speed, context, sequences, headroom";
+pub const SPLIT: &str =
+    "mode, ranks, tensor, layers, backend, speed, context, sequences, kv-tokens, headroom";
 /// Fields of a deployment beside those of its split, for people.
 pub const OWN: &str = "model, replicas, pools, strategy, tier, group, spread, approved";
 
@@ -90,6 +91,9 @@ pub fn split(mut split: Sharding, fields: &mut Fields) -> Result<Sharding, Wrong
         if let Some(value) = fields.number(key)? {
             *field = value;
         }
+    }
+    if let Some(tokens) = fields.take("kv-tokens") {
+        split.kv.kv_tokens = if tokens.is_empty() { None } else { Some(number(&tokens, "kv-tokens")?) };
     }
     Ok(split)
 }

@@ -20,6 +20,8 @@ pub(super) struct Voice {
     pub(super) model: String,
     /// Whether the client asked for the usage chunk; simple clients break on it.
     pub(super) include_usage: bool,
+    /// OpenAI's word for when it had its turn, if the client asked in such words.
+    pub(super) service_tier: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -29,6 +31,8 @@ struct Chunk<'a> {
     created: u64,
     model: &'a str,
     choices: &'a [Choice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
     /// Absent unless the client asked for it, and null until it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
@@ -75,7 +79,7 @@ impl From<Usage> for UsageBody {
 impl Voice {
     /// The complete answer of a request that is not streamed.
     pub(super) fn whole(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
-        json!({
+        let mut answer = json!({
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
@@ -87,7 +91,11 @@ impl Voice {
                 "finish_reason": reason.as_str(),
             }],
             "usage": UsageBody::from(usage),
-        })
+        });
+        if let Some(tier) = self.service_tier {
+            answer["service_tier"] = tier.into();
+        }
+        answer
     }
 
     /// The events that say `item`.
@@ -126,6 +134,7 @@ impl Voice {
             created: self.created,
             model: &self.model,
             choices,
+            service_tier: self.service_tier,
             usage: self.include_usage.then(|| usage.map(UsageBody::from)),
         };
         event(out, &chunk);

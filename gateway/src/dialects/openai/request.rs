@@ -5,6 +5,7 @@ use russet_wire::request::{GenerationRequest, Message, Sampling};
 use serde_json::{Map, Value};
 
 use crate::refusal::{Kind, Refusal};
+use crate::terms::{IN_NO_HURRY, Terms};
 
 /// A chat request, understood.
 #[derive(Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub(super) struct Chat {
     pub(super) streamed: bool,
     /// Whether a stream ends with its usage.
     pub(super) include_usage: bool,
+    /// OpenAI's word for when it has its turn; told only to clients that used one.
+    pub(super) service_tier: Option<&'static str>,
     /// Fields that change nothing here.
     pub(super) ignored: Vec<String>,
 }
@@ -39,6 +42,8 @@ const READ: &[&str] = &[
     "stop",
     "ignore_eos",
     "n",
+    "service_tier",
+    "priority",
 ];
 
 /// Whether a value asks for nothing.
@@ -83,8 +88,8 @@ const LONGEST_STOP: usize = 1024;
 const MOST_IGNORED: usize = 16;
 
 impl Chat {
-    /// Reads `body`; `id` becomes the request's.
-    pub(super) fn parse(body: &[u8], id: String) -> Result<Self, Refusal> {
+    /// Reads `body` of a caller who may ask for what `terms` say; `id` becomes the request's.
+    pub(super) fn parse(body: &[u8], id: String, terms: &Terms) -> Result<Self, Refusal> {
         let value: Value = serde_json::from_slice(body)
             .map_err(|error| Refusal::new(Kind::InvalidRequest, format!("the body is not JSON: {error}")))?;
         let Value::Object(mut fields) = value else {
@@ -116,10 +121,11 @@ impl Chat {
             ));
         }
         let top_p = number(&fields, "top_p", 0.0, 1.0)?.unwrap_or(1.0);
+        let service_tier = service_tier(fields.get("service_tier"))?;
         let request = GenerationRequest {
             id,
             messages: messages(fields.get("messages"))?,
-            max_tokens: max_tokens(&fields)?,
+            max_tokens: max_tokens(&fields, terms)?,
             sampling: Sampling {
                 temperature: number(&fields, "temperature", 0.0, 2.0)?.unwrap_or(1.0),
                 // 0 is allowed by OpenAI and means the most probable token alone.
@@ -133,7 +139,7 @@ impl Chat {
             stop: stop(fields.get("stop"))?,
             ignore_eos: boolean(&fields, "ignore_eos")?.unwrap_or(false),
             emitted: Vec::new(),
-            priority: 0,
+            priority: priority(&fields, service_tier, terms)?,
             deadline_milliseconds: None,
         };
         Ok(Self {
@@ -141,15 +147,57 @@ impl Chat {
             request,
             streamed: boolean(&fields, "stream")?.unwrap_or(false),
             include_usage: include_usage(fields.get("stream_options"))?,
+            service_tier,
             ignored: ignored(&fields),
         })
     }
 }
 
-fn max_tokens(fields: &Object) -> Result<Option<u32>, Refusal> {
+fn max_tokens(fields: &Object, terms: &Terms) -> Result<Option<u32>, Refusal> {
     let old = integer(fields, "max_tokens", 1, i64::from(u32::MAX))?;
     let new = integer(fields, "max_completion_tokens", 1, i64::from(u32::MAX))?;
-    Ok(new.or(old).and_then(|most| u32::try_from(most).ok()))
+    let field = if new.is_some() { "max_completion_tokens" } else { "max_tokens" };
+    terms.max_tokens(new.or(old).and_then(|most| u32::try_from(most).ok()), field)
+}
+
+/// OpenAI's `flex`: served when there is room.
+const FLEX: &str = "flex";
+
+/// The tier an answer is served in, in the word that its client is told, as OpenAI tells those that ask for more than
+/// they have: a key's priority is the highest its requests get, whatever they call it.
+fn service_tier(value: Option<&Value>) -> Result<Option<&'static str>, Refusal> {
+    match value.map(Value::as_str) {
+        None => Ok(None),
+        Some(Some("auto" | "default" | "priority" | "scale")) => Ok(Some("default")),
+        Some(Some(FLEX)) => Ok(Some(FLEX)),
+        Some(_) => Err(Refusal::field(
+            "service_tier",
+            "`service_tier` must be auto, default, flex or priority; flex comes later, the others are one here",
+        )),
+    }
+}
+
+/// When the request has its turn. `priority` is vLLM's: the number is higher for those that come later; it counts from
+/// the key's priority, so that 0 means what it means there.
+fn priority(fields: &Object, service_tier: Option<&str>, terms: &Terms) -> Result<i32, Refusal> {
+    let most = terms.levels();
+    let levels = match fields.get("priority") {
+        None => 0,
+        Some(value) => {
+            let levels = value.as_u64().and_then(|levels| u32::try_from(levels).ok());
+            levels.filter(|levels| *levels <= most).ok_or_else(|| {
+                Refusal::field(
+                    "priority",
+                    format!(
+                        "`priority` must be an integer from 0 to {most}, not {}: 0 is this key's own priority ({}), and each level more comes later, as in vLLM; nothing comes earlier than its key says",
+                        shown(value),
+                        terms.priority
+                    ),
+                )
+            })?
+        }
+    };
+    Ok(terms.below(if service_tier == Some(FLEX) { levels.max(IN_NO_HURRY) } else { levels }))
 }
 
 fn include_usage(value: Option<&Value>) -> Result<bool, Refusal> {
@@ -348,7 +396,11 @@ mod tests {
     use super::*;
 
     fn parse(body: &Value) -> Result<Chat, Refusal> {
-        Chat::parse(body.to_string().as_bytes(), "id".into())
+        parse_by(body, &Terms::default())
+    }
+
+    fn parse_by(body: &Value, terms: &Terms) -> Result<Chat, Refusal> {
+        Chat::parse(body.to_string().as_bytes(), "id".into(), terms)
     }
 
     fn with(extra: Value) -> Value {
@@ -379,6 +431,7 @@ mod tests {
                 },
                 streamed: false,
                 include_usage: false,
+                service_tier: None,
                 ignored: vec![],
             }
         );
@@ -458,6 +511,12 @@ mod tests {
             (json!({"stop": [1]}), "stop"),
             (json!({"stop": 1}), "stop"),
             (json!({"ignore_eos": 1}), "ignore_eos"),
+            (json!({"service_tier": "express"}), "service_tier"),
+            (json!({"service_tier": 1}), "service_tier"),
+            (json!({"priority": -1}), "priority"),
+            (json!({"priority": 101}), "priority"),
+            (json!({"priority": 0.5}), "priority"),
+            (json!({"priority": "high"}), "priority"),
             (json!({"n": 2}), "n"),
             (json!({"n": 0}), "n"),
             (json!({"tools": [{"type": "function"}]}), "tools"),
@@ -478,6 +537,54 @@ mod tests {
     }
 
     #[test]
+    fn a_request_may_come_later_than_its_key_and_never_earlier() {
+        for (key, extra, expected) in [
+            (0, json!({}), Ok((0, None))),
+            (7, json!({}), Ok((7, None))),
+            (7, json!({"priority": null, "service_tier": null}), Ok((7, None))),
+            (7, json!({"priority": 0}), Ok((7, None))),
+            (7, json!({"priority": 10}), Ok((-3, None))),
+            (7, json!({"priority": 107}), Ok((-100, None))),
+            (7, json!({"priority": 108}), Err("from 0 to 107, not 108: 0 is this key's own priority (7)")),
+            (7, json!({"priority": -1}), Err("from 0 to 107, not -1")),
+            (-100, json!({"priority": 1}), Err("from 0 to 0, not 1: 0 is this key's own priority (-100)")),
+            (7, json!({"service_tier": "auto"}), Ok((7, Some("default")))),
+            (7, json!({"service_tier": "default"}), Ok((7, Some("default")))),
+            (7, json!({"service_tier": "priority"}), Ok((7, Some("default")))),
+            (7, json!({"service_tier": "flex"}), Ok((-23, Some("flex")))),
+            (-80, json!({"service_tier": "flex"}), Ok((-100, Some("flex")))),
+            (7, json!({"service_tier": "flex", "priority": 10}), Ok((-23, Some("flex")))),
+            (7, json!({"service_tier": "flex", "priority": 40}), Ok((-33, Some("flex")))),
+            (7, json!({"service_tier": "express"}), Err("auto, default, flex or priority")),
+        ] {
+            let terms = Terms { priority: key, ..Terms::default() };
+            match (parse_by(&with(extra.clone()), &terms), expected) {
+                (Ok(chat), Ok(expected)) => {
+                    assert_eq!((chat.request.priority, chat.service_tier), expected, "{key} {extra}");
+                }
+                (Err(refusal), Err(words)) => assert!(refusal.message.contains(words), "{refusal}"),
+                (got, _) => panic!("{key} {extra}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_is_no_longer_than_its_key_allows() {
+        let terms = Terms { max_tokens: Some(5), ..Terms::default() };
+        for (extra, expected) in [
+            (json!({}), Ok(Some(5))),
+            (json!({"max_tokens": 4}), Ok(Some(4))),
+            (json!({"max_tokens": 9, "max_completion_tokens": 5}), Ok(Some(5))),
+            (json!({"max_tokens": 6}), Err("max_tokens")),
+            (json!({"max_tokens": 4, "max_completion_tokens": 6}), Err("max_completion_tokens")),
+        ] {
+            let got = parse_by(&with(extra.clone()), &terms);
+            let got = got.map(|chat| chat.request.max_tokens).map_err(|refusal| refusal.param.unwrap());
+            assert_eq!(got, expected.map_err(str::to_owned), "{extra}");
+        }
+    }
+
+    #[test]
     fn bodies_that_are_no_chat_request_are_refused_and_never_panic() {
         let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
         for body in [
@@ -492,7 +599,7 @@ mod tests {
             b"NaN",
             &deep,
         ] {
-            let refusal = Chat::parse(body, "id".into()).unwrap_err();
+            let refusal = Chat::parse(body, "id".into(), &Terms::default()).unwrap_err();
             assert_eq!(refusal.kind, Kind::InvalidRequest);
         }
     }
