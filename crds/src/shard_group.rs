@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Measured};
+use crate::{EngineOptions, LocalReference, Measured};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -86,6 +86,9 @@ pub struct GroupPlan {
     pub context_tokens: u32,
     /// Conversations at once.
     pub max_sequences: u32,
+    /// How the engines compute.
+    #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
+    pub engine: EngineOptions,
 }
 
 fn one() -> u32 {

@@ -26,6 +26,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::{
+    args::KvCacheType,
     compute::{Addresses, Answer, Chosen, Compute, ComputeError, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
@@ -53,6 +54,8 @@ pub struct RuntimeConfig {
     pub devices: Option<Devices>,
     /// The element type weights are kept in.
     pub dtype: LoadDtype,
+    /// In what form keys and values are kept.
+    pub kv_cache: KvCacheType,
     /// Threads for float32 products on a CPU.
     pub blas_threads: usize,
     /// Whether a GPU keeps its memory resident.
@@ -428,11 +431,12 @@ fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
     // Everything that changes a number of a cache, or which of them are here.
     let Part { layers, tensor_index, tensor_size, .. } = part;
     let identity = format!(
-        "{}-{}-{}-{tensor_index}of{tensor_size}-{:?}",
+        "{}-{}-{}-{tensor_index}of{tensor_size}-{:?}-{:?}",
         identity::of_model(&config.model_dir),
         layers.start,
         layers.end,
-        config.dtype
+        config.dtype,
+        config.kv_cache,
     );
     let opened = Shelf::open(folder, &identity, *most_bytes);
     let folder = folder.display();
@@ -502,6 +506,7 @@ mod tests {
             rank,
             devices: None,
             dtype: LoadDtype::AsStored,
+            kv_cache: KvCacheType::AsComputed,
             blas_threads: 1,
             wired: true,
             shelf: None,

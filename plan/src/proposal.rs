@@ -9,7 +9,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport, Residency};
+use russet_crds::{
+    EngineOptions, GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency,
+};
 
 use crate::fit::{Fit, Room};
 use crate::note::Note;
@@ -257,9 +259,14 @@ fn report(
 
 /// What a replica needs, for people.
 fn needs(want: &ValidDeployment) -> String {
-    let Room { context_tokens, max_sequences, .. } = want.room;
+    let Room { context_tokens, max_sequences, engine: EngineOptions { kv_cache }, .. } = want.room;
     let needed = Fit::new(&want.shape, want.room).whole();
-    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens")
+    let kept = match kv_cache {
+        KvCacheType::AsComputed | KvCacheType::Unknown => "",
+        KvCacheType::Int8 => ", kept in 8 bits",
+        KvCacheType::Int4 => ", kept in 4 bits",
+    };
+    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens{kept}")
 }
 
 /// What its tier means for a deployment, for people.

@@ -95,6 +95,7 @@ impl Candidate {
             members: self.plan_members(),
             context_tokens: fit.room().context_tokens,
             max_sequences: fit.room().max_sequences,
+            engine: fit.room().engine,
         }
     }
 

@@ -26,6 +26,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
+use russet_engine::args::KvCacheType;
 use serde::{Deserialize, Serialize};
 
 use group::Group;
@@ -44,6 +45,9 @@ struct Oracle {
     vocabulary: usize,
     widen: bool,
     dtype: String,
+    /// Bits of the numbers in mlx-lm's quantised caches; none where it keeps them as computed.
+    #[serde(default)]
+    kv_bits: Option<u32>,
     splits: Vec<Vec<u32>>,
     /// Members of a stage → layers per stage.
     #[serde(default)]
@@ -58,6 +62,15 @@ impl Oracle {
         let path = folder.join("oracle.json");
         let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(serde_json::from_slice(&text)?)
+    }
+
+    fn kv_cache(&self) -> Result<KvCacheType> {
+        match self.kv_bits {
+            None => Ok(KvCacheType::AsComputed),
+            Some(8) => Ok(KvCacheType::Int8),
+            Some(4) => Ok(KvCacheType::Int4),
+            Some(other) => bail!("the oracle has caches of {other} bits, which the engine has not"),
+        }
     }
 }
 

@@ -108,6 +108,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         rank,
         devices: None,
         dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
+        kv_cache: oracle.kv_cache()?,
         blas_threads: 1,
         wired: true,
         shelf: None,

@@ -248,6 +248,7 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardS
         overhead_bytes: member.overhead_bytes,
         context_tokens: plan.context_tokens,
         max_sequences: plan.max_sequences,
+        engine: plan.engine,
         epoch,
         peers: told.peers.clone(),
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, Link, LinkKind};
+use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, KvCacheType, Link, LinkKind};
 
 use super::Violation;
 use crate::place::Placement;
@@ -135,7 +135,7 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
             if embeds || (head && shape.tied) {
                 takes += u128::from(shape.embedding_bytes);
             }
-            takes += u128::from(shape.kv_bytes_per_token_per_layer)
+            takes += kept(want)
                 * u128::from(member.layers)
                 * u128::from(want.room.context_tokens)
                 * u128::from(want.room.max_sequences)
@@ -148,6 +148,20 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
                 wrong.push(Violation::Reservation { group, rank, reserved, takes });
             }
         }
+    }
+}
+
+/// Bytes of a token in one layer's cache: of each head its numbers, and a scale and a bias for each of its groups.
+fn kept(want: &ValidDeployment) -> u128 {
+    let shape = &want.shape;
+    let (heads, width) = (u128::from(2 * shape.key_value_heads), u128::from(shape.head_dim));
+    let computed = u128::from(shape.kv_bytes_per_token_per_layer);
+    let group = if width.is_multiple_of(64) { 64 } else { 32 };
+    let per_head = |bits: u128| width * bits / 8 + width / group * 2 * (computed / (heads * width));
+    match want.room.engine.kv_cache {
+        KvCacheType::AsComputed | KvCacheType::Unknown => computed,
+        KvCacheType::Int8 => heads * per_head(8),
+        KvCacheType::Int4 => heads * per_head(4),
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use russet_crds::{
-    BackendChoice, FabricKind, GroupMember, KvRoom, Link, LinkKind, LocalReference, ModelDeploymentSpec,
-    Sharding, ShardingMode,
+    BackendChoice, EngineOptions, FabricKind, GroupMember, KvCacheType, KvRoom, Link, LinkKind,
+    LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
 };
 use russet_wire::shape::ModelShape;
 
@@ -232,6 +232,37 @@ fn an_edit_surges_when_memory_allows_and_drains_first_when_not() {
         assert!(waits.is_empty() && notes.contains("node a 3.0 GiB"), "{notes}");
         assert_eq!(shown(&checked(&step.apply(&now, &one), &one).0), "a4");
     }
+}
+
+#[test]
+fn a_quantised_cache_fits_where_one_as_computed_does_not_and_is_a_plan_of_its_own() {
+    let mut before = view(&[("a", 12)], 4);
+    let shape = before.models.values_mut().next().unwrap();
+    (shape.head_dim, shape.key_value_heads, shape.context_length) = (128, 8, 0);
+    shape.kv_bytes_per_token_per_layer = 4096;
+    // Eight conversations of 64 Ki tokens: 8 GiB of KV cache, 4.3 GiB in 8 bits, 2.3 GiB in 4; beside 4 GiB of weights.
+    let asks = |kv_cache| {
+        let mut spec = spec(ShardingMode::Auto, None, 1);
+        let kv = KvRoom { context_tokens: 1 << 16, max_sequences: 8, headroom_percent: 0 };
+        spec.sharding.as_mut().unwrap().kv = kv;
+        want(&before, &ModelDeploymentSpec { engine: EngineOptions { kv_cache }, ..spec })
+    };
+    let eight = asks(KvCacheType::Int8);
+    for (kv_cache, kv) in [
+        (KvCacheType::AsComputed, None),
+        (KvCacheType::Int8, Some(4 * (2048 + 128) << 19)),
+        (KvCacheType::Int4, Some(4 * (1024 + 128) << 19)),
+    ] {
+        let placement = checked(&before, &asks(kv_cache)).0;
+        let plans: Vec<&GroupPlan> = placement.create.iter().map(|new| &new.plan).collect();
+        assert_eq!(plans.first().map(|plan| plan.members[0].kv_bytes), kv, "{kv_cache:?}");
+        assert!(plans.iter().all(|plan| plan.engine.kv_cache == kv_cache));
+    }
+    // An edit of it is rolled out like any other.
+    let now = ready(checked(&before, &eight).0.apply(&before, &eight));
+    assert!(checked(&now, &eight).0.is_empty());
+    let step = checked(&now, &asks(KvCacheType::Int4)).0;
+    assert_eq!(step.delete[0].why, Removal::Drained, "there is no room for both");
 }
 
 #[test]
@@ -463,6 +494,10 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             _ => Vec::new(),
         },
         replicas: seeded.below(4) as i32,
+        engine: EngineOptions {
+            kv_cache: [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4]
+                [seeded.below(3) as usize],
+        },
         ..ModelDeploymentSpec::default()
     }
 }
