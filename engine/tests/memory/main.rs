@@ -93,7 +93,8 @@ async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec
     lab.dtype = "auto"; // as agents start them
     lab.context_tokens = room.context_tokens;
     // No agent watches these engines, and nobody could read what they say.
-    lab.flags = vec!["--orphan-seconds", "3600", "--no-smoke-prompt", "--kv-cache", word(room.engine.kv_cache)];
+    lab.flags =
+        vec!["--orphan-seconds", "3600", "--no-smoke-prompt", "--kv-cache", word(room.engine.kv_cache)];
     let engines = lab.start_stages(model, layers, members);
     let client = lab.client(&engines[0]).await;
     let question = "a".repeat((room.context_tokens - MARKS - ANSWER) as usize);
@@ -169,8 +170,9 @@ async fn engines_never_take_more_than_was_planned() {
 async fn large_models() {
     // As a deployment that does not say.
     let headroom_percent = 5;
-    for (what, sizes, context_tokens, max_sequences) in weights::LARGE {
-        let room = Room { context_tokens, max_sequences, headroom_percent, ..Room::default() };
+    for (what, sizes, context_tokens, max_sequences, kv_cache) in weights::LARGE {
+        let engine = EngineOptions { kv_cache };
+        let room = Room { context_tokens, max_sequences, headroom_percent, engine };
         let model = weights::write(&sizes);
         measure(model.path(), &sizes, room, |Rank { name, need, peak, process }| {
             let Need { weights, kv, overhead } = need;
