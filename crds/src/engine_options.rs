@@ -14,7 +14,18 @@ pub struct EngineOptions {
     pub kv_cache: KvCacheType,
 }
 
+/// The options that engines of this release have, by their field: agents report them, and nothing that asks for
+/// another is placed on their nodes.
+pub const ENGINE_OPTIONS: &[&str] = &["kvCache"];
+
 impl EngineOptions {
+    /// The options that are not left at their default, by their field.
+    pub fn asked(&self) -> impl Iterator<Item = &'static str> {
+        let Self { kv_cache } = self;
+        let asked = [("kvCache", !is_default(kv_cache))];
+        asked.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field)
+    }
+
     /// Whether nothing is asked for.
     pub fn is_default(&self) -> bool {
         is_default(self)
@@ -40,4 +51,27 @@ pub enum KvCacheType {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_at_their_default_are_left_out_and_others_are_known_by_their_field() {
+        for (kv_cache, json, asked) in [
+            (KvCacheType::AsComputed, "{}", vec![]),
+            (KvCacheType::Int4, r#"{"kvCache":"Int4"}"#, vec!["kvCache"]),
+        ] {
+            let options = EngineOptions { kv_cache };
+            assert_eq!(serde_json::to_string(&options).unwrap(), json);
+            assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap(), options);
+            assert_eq!(
+                (options.asked().collect::<Vec<_>>(), options.is_default()),
+                (asked.clone(), asked.is_empty())
+            );
+            assert!(asked.iter().all(|option| ENGINE_OPTIONS.contains(option)));
+        }
+        assert_eq!(serde_json::from_str::<KvCacheType>("\"Int2\"").unwrap(), KvCacheType::Unknown);
+    }
 }

@@ -161,18 +161,19 @@ VARIANTS = {
     ),
     "qwen3-bfloat16": dict(config=QWEN3, dtype=mx.bfloat16, splits=[[3]], stages={2: [[3], [2, 1]], 4: [[3]]}),
     # Quantised caches, of heads that are one group wide or several, alone and shared.
-    "kv8": dict(config=dict(head_dim=64), kv=dict(bits=8, group_size=64)),
+    "kv8": dict(
+        config=dict(head_dim=64, num_hidden_layers=3), kv=dict(bits=8, group_size=64), splits=[[3], [2, 1], [1, 1, 1]]
+    ),
     "kv4": dict(
-        config=dict(head_dim=64, num_key_value_heads=4, tie_word_embeddings=False),
+        config=dict(head_dim=128, num_hidden_layers=2, num_attention_heads=2, tie_word_embeddings=False),
         kv=dict(bits=4, group_size=64),
-        splits=[ALONE, PAIR],
+        splits=[[2], [1, 1]],
     ),
     "kv4-bfloat16": dict(
-        config=dict(head_dim=128, num_hidden_layers=2),
+        config=dict(head_dim=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1),
         dtype=mx.bfloat16,
-        quantise=dict(group_size=64, bits=4),
         kv=dict(bits=4, group_size=64),
-        splits=[[2]],
+        splits=[[1]],
     ),
     "qwen3-kv8": dict(
         config=QWEN3, kv=dict(bits=8, group_size=32), splits=[[3], [2, 1]], stages={2: [[3], [2, 1]]}

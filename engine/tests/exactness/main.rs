@@ -5,7 +5,8 @@
 //! **The rule.** Log-probabilities differ by at most the tolerance. Tokens are equal wherever the gap between
 //! the oracle's two best tokens exceeds ten times the tolerance; elsewhere a different token is excused,
 //! counted and printed, and at most one in a hundred tokens may be. After an excused token both go on
-//! with the oracle's. (A stage in 16 bits beside a single rank rounds its sums otherwise; `Rule::rounding`.)
+//! with the oracle's. (A stage in 16 bits beside a single rank rounds its sums otherwise, and so do
+//! quantised caches in batches; `Rule::rounding`.)
 //!
 //! `RUSSET_ORACLE` names the folder that `oracle.py` filled; `cargo xtask test` sets it. Without it there is
 //! nothing to compare with, which under CI is a failure.

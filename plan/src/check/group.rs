@@ -73,6 +73,12 @@ pub fn check(
         match view.nodes.get(&member.node_name) {
             Some(node) if node.availability == Availability::Open => {
                 builds.insert(&node.engine_build);
+                if plan.engine.kv_cache != KvCacheType::AsComputed
+                    && !node.engine_options.contains(&"kvCache".to_owned())
+                {
+                    let (group, node) = (group(), member.node_name.clone());
+                    wrong.push(Violation::Option { group, node, option: "kvCache" });
+                }
                 if size > 1 && !node.cuts_layers {
                     wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
                 }

@@ -33,6 +33,7 @@ fn node(gib: u64) -> Node {
         engine_build: Some("1".to_owned()),
         backends: vec!["ring".to_owned()],
         cuts_layers: true,
+        engine_options: vec!["kvCache".to_owned()],
         ..Node::default()
     }
 }
@@ -258,6 +259,13 @@ fn a_quantised_cache_fits_where_one_as_computed_does_not_and_is_a_plan_of_its_ow
         assert_eq!(plans.first().map(|plan| plan.members[0].kv_bytes), kv, "{kv_cache:?}");
         assert!(plans.iter().all(|plan| plan.engine.kv_cache == kv_cache));
     }
+    let mut older = before.clone();
+    older.nodes.get_mut("a").unwrap().engine_options.clear();
+    let (placement, notes) = checked(&older, &eight);
+    assert!(
+        placement.create.is_empty() && notes.contains("has no engine.kvCache; update the node"),
+        "{notes}"
+    );
     // An edit of it is rolled out like any other.
     let now = ready(checked(&before, &eight).0.apply(&before, &eight));
     assert!(checked(&now, &eight).0.is_empty());
@@ -320,6 +328,7 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
                 _ => vec!["ring".to_owned(), "jaccl".to_owned()],
             },
             cuts_layers: seeded.below(8) > 0,
+            engine_options: (0..seeded.below(8).min(1)).map(|_| "kvCache".to_owned()).collect(),
             links: Vec::new(),
             machine: None,
             labels: match seeded.below(4) {
