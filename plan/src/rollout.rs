@@ -102,6 +102,7 @@ mod tests {
             architecture: "llama".to_owned(),
             layers: 2,
             layer_bytes: vec![1; 2],
+            head_dim: 64,
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();

@@ -377,7 +377,8 @@ impl Sequence<'_> {
         let known = tokens.len();
         if guess && self.compared > 0 {
             // None to three right ones, and a wrong one behind every second time.
-            let right = self.tokens[self.compared..].iter().take(self.compared % 4);
+            let left = &self.tokens[self.compared..];
+            let right = left[..left.len() - 1].iter().take(self.compared % 4);
             self.right = right.len();
             tokens.extend(right);
             let behind = self.tokens.get(self.compared + self.right).filter(|_| self.compared % 2 == 0);

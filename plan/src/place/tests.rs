@@ -609,6 +609,7 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         }
         for node in view.nodes.values_mut() {
             (node.engine_build, node.links) = (None, Vec::new());
+            node.engine_options = vec!["kvCache".to_owned()];
         }
         let spec =
             ModelDeploymentSpec { pool_refs: Vec::new(), replicas: 1, ..random_spec(&mut seeded, &view) };
