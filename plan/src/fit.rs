@@ -200,10 +200,11 @@ impl<'a> Fit<'a> {
         };
         // Validation lets no other heads pass.
         let Some(group) = kv_group(self.shape.head_dim) else { return computed };
-        let numbers =
-            u64::from(self.shape.key_value_heads).saturating_mul(u64::from(self.shape.head_dim)) * 2;
-        let scale_and_bias = 2 * computed.checked_div(numbers).unwrap_or(4);
-        (numbers * bits / 8).saturating_add((numbers / u64::from(group)).saturating_mul(scale_and_bias))
+        let [heads, head_dim] = [self.shape.key_value_heads, self.shape.head_dim].map(u64::from);
+        let numbers = heads.saturating_mul(head_dim).saturating_mul(2);
+        let scale_and_bias = computed.checked_div(numbers).unwrap_or(4).saturating_mul(2);
+        let groups = (numbers / u64::from(group)).saturating_mul(scale_and_bias);
+        numbers.saturating_mul(bits).div_ceil(8).saturating_add(groups)
     }
 
     fn layer_bytes(&self, layers: Range<u32>) -> u64 {
@@ -404,5 +405,9 @@ mod tests {
             Room { context_tokens: 1, max_sequences: 1, headroom_percent: 100, ..Room::default() },
         );
         assert_eq!(fit.whole().total(), u64::MAX);
+        (shape.key_value_heads, shape.head_dim) = (u32::MAX, u32::MAX - 63);
+        let engine = EngineOptions { kv_cache: KvCacheType::Int8 };
+        let room = Room { context_tokens: 1, max_sequences: 1, headroom_percent: 100, engine };
+        assert_eq!(Fit::new(&shape, room).whole().total(), u64::MAX);
     }
 }

@@ -160,10 +160,10 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
 /// Bytes of a token in one layer's cache: of each head its numbers, and a scale and a bias for each of its groups.
 fn kept(want: &ValidDeployment) -> u128 {
     let shape = &want.shape;
-    let (heads, width) = (u128::from(2 * shape.key_value_heads), u128::from(shape.head_dim));
+    let (heads, width) = (2 * u128::from(shape.key_value_heads), u128::from(shape.head_dim));
     let computed = u128::from(shape.kv_bytes_per_token_per_layer);
     let group = if width.is_multiple_of(64) { 64 } else { 32 };
-    let per_head = |bits: u128| width * bits / 8 + width / group * 2 * (computed / (heads * width));
+    let per_head = |bits: u128| width * bits / 8 + width / group * 2 * (computed / (heads * width).max(1));
     match want.room.engine.kv_cache {
         KvCacheType::AsComputed | KvCacheType::Unknown => computed,
         KvCacheType::Int8 => heads * per_head(8),

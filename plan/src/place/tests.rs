@@ -251,8 +251,8 @@ fn a_quantised_cache_fits_where_one_as_computed_does_not_and_is_a_plan_of_its_ow
     let eight = asks(KvCacheType::Int8);
     for (kv_cache, kv) in [
         (KvCacheType::AsComputed, None),
-        (KvCacheType::Int8, Some(4 * (2048 + 128) << 19)),
-        (KvCacheType::Int4, Some(4 * (1024 + 128) << 19)),
+        (KvCacheType::Int8, Some((4 * (2048 + 128)) << 19)),
+        (KvCacheType::Int4, Some((4 * (1024 + 128)) << 19)),
     ] {
         let placement = checked(&before, &asks(kv_cache)).0;
         let plans: Vec<&GroupPlan> = placement.create.iter().map(|new| &new.plan).collect();
