@@ -13,7 +13,8 @@ use kube::{Api, Client};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::names::AGENT_MANAGER;
 use russet_crds::{
-    GROUP, InferenceNode, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits, VERSION,
+    ENGINE_OPTIONS, GROUP, InferenceNode, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits,
+    VERSION,
 };
 use russet_plan::quantity;
 use serde_json::json;
@@ -224,6 +225,7 @@ fn status(
         }),
         addresses: addresses.iter().map(IpAddr::to_string).collect(),
         sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
+        engine_options: ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect(),
         links: Vec::new(),
         backends: vec!["ring".into()],
         agent_version: Some(env!("CARGO_PKG_VERSION").into()),

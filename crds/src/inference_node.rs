@@ -129,6 +129,10 @@ pub struct InferenceNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub sharding_modes: Vec<String>,
+    /// Options of a deployment's `spec.engine` that the node's engine has, by their field; none from an older release.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub engine_options: Vec<String>,
     /// Links to other nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Autoscaling, Demand, LocalReference, Measured, Rollout, RolloutStatus, Spread};
+use crate::{Autoscaling, Demand, EngineOptions, LocalReference, Measured, Rollout, RolloutStatus, Spread};
 
 /// A model that should answer under this object's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -74,6 +74,9 @@ pub struct ModelDeploymentSpec {
     /// The ShardingStrategy that says it instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy_ref: Option<LocalReference>,
+    /// How its engines compute; left out: as its fields' defaults say.
+    #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
+    pub engine: EngineOptions,
     /// NodePools whose nodes it may run on; the ranks of one replica are always of one pool. Empty:
     /// any node that takes work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Sharding};
+use crate::{EngineOptions, LocalReference, Sharding};
 
 /// How an edit is carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -67,6 +67,9 @@ pub struct Proven {
     pub model_ref: LocalReference,
     /// Its split.
     pub sharding: Sharding,
+    /// How its engines computed.
+    #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
+    pub engine: EngineOptions,
 }
 
 /// Something that never came to answer.

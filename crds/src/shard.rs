@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Backend, LocalReference};
+use crate::{Backend, EngineOptions, LocalReference};
 
 /// One rank on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -90,6 +90,9 @@ pub struct ShardSpec {
     /// Tokens of all conversations together; absent: as many as all of them may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
+    /// How the engine computes.
+    #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
+    pub engine: EngineOptions,
     /// Incarnation of the group; the agent stops engines of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,

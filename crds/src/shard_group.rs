@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalReference, Measured};
+use crate::{EngineOptions, LocalReference, Measured};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -89,6 +89,9 @@ pub struct GroupPlan {
     /// Tokens of all conversations together; absent: as many as all of them may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
+    /// How the engines compute.
+    #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
+    pub engine: EngineOptions,
 }
 
 fn one() -> u32 {

@@ -96,6 +96,9 @@ pub struct Args {
     /// all of them may have.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_tokens: Option<u64>,
+    /// In what form keys and values of sequences are kept.
+    #[arg(long, value_enum, default_value_t = KvCacheType::AsComputed)]
+    pub kv_cache: KvCacheType,
     /// Element type of the weights in memory.
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     pub dtype: Dtype,
@@ -160,6 +163,18 @@ pub enum Speculation {
     Off,
     /// What followed in the prompt or the answer when it had the same tokens before.
     PromptLookup,
+}
+
+/// In what form keys and values of sequences are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheType {
+    /// As the model computes them.
+    #[default]
+    AsComputed,
+    /// 8 bits each, with a scale and a bias for every group.
+    Int8,
+    /// 4 bits each, with a scale and a bias for every group.
+    Int4,
 }
 
 /// Element type of the weights in memory.

@@ -1,6 +1,8 @@
-//! The keys and values one layer keeps of one sequence. It grows in steps, so that most tokens are
-//! written into room that is already there; what is read of it has the shape that mlx-lm's has, and so do the
-//! kernels that read it.
+//! What one layer keeps of one sequence. It grows in steps, so that most tokens are written into room that is already
+//! there; what is read of it has the shape that mlx-lm's has, and so do the kernels that read it. In what form
+//! keys and values are kept is [`form`]'s business: here they are arrays that have positions.
+
+pub mod form;
 
 use std::ops::Range;
 
@@ -11,37 +13,56 @@ use mlx_rs::{
 };
 
 use crate::kept;
+use form::{Form, Held};
 
 /// Room is a multiple of so many positions.
 const STEP: i32 = kept::STEP as i32;
 
-/// One layer's cache: `[batch, heads, positions, width]`, of which `offset` positions are in use.
+/// One layer's cache of one sequence, of which `offset` positions are in use.
 #[derive(Debug, Default)]
 pub struct KvCache {
-    /// Keys and values, once there are any.
-    parts: Option<[Array; 2]>,
+    form: Form,
+    /// Arrays of `[batch, heads, positions, width]`, as many as the form has; none before there is a position.
+    parts: Vec<Array>,
     offset: i32,
 }
 
 impl KvCache {
+    /// An empty one.
+    pub fn new(form: Form) -> Self {
+        Self { form, ..Self::default() }
+    }
+
+    /// In what form it keeps keys and values.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
     /// Tokens held.
     pub fn offset(&self) -> i32 {
         self.offset
     }
 
-    /// Appends and returns everything held so far, keys first.
-    pub fn append(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array), Exception> {
-        let from = self.offset;
-        let to = from + keys.dim(2);
-        let [held_keys, held_values] = self.parts.take().map_or([None, None], |parts| parts.map(Some));
-        let mut all_keys = grown(held_keys, from, keys)?;
-        let mut all_values = grown(held_values, from, values)?;
-        all_keys.try_index_mut((.., .., from..to, ..), keys)?;
-        all_values.try_index_mut((.., .., from..to, ..), values)?;
-        let held = (used(&all_keys, to)?, used(&all_values, to)?);
-        self.parts = Some([all_keys, all_values]);
+    /// Appends keys and values, `[batch, heads, positions, width]`, and returns everything held so far.
+    pub fn append(&mut self, keys: &Array, values: &Array) -> Result<Held, Exception> {
+        let new = self.form.parts(keys, values)?;
+        self.extend(new)?;
+        let used = self.parts.iter().map(|part| used(part, self.offset));
+        self.form.held(&used.collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// Appends positions in the form in which they are kept, as [`Self::cut`] gives them.
+    pub fn extend(&mut self, new: Vec<Array>) -> Result<(), Exception> {
+        let positions = new.first().map_or(0, |part| part.dim(2));
+        let (from, to) = (self.offset, self.offset + positions);
+        let mut rooms = std::mem::take(&mut self.parts).into_iter();
+        for new in new {
+            let mut room = grown(rooms.next(), from, &new)?;
+            room.try_index_mut((.., .., from..to, ..), new)?;
+            self.parts.push(room);
+        }
         self.offset = to;
-        Ok(held)
+        Ok(())
     }
 
     /// Forgets all but the first `length` positions; the room stays.
@@ -49,18 +70,18 @@ impl KvCache {
         self.offset = self.offset.min(length);
     }
 
-    /// Copies of the keys and the values of some positions.
-    pub fn cut(&self, positions: Range<i32>) -> Result<Option<[Array; 2]>, Exception> {
-        let Some([keys, values]) = &self.parts else { return Ok(None) };
-        let cut = |held: &Array| held.try_index((.., .., positions.clone(), ..));
-        Ok(Some([cut(keys)?, cut(values)?]))
+    /// Copies of some positions of each part; `None` where there is nothing yet.
+    pub fn cut(&self, positions: Range<i32>) -> Result<Option<Vec<Array>>, Exception> {
+        let cut = |part: &Array| part.try_index((.., .., positions.clone(), ..));
+        let parts = self.parts.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
+        Ok((!parts.is_empty()).then_some(parts))
     }
 
-    /// A number each of keys and values that is there once all held is: whoever waits for it holds none of the
-    /// cache itself, which the next step may then write into.
+    /// A number of each part that is there once all held is: whoever waits for it holds none of the cache itself,
+    /// which the next step may then write into.
     pub fn witness(&self) -> Result<Vec<Array>, Exception> {
-        let number = |held: &Array| held.try_index((0..1, 0..1, 0..1, 0..1))?.add(Array::from_int(0));
-        self.parts.iter().flatten().map(number).collect()
+        let number = |part: &Array| part.try_index((0..1, 0..1, 0..1, 0..1))?.add(Array::from_int(0));
+        self.parts.iter().map(number).collect()
     }
 }
 
@@ -86,30 +107,93 @@ fn used(room: &Array, count: i32) -> Result<Array, Exception> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use mlx_rs::Dtype;
 
+    use super::*;
+    use crate::args::KvCacheType;
+
+    /// Numbers of some positions, of one head that is 32 wide; each says where it is.
     fn numbers(from: i32, count: i32) -> Array {
-        let values: Vec<f32> = (from..from + count).flat_map(|value| [value as f32, -value as f32]).collect();
-        Array::from_slice(&values, &[1, 1, count, 2])
+        let place =
+            |value: i32| (0..32).map(move |at| if at % 2 == 0 { value as f32 } else { -value as f32 });
+        let values: Vec<f32> = (from..from + count).flat_map(place).collect();
+        Array::from_slice(&values, &[1, 1, count, 32])
+    }
+
+    fn bytes(array: &Array) -> Vec<u8> {
+        let bytes = array.contiguous().unwrap().view_dtype(Dtype::Uint8).unwrap();
+        bytes.as_slice::<u8>().to_vec()
+    }
+
+    fn forms() -> [Form; 3] {
+        [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4]
+            .map(|kind| Form::new(kind, 32).unwrap())
+    }
+
+    /// What a cache holds is, bit by bit, what these numbers are in its form.
+    fn check(cache: &KvCache, keys: &Array, values: &Array, story: &str) {
+        let expected = cache.form.parts(keys, values).unwrap();
+        let held = cache.cut(0..cache.offset()).unwrap().unwrap();
+        assert_eq!(held.len(), cache.form.arrays(), "{story}");
+        for (held, expected) in held.iter().zip(&expected) {
+            assert_eq!((held.shape(), held.dtype()), (expected.shape(), expected.dtype()), "{story}");
+            assert!(bytes(held) == bytes(expected), "{story}");
+        }
     }
 
     #[test]
     fn what_was_appended_comes_back_in_order_across_growth() {
-        for pieces in [vec![1, 1, 1], vec![255, 1, 1], vec![256, 1], vec![300, 300, 7], vec![2048, 1, 1]] {
-            let mut cache = KvCache::default();
-            let mut total = 0;
-            for &count in &pieces {
-                let new = numbers(total, count);
-                let (keys, values) = cache.append(&new, &new).unwrap();
-                total += count;
-                assert_eq!(keys.shape(), [1, 1, total, 2], "{pieces:?}");
-                let expected = numbers(0, total);
-                let same = |array: &Array| {
-                    array.contiguous().unwrap().as_slice::<f32>() == expected.as_slice::<f32>()
-                };
-                assert!(same(&keys) && same(&values), "{pieces:?} after {total}");
+        for form in forms() {
+            for pieces in [vec![1, 1, 1], vec![255, 1, 1], vec![256, 1], vec![300, 300, 7], vec![2048, 1, 1]]
+            {
+                let mut cache = KvCache::new(form);
+                let mut total = 0;
+                for &count in &pieces {
+                    let new = numbers(total, count);
+                    let held = cache.append(&new, &new.negative().unwrap()).unwrap();
+                    total += count;
+                    assert_eq!(held.positions(), total, "{pieces:?}");
+                    let all = numbers(0, total);
+                    check(
+                        &cache,
+                        &all,
+                        &all.negative().unwrap(),
+                        &format!("{form:?}, {pieces:?} after {total}"),
+                    );
+                }
+                assert_eq!(cache.offset(), total);
             }
-            assert_eq!(cache.offset(), total);
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_is_written_over() {
+        for form in forms() {
+            for (before, length, after) in [(10, 4, 3), (300, 256, 1), (300, 20, 500), (5, 0, 5)] {
+                let mut cache = KvCache::new(form);
+                cache.append(&numbers(1000, before), &numbers(1000, before)).unwrap();
+                cache.trim(length);
+                assert_eq!(cache.offset(), length);
+                cache.append(&numbers(0, after), &numbers(0, after)).unwrap();
+                let all = concatenate(&[numbers(1000, length), numbers(0, after)], 2);
+                let all = if length == 0 { numbers(0, after) } else { all.unwrap() };
+                check(&cache, &all, &all, &format!("{form:?}, {before} → {length} → +{after}"));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_cut_is_appended_as_it_was() {
+        for form in forms() {
+            let (mut cache, mut other) = (KvCache::new(form), KvCache::new(form));
+            assert!(cache.cut(0..1).unwrap().is_none(), "there is nothing yet");
+            let all = numbers(0, 300);
+            cache.append(&all, &all).unwrap();
+            for from in (0..300).step_by(60) {
+                other.extend(cache.cut(from..from + 60).unwrap().unwrap()).unwrap();
+            }
+            check(&other, &all, &all, &format!("{form:?}"));
+            assert_eq!(other.witness().unwrap().len(), form.arrays());
         }
     }
 }

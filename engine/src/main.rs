@@ -75,6 +75,7 @@ mod engine {
                 Dtype::Auto => LoadDtype::AsStored,
                 Dtype::F32 => LoadDtype::Float32,
             },
+            kv_cache: args.kv_cache,
             blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
             wired: args.wired_memory == Switch::On,
             shelf: args

@@ -7,11 +7,12 @@ pub mod qwen3;
 use std::path::{Path, PathBuf};
 
 use mlx_rs::{Array, error::Exception};
-use russet_wire::partition::Part;
+use russet_wire::{kv::KV_GROUPS, partition::Part};
 use thiserror::Error;
 
 use crate::{
-    cache::KvCache,
+    args::KvCacheType,
+    cache::{KvCache, form::Form},
     layers::{batch::Batch, rope::RopeError, stage::Stage},
     partition::Slice,
     weights::{Checkpoint, LoadDtype, Weights, WeightsError},
@@ -41,6 +42,8 @@ pub trait Configuration: Send + std::fmt::Debug {
     fn context(&self) -> u32;
     /// Whether so many ranks can share every layer.
     fn check_members(&self, members: u32) -> Result<(), ConfigError>;
+    /// In what form the layers keep keys and values when this is asked for.
+    fn cache_form(&self, asked: KvCacheType) -> Result<Form, ConfigError>;
     /// Whether the head is the embedding.
     fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError>;
     /// Loads one rank's part.
@@ -49,8 +52,8 @@ pub trait Configuration: Send + std::fmt::Debug {
 
 /// One rank's part of a model.
 pub trait Model {
-    /// An empty cache for each layer held.
-    fn new_cache(&self) -> Vec<KvCache>;
+    /// An empty cache for each layer held, in the form of [`Configuration::cache_form`].
+    fn new_cache(&self, form: Form) -> Vec<KvCache>;
     /// Hidden states of `tokens` (`[batch, length]`); only on the rank with the embedding.
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError>;
     /// Runs the layers held over the positions of `batch`, together with the other members of `stage`.
@@ -100,6 +103,15 @@ pub enum ConfigError {
         value: usize,
         /// Members of the stage.
         members: u32,
+    },
+    /// Heads whose keys and values cannot be quantised.
+    #[error(
+        "config.json: head_dim is {head_dim}, which groups of {} do not divide, so its keys and values cannot be quantised; use --kv-cache as-computed (spec.engine.kvCache: AsComputed)",
+        KV_GROUPS.map(|group| group.to_string()).join(" or ")
+    )]
+    Cache {
+        /// Width of a head.
+        head_dim: usize,
     },
     /// A feature this engine does not have.
     #[error("config.json: {0} is not supported")]
@@ -211,6 +223,26 @@ mod tests {
             let error = config.check_members(members).err().map(|error| error.to_string());
             assert_eq!(error.is_some(), said.is_some(), "{members}: {error:?}");
             assert!(error.unwrap_or_default().contains(said.unwrap_or_default()), "{members}");
+        }
+    }
+
+    #[test]
+    fn heads_that_cannot_be_quantised_are_named_with_the_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        for (head_dim, asked, said) in [
+            (80, KvCacheType::AsComputed, None),
+            (80, KvCacheType::Int8, Some("head_dim is 80, which groups of 64 or 32 do not divide")),
+            (96, KvCacheType::Int4, None),
+            (128, KvCacheType::Int8, None),
+        ] {
+            let config = format!(
+                r#"{{"model_type":"llama","hidden_size":64,"num_hidden_layers":2,"intermediate_size":128,
+                "num_attention_heads":4,"head_dim":{head_dim},"rms_norm_eps":1e-5,"vocab_size":100}}"#
+            );
+            std::fs::write(dir.path().join("config.json"), config).unwrap();
+            let error = configure(dir.path()).unwrap().cache_form(asked).err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), said.is_some(), "{head_dim}, {asked:?}: {error:?}");
+            assert!(error.unwrap_or_default().contains(said.unwrap_or_default()), "{head_dim}, {asked:?}");
         }
     }
 

@@ -13,6 +13,7 @@ mod rank;
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     path::PathBuf,
     sync::{
         Arc, OnceLock,
@@ -27,6 +28,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::{
+    args::KvCacheType,
     compute::{Addresses, Answer, Chosen, Compute, ComputeError, Draft, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
@@ -55,6 +57,8 @@ pub struct RuntimeConfig {
     pub devices: Option<Devices>,
     /// The element type weights are kept in.
     pub dtype: LoadDtype,
+    /// In what form keys and values are kept.
+    pub kv_cache: KvCacheType,
     /// Threads for float32 products on a CPU.
     pub blas_threads: usize,
     /// Whether a GPU keeps its memory resident.
@@ -454,20 +458,20 @@ fn run(
 /// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
 fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
     let ShelfConfig { folder, most_bytes } = config.shelf.as_ref()?;
-    // Everything that changes a number of a cache, or which of them are here.
-    let Part { layers, tensor_index, tensor_size, .. } = part;
-    let identity = format!(
-        "{}-{}-{}-{tensor_index}of{tensor_size}-{:?}",
-        identity::of_model(&config.model_dir),
-        layers.start,
-        layers.end,
-        config.dtype
-    );
-    let opened = Shelf::open(folder, &identity, *most_bytes);
+    let opened = Shelf::open(folder, &identity_of(config, part), *most_bytes);
     let folder = folder.display();
     opened
         .inspect_err(|error| tracing::warn!(%folder, %error, "the prefix cache is kept in memory only"))
         .ok()
+}
+
+/// Names all that changes a number of a cache, or which of them are here.
+fn identity_of(config: &RuntimeConfig, part: &Part) -> String {
+    let RuntimeConfig { model_dir, dtype, kv_cache, .. } = config;
+    let Part { layers, tensor_index, tensor_size, .. } = part;
+    let model = identity::of_model(model_dir);
+    let Range { start, end } = layers;
+    format!("{model}-{start}-{end}-{tensor_index}of{tensor_size}-{dtype:?}-{kv_cache:?}")
 }
 
 /// A batch that MLX works on, and who waits for it.
@@ -531,6 +535,7 @@ mod tests {
             rank,
             devices: None,
             dtype: LoadDtype::AsStored,
+            kv_cache: KvCacheType::AsComputed,
             blas_threads: 1,
             wired: true,
             shelf: None,
@@ -543,6 +548,22 @@ mod tests {
         assert_eq!(part_of(&config(None, 0), 5).unwrap().layers, 0..5);
         assert!(matches!(part_of(&config(None, 1), 5), Err(RuntimeError::Rank { rank: 1, size: 1 })));
         assert!(matches!(part_of(&config(Some(vec![2, 2]), 1), 5), Err(RuntimeError::Partition(_))));
+    }
+
+    #[test]
+    fn blocks_of_another_part_or_in_another_form_have_another_name() {
+        let alone = config(None, 0);
+        let first = identity_of(&alone, &part_of(&alone, 4).unwrap());
+        let upper = config(Some(vec![2, 2]), 0);
+        for other in [
+            RuntimeConfig { kv_cache: KvCacheType::Int8, ..alone.clone() },
+            RuntimeConfig { kv_cache: KvCacheType::Int4, ..alone.clone() },
+            RuntimeConfig { dtype: LoadDtype::Float32, ..alone.clone() },
+            upper,
+        ] {
+            assert_ne!(identity_of(&other, &part_of(&other, 4).unwrap()), first, "{other:?}");
+        }
+        assert_eq!(identity_of(&alone, &part_of(&alone, 4).unwrap()), first);
     }
 
     #[test]

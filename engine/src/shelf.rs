@@ -27,23 +27,36 @@ const MOST_PROCESSES: usize = 8;
 /// Blocks that wait to be written; a disk that is slower than that gets no more.
 const MOST_WAITING: usize = 1024;
 
-/// A block's numbers.
+/// A block's numbers: those of keys and values, in as many arrays as their form has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// The arrays.
+    pub parts: Vec<Part>,
+}
+
+/// One array of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
     /// Element type, in MLX's words.
     pub dtype: String,
-    /// Shape of each part.
+    /// Its shape.
     pub shape: Vec<i32>,
-    /// Keys and values, little-endian and in row order.
-    pub parts: Vec<Vec<u8>>,
+    /// Its elements, little-endian and in row order.
+    pub bytes: Vec<u8>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     key: String,
+    parts: Vec<About>,
+}
+
+/// What the header says of a part.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
     dtype: String,
     shape: Vec<i32>,
-    lengths: Vec<usize>,
+    bytes: usize,
 }
 
 /// A block that cannot be had from disk.
@@ -262,17 +275,16 @@ fn locked(folder: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 fn render(key: Key, record: &Record) -> Vec<u8> {
-    let header = Header {
-        key: key.to_string(),
-        dtype: record.dtype.clone(),
-        shape: record.shape.clone(),
-        lengths: record.parts.iter().map(Vec::len).collect(),
+    let about = |part: &Part| {
+        let Part { dtype, shape, bytes } = part;
+        About { dtype: dtype.clone(), shape: shape.clone(), bytes: bytes.len() }
     };
+    let header = Header { key: key.to_string(), parts: record.parts.iter().map(about).collect() };
     let header = serde_json::json!(header).to_string();
     let mut bytes = MAGIC.to_vec();
     bytes.extend((header.len() as u32).to_le_bytes());
     bytes.extend(header.as_bytes());
-    record.parts.iter().for_each(|part| bytes.extend(part));
+    record.parts.iter().for_each(|part| bytes.extend(&part.bytes));
     let checksum = Sha256::digest(&bytes);
     bytes.extend(checksum);
     bytes
@@ -294,12 +306,12 @@ fn parse(key: Key, bytes: &[u8]) -> Result<Record, &'static str> {
         return Err("it is another block");
     }
     let mut parts = Vec::new();
-    for length in header.lengths {
-        let (part, after) = rest.split_at_checked(length).ok_or("it is cut")?;
-        parts.push(part.to_vec());
+    for About { dtype, shape, bytes } in header.parts {
+        let (bytes, after) = rest.split_at_checked(bytes).ok_or("it is cut")?;
+        parts.push(Part { dtype, shape, bytes: bytes.to_vec() });
         rest = after;
     }
-    Ok(Record { dtype: header.dtype, shape: header.shape, parts })
+    Ok(Record { parts })
 }
 
 #[cfg(test)]
@@ -307,7 +319,9 @@ mod tests {
     use super::*;
 
     fn record(fill: u8, bytes: usize) -> Record {
-        Record { dtype: "Float32".into(), shape: vec![1, 2], parts: vec![vec![fill; bytes], vec![1; 8]] }
+        let part = |dtype: &str, shape: Vec<i32>, bytes| Part { dtype: dtype.into(), shape, bytes };
+        let parts = vec![part("float32", vec![1, 2], vec![fill; bytes]), part("uint32", vec![2], vec![1; 8])];
+        Record { parts }
     }
 
     fn key(number: u8) -> Key {

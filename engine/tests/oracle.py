@@ -8,6 +8,9 @@ it oracle.json (prompts, greedy tokens, the gap between the two most probable to
 of every position, little-endian float32, [prompts, tokens, vocabulary]). mlx-lm loads the folder and generates as it
 does for anyone: `load_model`, then `generate_step`. Nothing here knows the engine.
 
+Variants with "kv" keep their caches quantised from the first token on. (generate_step's own `kv_bits` quantises a cache
+after the first piece of a prompt has read it as computed, so an answer would depend on where prompts are cut.)
+
 Variants with "members" are answered again by mlx-lm sharded over as many processes of MLX's ring on loopback (`model.shard`),
 into OUT/<variant>/tensor-<members>/: sums of slices round in another order than whole products, so that is what a stage
 of several ranks has to equal.
@@ -26,6 +29,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.generate import generate_step
 from mlx_lm.models import llama, qwen3
+from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 SEED = 11
@@ -156,6 +160,25 @@ VARIANTS = {
         stages={2: [[3]], 4: [[3]]},
     ),
     "qwen3-bfloat16": dict(config=QWEN3, dtype=mx.bfloat16, splits=[[3]], stages={2: [[3], [2, 1]], 4: [[3]]}),
+    # Quantised caches, of heads that are one group wide or several, alone and shared.
+    "kv8": dict(
+        config=dict(head_dim=64, num_hidden_layers=3), kv=dict(bits=8, group_size=64), splits=[[3], [2, 1], [1, 1, 1]]
+    ),
+    "kv4": dict(
+        config=dict(head_dim=128, num_hidden_layers=2, num_attention_heads=2, tie_word_embeddings=False),
+        kv=dict(bits=4, group_size=64),
+        splits=[[2], [1, 1]],
+    ),
+    "kv4-bfloat16": dict(
+        config=dict(head_dim=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1),
+        dtype=mx.bfloat16,
+        kv=dict(bits=4, group_size=64),
+        splits=[[1]],
+    ),
+    "qwen3-kv8": dict(
+        config=QWEN3, kv=dict(bits=8, group_size=32), splits=[[3], [2, 1]], stages={2: [[3], [2, 1]]}
+    ),
+    "qwen3-kv4": dict(config=QWEN3, kv=dict(bits=4, group_size=32), splits=[], stages={2: [[3]]}),
     # Slow on a CPU.
     "bfloat16": dict(config=dict(tie_word_embeddings=False), dtype=mx.bfloat16, splits=[ALONE, THREE]),
     "float16": dict(config=dict(), dtype=mx.float16, splits=[ALONE, PAIR]),
@@ -218,10 +241,10 @@ def answer(folder, spec):
     model, _ = load_model(folder)
     if spec.get("widen"):
         model = widened(model)
-    write(folder, spec, generate(model))
+    write(folder, spec, generate(model, spec))
 
 
-def generate(model, lengths=LENGTHS, count=TOKENS):
+def generate(model, spec, lengths=LENGTHS, count=TOKENS):
     """Prompts, tokens, gaps, and the log-probabilities of every position."""
     prompts, tokens, gaps, everything = [], [], [], []
     for length in lengths:
@@ -229,7 +252,8 @@ def generate(model, lengths=LENGTHS, count=TOKENS):
         random = Random(SEED * length)
         prompt = [random.randrange(VOCABULARY) for _ in range(length)]
         chosen, apart = [], []
-        for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=count):
+        cache = [QuantizedKVCache(**spec["kv"]) for _ in model.layers] if "kv" in spec else None
+        for token, logprobs in generate_step(mx.array(prompt), model, max_tokens=count, prompt_cache=cache):
             logprobs = np.array(logprobs.astype(mx.float32))
             second, first = np.partition(logprobs, -2)[-2:]
             chosen.append(int(token))
@@ -251,6 +275,7 @@ def write(folder, spec, answers):
                 vocabulary=VOCABULARY,
                 widen=bool(spec.get("widen")),
                 dtype=str(spec.get("dtype", mx.float32)).rsplit(".", 1)[-1] if not spec.get("widen") else "float32",
+                kv_bits=spec.get("kv", {}).get("bits"),
                 splits=spec.get("splits", [ALONE, PAIR, THREE]),
                 stages=spec.get("stages", {}),
                 prompts=prompts,
@@ -294,7 +319,7 @@ def be_a_shard(out, variant):
     mx.eval(model.parameters())
     spec = VARIANTS[variant]
     thorough = spec.get("thorough") and group.size() == 2
-    answers = generate(model) if thorough else generate(model, *FEWER[group.size()])
+    answers = generate(model, spec) if thorough else generate(model, spec, *FEWER[group.size()])
     if group.rank() == 0:
         write(out / variant / f"tensor-{group.size()}", spec, answers)
 

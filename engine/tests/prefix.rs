@@ -74,11 +74,27 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_kept_answers_as_what_is_read() {
-    let model = model::random_model_dir();
-    for (layers, members) in [(&[model::LAYERS][..], 1), (&[1, 3], 1), (&[model::LAYERS], 2)] {
-        let story = format!("{layers:?} by {members}");
+    let narrow = model::random_model_dir();
+    // Heads of a group of numbers.
+    let wide = model::random_model(model::Shape {
+        hidden: 128,
+        intermediate: 128,
+        heads: 4,
+        kv_heads: 2,
+        layers: model::LAYERS,
+        spread: 0.3,
+    });
+    for (model, layers, members, kv_cache) in [
+        (&narrow, &[model::LAYERS][..], 1, "as-computed"),
+        (&narrow, &[1, 3], 1, "as-computed"),
+        (&narrow, &[model::LAYERS], 2, "as-computed"),
+        (&wide, &[model::LAYERS], 1, "int8"),
+        (&wide, &[1, 3], 1, "int4"),
+        (&wide, &[model::LAYERS], 2, "int8"),
+    ] {
+        let story = format!("{layers:?} by {members}, {kv_cache}");
         let mut lab = Lab::new();
-        lab.flags = vec!["--prefix-cache", "off"];
+        lab.flags = vec!["--kv-cache", kv_cache, "--prefix-cache", "off"];
         let engines = lab.start_stages(model.path(), layers, members);
         let mut client = lab.client(&engines[0]).await;
         let expected: Vec<Vec<u32>> = answers(&mut client)
@@ -93,7 +109,7 @@ async fn what_was_kept_answers_as_what_is_read() {
         stop(engines).await;
 
         let folder = tempfile::tempdir().unwrap();
-        lab.flags.clear();
+        lab.flags = vec!["--kv-cache", kv_cache];
         lab.prefix_dir = Some(folder.path().to_owned());
         let of_rank = |rank: usize| folder.path().join(rank.to_string());
         let size = layers.len() * members;

@@ -244,3 +244,15 @@ async fn a_broken_checkpoint_is_told_to_the_agent_by_name() {
     assert!(state.message.contains("model.safetensors"), "{}", state.message);
     assert_eq!(engines[0].exit().await.code(), Some(1));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_that_no_group_divides_are_refused_with_the_number() {
+    let mut lab = Lab::new();
+    lab.flags = vec!["--kv-cache", "int8"];
+    let model = model::random_model_dir();
+    let mut engines = lab.start(model.path(), &[model::LAYERS]);
+    let state = engines[0].until(|state| state.phase() == pb::Phase::Failed).await;
+    let said = "head_dim is 16, which groups of 64 or 32 do not divide";
+    assert!(state.message.contains(said), "{}", state.message);
+    assert_eq!(engines[0].exit().await.code(), Some(1));
+}

@@ -70,12 +70,13 @@ pub fn fingerprint(node: &InferenceNode) -> String {
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
     format!(
-        "{:?} {:?} {memory:?} {disk:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {deleting}",
+        "{:?} {:?} {memory:?} {disk:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {:?} {deleting}",
         node.labels(),
         node.spec.scheduling,
         status.engine_build,
         status.backends,
         status.sharding_modes,
+        status.engine_options,
         status.links
     )
 }

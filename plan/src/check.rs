@@ -35,6 +35,16 @@ pub enum Violation {
         /// What was asked for.
         split: Split,
     },
+    /// A rank on a node whose engine has not what is asked of it.
+    #[error("group {group}: the engine of node {node} has no {option}")]
+    Option {
+        /// The group.
+        group: String,
+        /// The node.
+        node: String,
+        /// The option.
+        option: &'static str,
+    },
     /// A layer cannot be cut into so many equal parts.
     #[error("group {group}: no layer can be cut into {size}")]
     Uncuttable {

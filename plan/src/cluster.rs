@@ -162,6 +162,7 @@ fn seen_node(node: &InferenceNode, claimed: u64, orphaned: u64, now: Timestamp) 
         engine_build: status.engine_build.clone(),
         backends: status.backends.clone(),
         cuts_layers: status.sharding_modes.iter().any(|mode| mode == "Tensor"),
+        engine_options: status.engine_options.clone(),
         os: status.os.clone(),
         links: status.links.clone(),
         machine: chip.map(Into::into),

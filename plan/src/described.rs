@@ -8,8 +8,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    Approval, GROUP, InferenceNode, Model, ModelCopy, ModelDeployment, NodePool, Shard, ShardGroup,
-    ShardingStrategy, Tier, VERSION,
+    Approval, ENGINE_OPTIONS, GROUP, InferenceNode, Model, ModelCopy, ModelDeployment, NodePool, Shard,
+    ShardGroup, ShardingStrategy, Tier, VERSION,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -310,6 +310,9 @@ fn node(origin: Origin, value: &mut Value) -> Result<Arc<InferenceNode>, Wrong> 
         }
         if status.sharding_modes.is_empty() {
             status.sharding_modes = MODES.map(str::to_owned).to_vec();
+        }
+        if status.engine_options.is_empty() {
+            status.engine_options = ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect();
         }
     }
     Ok(node)

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rank = weights of its layers (+ embedding, + head, + embedding again for a tied head elsewhere)
-//!      + KV per token per layer × its layers × the room: context × sequences, or less as asked
+//!      + KV per token per layer, as it is kept, × its layers × the room: context × sequences, or less as asked
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, the engine itself + work)
 //! work = hidden states, MLP and projections of a piece of prompt (the last two a share in a tensor group)
@@ -13,6 +13,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use russet_crds::{EngineOptions, KvCacheType};
+use russet_wire::kv::kv_group;
 use russet_wire::partition::Part;
 use russet_wire::shape::ModelShape;
 
@@ -35,7 +37,7 @@ const MLP_STATES: u64 = 4;
 const QUERY_STATES: u64 = 7;
 /// Values as wide as all key heads: keys and values, projected and on their way into the cache.
 const KEY_STATES: u64 = 4;
-/// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/attention.rs).
+/// Most bytes of attention scores at once, the engine's bound of that name (engine/src/layers/attend.rs).
 /// A GPU writes none, but an estimate that is smaller for some nodes would have to know them.
 const SCORES: u64 = 64 << 20;
 /// Positions by which a cache grows (the engine's `STEP`): the last of them may be all but empty.
@@ -47,7 +49,7 @@ const GROWING_LAYERS: u64 = 2;
 const LOGIT_BYTES: u64 = 64;
 
 /// Room for conversations, resolved against the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
     /// Longest conversation, tokens; never more than the model's own limit.
     pub context_tokens: u32,
@@ -57,6 +59,8 @@ pub struct Room {
     pub kv_tokens: Option<u64>,
     /// Reserved on top, percent.
     pub headroom_percent: u32,
+    /// How the engines compute, which decides what a token takes.
+    pub engine: EngineOptions,
 }
 
 impl Room {
@@ -166,12 +170,7 @@ impl<'a> Fit<'a> {
         if head {
             weights = weights.saturating_add(self.shape.head_bytes);
         }
-        let kv = self
-            .shape
-            .kv_bytes_per_token_per_layer
-            .saturating_mul(count)
-            .saturating_mul(self.room.tokens())
-            .div_ceil(size);
+        let kv = self.kept_bytes().saturating_mul(count).saturating_mul(self.room.tokens()).div_ceil(size);
         let need = Need { weights, kv, overhead: 0 };
         Need { overhead: self.headroom(&need).max(self.base(count, head, size)), ..need }
     }
@@ -194,6 +193,23 @@ impl<'a> Fit<'a> {
             }
         }
         bytes
+    }
+
+    /// Bytes that one layer keeps of one token, in the form that is asked for.
+    pub fn kept_bytes(&self) -> u64 {
+        let computed = self.shape.kv_bytes_per_token_per_layer;
+        let bits = match self.room.engine.kv_cache {
+            KvCacheType::AsComputed | KvCacheType::Unknown => return computed,
+            KvCacheType::Int8 => 8,
+            KvCacheType::Int4 => 4,
+        };
+        // Validation lets no other heads pass.
+        let Some(group) = kv_group(self.shape.head_dim) else { return computed };
+        let [heads, head_dim] = [self.shape.key_value_heads, self.shape.head_dim].map(u64::from);
+        let numbers = heads.saturating_mul(head_dim).saturating_mul(2);
+        let scale_and_bias = computed.checked_div(numbers).unwrap_or(4).saturating_mul(2);
+        let groups = (numbers / u64::from(group)).saturating_mul(scale_and_bias);
+        numbers.saturating_mul(bits).div_ceil(8).saturating_add(groups)
     }
 
     fn layer_bytes(&self, layers: Range<u32>) -> u64 {
@@ -221,9 +237,9 @@ impl<'a> Fit<'a> {
             0 => hidden.saturating_mul(4),
             width => u64::from(width),
         };
-        let kv = self.shape.kv_bytes_per_token_per_layer;
-        // Bytes of a value as the model computes it, which the cache keeps too.
-        let value = kv.checked_div(keys.saturating_mul(2)).unwrap_or(4);
+        // Bytes of a value as the model computes it.
+        let value = self.shape.kv_bytes_per_token_per_layer.checked_div(keys.saturating_mul(2)).unwrap_or(4);
+        let kept = self.kept_bytes();
         let context = u64::from(self.room.context_tokens);
         let sequences = u64::from(self.room.max_sequences);
         let tokens = context.min(PREFILL_TOKENS);
@@ -248,7 +264,7 @@ impl<'a> Fit<'a> {
             (context.next_multiple_of(CACHE_STEP) - context).saturating_mul(full).saturating_add(last);
         let unused = unused.saturating_mul(count);
         let growing = context.saturating_mul(count.min(GROWING_LAYERS));
-        let caches = kv.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
+        let caches = kept.saturating_mul(unused.saturating_add(growing)).div_ceil(size);
         let words = u64::from(vocabulary).saturating_mul(sequences);
         let logits = if head { words.saturating_mul(LOGIT_BYTES) } else { 0 };
         [states, scores, caches, logits].into_iter().fold(ENGINE_BASE, u64::saturating_add)
@@ -275,7 +291,7 @@ mod tests {
 
     #[test]
     fn every_rank_pays_for_what_it_holds() {
-        let room = Room { context_tokens: 10, max_sequences: 3, kv_tokens: None, headroom_percent: 0 };
+        let room = Room { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..Room::default() };
         for (tied, layers, embedding, head, weights, kv) in [
             (false, 0..4, true, true, 3010, 240),
             (true, 0..4, true, true, 2010, 240), // a tied head costs nothing where the embedding is
@@ -295,7 +311,7 @@ mod tests {
 
     #[test]
     fn members_of_a_tensor_group_hold_their_share_of_layers_and_the_rest_whole() {
-        let room = Room { context_tokens: 10, max_sequences: 3, kv_tokens: None, headroom_percent: 0 };
+        let room = Room { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..Room::default() };
         for (embedding, head, size, weights, kv) in [
             (true, true, 1, 1000 + 1000 + 1010, 240),
             (true, true, 2, 40 + 480 + 1000 + 1010, 120), // ten bytes of each layer are norms
@@ -323,7 +339,7 @@ mod tests {
             ..ModelShape::default()
         };
         let work = |context_tokens, head, size| {
-            let room = Room { context_tokens, max_sequences: 4, kv_tokens: None, headroom_percent: 0 };
+            let room = Room { context_tokens, max_sequences: 4, headroom_percent: 0, ..Room::default() };
             Fit::new(&shape, room).share(0..32, false, head, size).overhead - ENGINE_BASE
         };
         let hidden = 2048 * 4096 * 11 * 4;
@@ -348,7 +364,7 @@ mod tests {
     fn room_that_is_less_than_all_conversations_may_have_is_all_that_is_reserved() {
         let taken = |kv_tokens| {
             let shape = shape(false);
-            let room = Room { context_tokens: 1000, max_sequences: 8, kv_tokens, headroom_percent: 0 };
+            let room = Room { context_tokens: 1000, max_sequences: 8, kv_tokens, ..Room::default() };
             let need = Fit::new(&shape, room).whole();
             // Beside what grows: two layers of one conversation.
             (need.kv, (need.overhead - ENGINE_BASE) / 2 - 2 * 1000)
@@ -366,12 +382,46 @@ mod tests {
     }
 
     #[test]
+    fn fewer_bits_are_more_context_in_the_same_memory() {
+        // Llama 3 8B: 8 heads of 128, so 2,048 keys and values of a token, in 16 or 32 bits.
+        let kept = |kv_cache, head_dim, value| {
+            let shape = ModelShape {
+                key_value_heads: 8,
+                head_dim,
+                kv_bytes_per_token_per_layer: u64::from(2 * 8 * head_dim * value),
+                layer_bytes: vec![1; 32],
+                ..ModelShape::default()
+            };
+            let room = Room {
+                context_tokens: 1000,
+                max_sequences: 2,
+                engine: EngineOptions { kv_cache, ..EngineOptions::default() },
+                ..Room::default()
+            };
+            let fit = Fit::new(&shape, room);
+            assert_eq!(fit.share(0..32, false, false, 2).kv, fit.kept_bytes() * 32 * 1000 * 2 / 2);
+            fit.kept_bytes()
+        };
+        for (kv_cache, head_dim, value, bytes) in [
+            (KvCacheType::AsComputed, 128, 2, 4096),
+            // A byte each, and 32 groups with a scale and a bias of two bytes.
+            (KvCacheType::Int8, 128, 2, 2048 + 32 * 4),
+            (KvCacheType::Int4, 128, 2, 1024 + 32 * 4),
+            (KvCacheType::Int8, 128, 4, 2048 + 32 * 8),
+            // Heads of 96 have groups of 32.
+            (KvCacheType::Int4, 96, 2, 768 + 48 * 4),
+        ] {
+            assert_eq!(kept(kv_cache, head_dim, value), bytes, "{kv_cache:?}, {head_dim}, {value}");
+        }
+    }
+
+    #[test]
     fn headroom_counts_once_it_exceeds_the_engine_itself() {
         let mut shape = shape(false);
         shape.layer_bytes = vec![1 << 33; 4];
         let fit = Fit::new(
             &shape,
-            Room { context_tokens: 16, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
+            Room { context_tokens: 16, max_sequences: 1, headroom_percent: 5, ..Room::default() },
         );
         let need = fit.whole();
         assert_eq!(need.overhead, (need.weights + need.kv) / 20);
@@ -384,8 +434,13 @@ mod tests {
         shape.kv_bytes_per_token_per_layer = u64::MAX;
         let fit = Fit::new(
             &shape,
-            Room { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100 },
+            Room { context_tokens: 1, max_sequences: 1, headroom_percent: 100, ..Room::default() },
         );
         assert_eq!(fit.whole().total(), u64::MAX);
+        (shape.key_value_heads, shape.head_dim) = (u32::MAX, u32::MAX - 63);
+        let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
+        let room =
+            Room { context_tokens: 1, max_sequences: 1, kv_tokens: None, headroom_percent: 100, engine };
+        assert_eq!(Fit::new(&shape, room).whole().total(), u64::MAX);
     }
 }

@@ -234,7 +234,7 @@ mod tests {
     fn plans_are_as_fast_as_their_machines_and_links() {
         let view =
             view(&[("ultra", "M3 Ultra"), ("other", "M3 Ultra"), ("max", "M4 Max"), ("linux", "EPYC")]);
-        let room = Room { context_tokens: 8192, max_sequences: 4, kv_tokens: None, headroom_percent: 5 };
+        let room = Room { context_tokens: 8192, max_sequences: 4, headroom_percent: 5, ..Room::default() };
         let shape = llama();
         let forecast = Forecast::new(&view, &shape, room);
         let single = plan(Backend::None, 1, &[("ultra", 80)]);
@@ -266,7 +266,7 @@ mod tests {
     fn a_plan_like_one_that_runs_is_judged_by_what_that_one_measured() {
         let view =
             view(&[("a", "M3 Ultra"), ("b", "M3 Ultra"), ("c", "M4 Max"), ("d", "EPYC"), ("e", "EPYC")]);
-        let room = Room { context_tokens: 8192, max_sequences: 4, kv_tokens: None, headroom_percent: 5 };
+        let room = Room { context_tokens: 8192, max_sequences: 4, headroom_percent: 5, ..Room::default() };
         let (shape, other) = (llama(), ModelShape { layers: 79, ..llama() });
         let runs = |node: &str, model: &str, share: f64, streams: u32| {
             let mut view = view.clone();

@@ -131,6 +131,15 @@ pub enum Note {
         /// The node.
         node: String,
     },
+    /// The engine of a node has not an option that is asked for.
+    NoOption {
+        /// The node.
+        node: String,
+        /// Its build.
+        build: Option<String>,
+        /// The option, by its field in `spec.engine`.
+        option: &'static str,
+    },
     /// The engine of a node cannot hold parts of layers.
     NoTensor {
         /// The node.
@@ -349,6 +358,7 @@ impl Note {
             Note::Outside { .. } => Reason::OutsidePools,
             Note::Severed { .. } => Reason::CableLost,
             Note::NoRing { .. }
+            | Note::NoOption { .. }
             | Note::NoTensor { .. }
             | Note::TooSmall { .. }
             | Note::Together { .. }

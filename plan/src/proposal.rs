@@ -9,7 +9,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{GroupPlan, Model, ModelDeployment, PlacementReport, Residency};
+use russet_crds::{GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency};
 
 use crate::fit::{Fit, Room};
 use crate::note::Note;
@@ -257,10 +257,15 @@ fn report(
 
 /// What a replica needs, for people.
 fn needs(want: &ValidDeployment) -> String {
-    let Room { context_tokens, max_sequences, kv_tokens, headroom_percent: _ } = want.room;
+    let Room { context_tokens, max_sequences, kv_tokens, headroom_percent: _, engine } = want.room;
     let needed = Fit::new(&want.shape, want.room).whole();
     let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
-    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens{together}")
+    let kept = match engine.kv_cache {
+        KvCacheType::AsComputed | KvCacheType::Unknown => "",
+        KvCacheType::Int8 => ", kept in 8 bits",
+        KvCacheType::Int4 => ", kept in 4 bits",
+    };
+    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kept}")
 }
 
 /// What its tier means for a deployment, for people.

@@ -15,9 +15,11 @@ pub const ATTEMPTS: u32 = 3;
 /// The longest message kept; the schema says the same.
 const LONGEST: usize = 2048;
 
-/// Digest of what decides about a plan: the model and the split that is asked for.
+/// Digest of what decides about a plan: the model, the split and the engine options that are asked for.
 pub fn intent(want: &ValidDeployment) -> String {
-    digest(&(&want.model, &want.sharding))
+    let (split, engine) = ((&want.model, &want.sharding), &want.room.engine);
+    // Digests that were stored before there were options stay what they are.
+    if engine.is_default() { digest(&split) } else { digest(&(split, engine)) }
 }
 
 /// What to plan in place of `spec`, whose digest is `intent`, and why; nothing where it has not failed.
@@ -36,6 +38,7 @@ pub fn reverted(
         model_ref: proven.model_ref.clone(),
         sharding: Some(proven.sharding.clone()),
         strategy_ref: None,
+        engine: proven.engine,
         ..spec.clone()
     };
     Some((before, failed.message.clone()))
@@ -55,8 +58,12 @@ pub fn learned(
     match failing {
         _ if want.reverted.is_some() => {}
         _ if answers => {
-            let (model_ref, sharding) = (LocalReference::new(&want.model), want.sharding.clone());
-            proven = Some(Proven { intent: want.intent.clone(), model_ref, sharding });
+            proven = Some(Proven {
+                intent: want.intent.clone(),
+                model_ref: LocalReference::new(&want.model),
+                sharding: want.sharding.clone(),
+                engine: want.room.engine,
+            });
             failed = None;
         }
         // What answered once and fails now is not helped by what came before it.
@@ -72,7 +79,7 @@ pub fn learned(
 
 #[cfg(test)]
 mod tests {
-    use russet_crds::{KvRoom, Rollout, Sharding};
+    use russet_crds::{EngineOptions, KvCacheType, KvRoom, Rollout, Sharding};
     use russet_wire::shape::ModelShape;
 
     use super::*;
@@ -95,6 +102,7 @@ mod tests {
             architecture: "llama".to_owned(),
             layers: 2,
             layer_bytes: vec![1; 2],
+            head_dim: 64,
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();
@@ -132,6 +140,22 @@ mod tests {
         }
         let after = learned(failed, &valid(&other), false, None).unwrap();
         assert_eq!(after.failed, None, "an edit begins anew");
+    }
+
+    #[test]
+    fn other_options_of_engines_are_another_intent_and_come_back_with_what_answered() {
+        let kept = |kv_cache| ModelDeploymentSpec {
+            engine: EngineOptions { kv_cache, ..EngineOptions::default() },
+            ..spec(1024, AutoRevert::Enabled)
+        };
+        let (old, new) = (kept(KvCacheType::Int8), kept(KvCacheType::Int4));
+        let proven = learned(None, &valid(&old), true, None);
+        let failed = learned(proven, &valid(&new), false, Some("out of luck"));
+        let (planned, _) = reverted(&new, failed.as_ref(), &valid(&new).intent).unwrap();
+        assert_eq!(planned.engine, old.engine);
+        // What was stored before there were options is still what it was.
+        let default = valid(&kept(KvCacheType::AsComputed));
+        assert_eq!(default.intent, digest(&("m", &default.sharding)));
     }
 
     #[test]

@@ -96,6 +96,7 @@ impl Candidate {
             context_tokens: fit.room().context_tokens,
             max_sequences: fit.room().max_sequences,
             kv_tokens: fit.room().kv_tokens,
+            engine: fit.room().engine,
         }
     }
 

@@ -66,6 +66,8 @@ pub struct Node {
     pub backends: Vec<String>,
     /// Whether its engine can hold parts of layers; that of an older release cannot.
     pub cuts_layers: bool,
+    /// Options that its engine has, by their field in `spec.engine`.
+    pub engine_options: Vec<String>,
     /// Links to other nodes, as this node reports them.
     pub links: Vec<Link>,
     /// What its GPU can do, where its chip is in the catalogue.

@@ -11,9 +11,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    BackendChoice, GroupPlan, KvRoom, LocalReference, ModelDeployment, ModelDeploymentSpec, Residency,
-    RolloutStrategy, Sharding,
+    BackendChoice, EngineOptions, GroupPlan, KvCacheType, KvRoom, LocalReference, ModelDeployment,
+    ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
 };
+use russet_wire::kv::{KV_GROUPS, kv_group};
 use russet_wire::shape::ModelShape;
 
 use crate::demand;
@@ -185,6 +186,7 @@ pub fn validate(
         model_ref: LocalReference { name: model },
         sharding,
         strategy_ref,
+        engine,
         pool_refs,
         tier_ref,
         workload_group,
@@ -204,7 +206,7 @@ pub fn validate(
     }
     let promised = Promised::of(view, tier_ref.as_ref(), workload_group.as_deref())?;
     let asked = asked(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
-    let room = asked.room(shape, &mut notes);
+    let room = asked.room(shape, checked(engine, shape, &mut notes), &mut notes);
     let split = split::split(&asked, shape, &mut notes);
     let links = asked.links(&mut notes);
     let mut areas = areas(view, promised.pools(pool_refs), &mut notes);
@@ -314,6 +316,29 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
     notes
 }
 
+/// The options of engines, where this release knows their words and the model allows them.
+fn checked(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
+    let EngineOptions { kv_cache, speculation } = engine;
+    if *speculation == Speculation::Unknown {
+        notes.push(Note::Newer { field: "spec.engine.speculation".to_owned() });
+    }
+    let field = "spec.engine.kvCache".to_owned();
+    match kv_cache {
+        KvCacheType::AsComputed => {}
+        KvCacheType::Unknown => notes.push(Note::Newer { field }),
+        KvCacheType::Int8 | KvCacheType::Int4 if kv_group(shape.head_dim).is_some() => {}
+        KvCacheType::Int8 | KvCacheType::Int4 => {
+            let groups = KV_GROUPS.map(|group| group.to_string()).join(" or ");
+            let why = format!(
+                "the model's heads are {} wide, which groups of {groups} do not divide, so its keys and values cannot be quantised; leave it out",
+                shape.head_dim
+            );
+            notes.push(invalid(field, why));
+        }
+    }
+    *engine
+}
+
 /// A split, and where it is asked for.
 struct Asked {
     at: String,
@@ -325,7 +350,7 @@ impl Asked {
         format!("{}.{name}", self.at)
     }
 
-    fn room(&self, shape: &ModelShape, notes: &mut Vec<Note>) -> Room {
+    fn room(&self, shape: &ModelShape, engine: EngineOptions, notes: &mut Vec<Note>) -> Room {
         let KvRoom { context_tokens, max_sequences, kv_tokens, headroom_percent } = &self.sharding.kv;
         for (field, value) in [("kv.contextTokens", context_tokens), ("kv.maxSequences", max_sequences)] {
             if *value == 0 {
@@ -353,6 +378,7 @@ impl Asked {
             // More than all can have is what all can have.
             kv_tokens: kv_tokens.filter(|tokens| *tokens < most),
             headroom_percent: *headroom_percent,
+            engine,
         }
     }
 
@@ -467,7 +493,7 @@ mod tests {
         let valid = validate(&view(), "ns", "chat", &spec("llama", ShardingMode::Auto, None, None)).unwrap();
         assert_eq!(
             valid.room,
-            Room { context_tokens: 2048, max_sequences: 4, kv_tokens: None, headroom_percent: 5 }
+            Room { context_tokens: 2048, max_sequences: 4, headroom_percent: 5, ..Room::default() }
         );
     }
 
@@ -498,6 +524,35 @@ mod tests {
                 (got, _) => panic!("{context} {asked:?}: {got:?}"),
             }
         }
+    }
+
+    #[test]
+    fn options_of_engines_are_taken_as_asked_or_say_what_is_wrong() {
+        let quantised = Err("the model's heads are 80 wide, which groups of 64 or 32 do not divide");
+        for (kv_cache, head_dim, want) in [
+            (KvCacheType::AsComputed, 80, Ok(())),
+            (KvCacheType::Int8, 64, Ok(())),
+            (KvCacheType::Int4, 96, Ok(())),
+            (KvCacheType::Int8, 80, quantised),
+            (KvCacheType::Int4, 80, quantised),
+            (KvCacheType::Unknown, 64, Err("spec.engine.kvCache is a word of a newer release")),
+        ] {
+            let mut view = view();
+            view.models.values_mut().for_each(|shape| shape.head_dim = head_dim);
+            let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
+            let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
+            match (validate(&view, "ns", "chat", &spec), want) {
+                (Ok(valid), Ok(())) => assert_eq!(valid.room.engine, engine),
+                (Err(notes), Err(text)) => {
+                    assert!(crate::note::join(&notes).contains(text), "{notes:?} lacks {text:?}")
+                }
+                (got, want) => panic!("{kv_cache:?}, {head_dim}: {got:?}, wanted {want:?}"),
+            }
+        }
+        let engine = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };
+        let spec = ModelDeploymentSpec { engine, ..spec("llama", ShardingMode::Auto, None, None) };
+        let notes = validate(&view(), "ns", "chat", &spec).unwrap_err();
+        assert!(crate::note::join(&notes).contains("spec.engine.speculation is a word of a newer release"));
     }
 
     #[test]

@@ -81,6 +81,9 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("losing_rank_1_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(faults::rank(c, 1))),
         ("a_deleted_deployment_leaves_nothing", |c| Box::pin(path::delete(c))),
         ("a_tensor_group_over_two_nodes_answers_every_prompt_right", |c| Box::pin(path::tensor(c))),
+        ("a_quantised_cache_reserves_less_and_an_edit_of_it_is_rolled_out", |c| {
+            Box::pin(path::quantised_cache(c))
+        }),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_there_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),

@@ -248,6 +248,43 @@ pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
     gone(cluster, "tensor").await
 }
 
+/// A cache of 8 bits reserves less and answers right; asked for as computed it is another plan.
+pub async fn quantised_cache(cluster: &mut Cluster) -> Result<()> {
+    let deployment = |engine: &str| {
+        format!(
+            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: packed}}\n\
+             spec:\n  modelRef: {{name: smoke}}\n  engine: {engine}\n  sharding:\n    mode: Single\n    \
+             kv: {{contextTokens: 1024, maxSequences: 4}}\n"
+        )
+    };
+    let mut reserved = Vec::new();
+    for (engine, kept) in [("{kvCache: Int8}", json!("Int8")), ("{}", Value::Null)] {
+        apply_to_smoke(cluster, &deployment(engine)).await?;
+        serves(cluster, "packed").await?;
+        cluster
+            .until("one shard keeps as was asked", async |cluster| {
+                let shards = shards_of(cluster, "packed").await?;
+                Ok(shards.len() == 1 && shards[0]["spec"]["engine"]["kvCache"] == kept)
+            })
+            .await?;
+        for (question, expect) in prompts()?.into_iter().take(8) {
+            let answer = ask::answer(&cluster.base_url(), "packed", &question).await?;
+            ensure!(
+                answer.trim() == expect.trim(),
+                "\"{question}\" was answered \"{answer}\", not \"{expect}\""
+            );
+        }
+        let shards = shards_of(cluster, "packed").await?;
+        reserved.push(shards[0]["spec"]["kvBytes"].as_u64().context("no bytes are reserved")?);
+    }
+    // Heads of 32 in 16 bits are 64 bytes, and in 8 bits 32 and a scale and a bias of two bytes.
+    ensure!(
+        reserved[0] * 64 == reserved[1] * 36,
+        "{reserved:?} bytes are reserved in 8 bits and as computed"
+    );
+    gone(cluster, "packed").await
+}
+
 /// What runs on a drained node goes on elsewhere; the node is empty then, and takes work again.
 pub async fn drain(cluster: &mut Cluster) -> Result<()> {
     let deployment = "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: mover}\n\

@@ -3,6 +3,7 @@
 
 pub mod architecture;
 pub mod event;
+pub mod kv;
 pub mod partition;
 pub mod request;
 pub mod shape;

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use russet_crds::{Backend, Peer, Rendezvous, ShardSpec, Transport};
+use russet_crds::{Backend, EngineOptions, KvCacheType, Peer, Rendezvous, ShardSpec, Speculation, Transport};
 use russet_rpc::ports;
 use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
@@ -156,6 +156,13 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     if let Some(tokens) = spec.kv_tokens {
         flag("kv-tokens", tokens.to_string());
     }
+    let EngineOptions { kv_cache: kept, speculation: guessing } = spec.engine;
+    if let Some(kept) = kv_cache(kept) {
+        flag("kv-cache", kept.to_owned());
+    }
+    if let Some(guessing) = speculation(guessing) {
+        flag("speculation", guessing.to_owned());
+    }
     flag("prefix-dir", prefixes.folder.display().to_string());
     flag("prefix-dir-bytes", prefixes.most_bytes.to_string());
     flag("drain-seconds", stop::DRAIN.as_secs().to_string());
@@ -175,13 +182,34 @@ fn backend(backend: Backend) -> Option<&'static str> {
     }
 }
 
+/// The engine's word for a form of cache; `None` for one that no engine of this release has.
+fn kv_cache(kept: KvCacheType) -> Option<&'static str> {
+    match kept {
+        KvCacheType::AsComputed => Some("as-computed"),
+        KvCacheType::Int8 => Some("int8"),
+        KvCacheType::Int4 => Some("int4"),
+        KvCacheType::Unknown => None,
+    }
+}
+
+/// The engine's word for who guesses; `None` for one that no engine of this release knows.
+fn speculation(guessing: Speculation) -> Option<&'static str> {
+    match guessing {
+        Speculation::PromptLookup => Some("prompt-lookup"),
+        Speculation::Off => Some("off"),
+        Speculation::Unknown => None,
+    }
+}
+
 /// Why this release cannot run a Shard: it says something only a newer release knows.
 pub fn unusable(spec: &ShardSpec) -> Option<String> {
-    let unknown = match (backend(spec.backend), spec.transport) {
-        (None, _) => "spec.backend",
-        (_, Transport::Unknown) => "spec.transport",
-        _ => return None,
-    };
+    let words = [
+        ("spec.backend", backend(spec.backend).is_some()),
+        ("spec.transport", spec.transport != Transport::Unknown),
+        ("spec.engine.kvCache", kv_cache(spec.engine.kv_cache).is_some()),
+        ("spec.engine.speculation", speculation(spec.engine.speculation).is_some()),
+    ];
+    let (unknown, _) = words.into_iter().find(|(_, known)| !known)?;
     let version = env!("CARGO_PKG_VERSION");
     Some(format!("{unknown} is a word of a newer release than this agent's {version}; update this node"))
 }
@@ -309,7 +337,7 @@ mod tests {
             "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
              --shard-uid u --listen 10.0.0.0:1 --ring-hosts 10.0.0.0:2,10.0.0.1:2 \
              --peers 0=10.0.0.0:1@n0,1=10.0.0.1:1@n1 --tls-dir /t --control-socket /s --metrics-listen 127.0.0.1:0 \
-             --context-tokens 512 --max-sequences 2 --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
+             --context-tokens 512 --max-sequences 2 --kv-cache as-computed --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
              --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
@@ -369,12 +397,29 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_newer_release_are_refused_by_the_field() {
-        for (backend, transport, field) in [
-            (Backend::Unknown, Transport::Tunnel, "spec.backend"),
-            (Backend::Ring, Transport::Unknown, "spec.transport"),
+    fn an_engine_is_told_how_to_compute() {
+        for (kv_cache, speculation, words) in [
+            (KvCacheType::AsComputed, Speculation::Off, "as-computed --speculation off"),
+            (KvCacheType::Int8, Speculation::PromptLookup, "int8 --speculation prompt-lookup"),
+            (KvCacheType::Int4, Speculation::Off, "int4 --speculation off"),
         ] {
-            let why = unusable(&ShardSpec { backend, transport, ..spec(2) }).unwrap();
+            let engine = EngineOptions { kv_cache, speculation };
+            let line = line_of(&ShardSpec { engine, ..spec(1) });
+            assert!(line.contains(&format!(" --kv-cache {words} ")), "{line}");
+        }
+    }
+
+    #[test]
+    fn words_of_a_newer_release_are_refused_by_the_field() {
+        let kept = |kv_cache| EngineOptions { kv_cache, ..EngineOptions::default() };
+        let unheard = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };
+        for (backend, transport, engine, field) in [
+            (Backend::Unknown, Transport::Tunnel, kept(KvCacheType::Int8), "spec.backend"),
+            (Backend::Ring, Transport::Unknown, kept(KvCacheType::Int8), "spec.transport"),
+            (Backend::Ring, Transport::Direct, kept(KvCacheType::Unknown), "spec.engine.kvCache"),
+            (Backend::Ring, Transport::Direct, unheard, "spec.engine.speculation"),
+        ] {
+            let why = unusable(&ShardSpec { backend, transport, engine, ..spec(2) }).unwrap();
             assert!(why.starts_with(field) && why.ends_with("update this node"), "{why}");
         }
     }

@@ -2,13 +2,13 @@
 //! with several members, each computes some of the heads.
 
 use mlx_rs::{
-    Array, Device, DeviceType,
+    Array,
     error::Exception,
-    fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention},
     ops::{concatenate, indexing::TryIndexOp},
 };
 
 use super::{
+    attend::{Scores, attend},
     batch::{Batch, Row},
     linear::Linear,
     norm::RmsNorm,
@@ -19,11 +19,6 @@ use crate::{
     cache::KvCache,
     weights::{Weights, WeightsError},
 };
-
-/// Bytes of attention scores written down at the same time. MLX's own kernel on a GPU writes none; elsewhere
-/// a prompt's would be heads × positions × context, gigabytes of a long one. The planner reserves as much
-/// (`SCORES` in plan/src/fit.rs). No smaller than it needs to be: smaller products are slower.
-const SCORES: usize = 64 << 20;
 
 /// Sizes of one attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -150,8 +145,8 @@ impl Attention {
         for (row, cache) in caches.enumerate() {
             let row = row as i32;
             let own = |all: &Array| all.try_index((row..row + 1, .., .., ..));
-            let (keys, values) = cache.append(&own(&keys)?, &own(&values)?)?;
-            attended.push(attend(&own(&queries)?, &keys, &values, self.scale(), scores)?);
+            let held = cache.append(&own(&keys)?, &own(&values)?)?;
+            attended.push(attend(&own(&queries)?, &held, self.scale(), scores)?);
         }
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
     }
@@ -168,8 +163,8 @@ impl Attention {
         let length = queries.dim(1);
         let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]);
         let queries = rope.forward(&by_head(queries)?, offset)?;
-        let (keys, values) = cache.append(&rope.forward(&by_head(keys)?, offset)?, &by_head(values)?)?;
-        let attended = attend(&queries, &keys, &values, self.scale(), scores)?;
+        let held = cache.append(&rope.forward(&by_head(keys)?, offset)?, &by_head(values)?)?;
+        let attended = attend(&queries, &held, self.scale(), scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
     }
 
@@ -196,118 +191,5 @@ impl Projected {
             }
         };
         Ok(Self { queries: span(&self.queries)?, keys: span(&self.keys)?, values: span(&self.values)? })
-    }
-}
-
-/// What the queries, the last positions of the sequence, see of it: as many of them at once as [`SCORES`]
-/// allows. A row of the result depends on no other, so the pieces are what the whole would be.
-fn attend(
-    queries: &Array,
-    keys: &Array,
-    values: &Array,
-    scale: f32,
-    scores: &mut Scores,
-) -> Result<Array, Exception> {
-    let (length, context) = (queries.dim(2), keys.dim(2));
-    // A single position may see everything, so it needs no mask.
-    let causal = || (length > 1).then_some(ScaledDotProductAttentionMask::Causal);
-    let row = row_of_scores(queries, context)?;
-    let rows = rows_at_once(row, length);
-    if rows >= length {
-        let attended = scaled_dot_product_attention(queries, keys, values, scale, causal(), None)?;
-        scores.add(row * length as usize, &attended)?;
-        return Ok(attended);
-    }
-    let mut pieces = Vec::new();
-    for from in (0..length).step_by(rows as usize) {
-        let to = length.min(from + rows);
-        // A row of a piece sees what comes before it, so the keys end with the piece's last row.
-        let seen = context - length + to;
-        let piece = scaled_dot_product_attention(
-            queries.try_index((.., .., from..to, ..))?,
-            keys.try_index((.., .., 0..seen, ..))?,
-            values.try_index((.., .., 0..seen, ..))?,
-            scale,
-            causal(),
-            None,
-        )?;
-        // At once: MLX would make room for the scores of many pieces before it frees those of the first.
-        piece.eval()?;
-        pieces.push(piece);
-    }
-    concatenate(&pieces, 2)
-}
-
-/// Bytes of scores that are written down for one position; none where MLX's own kernel writes none.
-fn row_of_scores(queries: &Array, context: i32) -> Result<usize, Exception> {
-    let (heads, width) = (queries.dim(1), queries.dim(3));
-    let on_gpu = matches!(Device::try_default()?.get_type()?, DeviceType::Gpu);
-    // The widths MLX's kernel for prompts is built for.
-    if on_gpu && matches!(width, 64 | 80 | 128) {
-        return Ok(0);
-    }
-    Ok(heads as usize * context as usize * queries.item_size())
-}
-
-/// How many of `length` positions are attended at once, where one writes `row` bytes of scores.
-fn rows_at_once(row: usize, length: i32) -> i32 {
-    SCORES.checked_div(row).map_or(length, |rows| rows.clamp(1, length.max(1) as usize) as i32)
-}
-
-/// Scores of a batch's sequences that may be there at the same time, because nothing was evaluated since.
-#[derive(Default)]
-struct Scores {
-    bytes: usize,
-    last: Option<Array>,
-}
-
-impl Scores {
-    /// Counts those of `attended`; what was attended before is evaluated first if they would be too many together.
-    fn add(&mut self, bytes: usize, attended: &Array) -> Result<(), Exception> {
-        if self.bytes + bytes > SCORES {
-            self.bytes = 0;
-            self.last.take().map_or(Ok(()), |last| last.eval())?;
-        }
-        self.bytes += bytes;
-        self.last = (bytes > 0).then(|| attended.clone());
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Numbers that differ from place to place.
-    fn numbers(shape: [i32; 4]) -> Array {
-        let count: i32 = shape.iter().product();
-        let values: Vec<f32> = (0..count).map(|place| (place as f32 * 0.37).sin()).collect();
-        Array::from_slice(&values, &shape)
-    }
-
-    #[test]
-    fn a_long_prompt_in_pieces_sees_what_the_whole_sees() {
-        // Scores of 164 MB, so three pieces; heads of two values each keep it quick.
-        let (heads, length, context) = (512, 40, 2000);
-        let queries = numbers([1, heads, length, 2]);
-        let (keys, values) = (numbers([1, 1, context, 2]), numbers([1, 1, context, 2]));
-        assert_eq!(rows_at_once(row_of_scores(&queries, context).unwrap(), length), 16);
-        let pieces = attend(&queries, &keys, &values, 1.0, &mut Scores::default()).unwrap();
-        let mask = Some(ScaledDotProductAttentionMask::Causal);
-        let whole = scaled_dot_product_attention(&queries, &keys, &values, 1.0, mask, None).unwrap();
-        let (pieces, whole) = (pieces.contiguous().unwrap(), whole.contiguous().unwrap());
-        for (place, (piece, whole)) in
-            pieces.as_slice::<f32>().iter().zip(whole.as_slice::<f32>()).enumerate()
-        {
-            assert!((piece - whole).abs() < 1e-5, "{piece} and {whole} at {place}");
-        }
-    }
-
-    #[test]
-    fn one_token_and_short_prompts_are_never_cut() {
-        for (length, context) in [(1, 100_000), (1, 16_000_000), (300, 300), (1000, 1000)] {
-            let queries = Array::zeros::<f32>(&[1, 12, length, 64]).unwrap();
-            assert_eq!(rows_at_once(row_of_scores(&queries, context).unwrap(), length), length);
-        }
     }
 }

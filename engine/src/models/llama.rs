@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::{Architecture, ConfigError, Configuration, Model, ModelError};
 use crate::{
-    cache::KvCache,
+    args::KvCacheType,
+    cache::{KvCache, form::Form},
     layers::{
         attention::{Attention, AttentionShape},
         batch::Batch,
@@ -174,6 +175,11 @@ impl Configuration for Config {
         Ok(())
     }
 
+    fn cache_form(&self, asked: KvCacheType) -> Result<Form, ConfigError> {
+        let head_dim = self.attention().head_dim;
+        Form::new(asked, head_dim).ok_or(ConfigError::Cache { head_dim })
+    }
+
     /// Files that do not say are tied exactly if they bring no head.
     fn tied(&self, checkpoint: &mut Checkpoint) -> Result<bool, WeightsError> {
         match self.tie_word_embeddings {
@@ -262,8 +268,8 @@ impl Block {
 }
 
 impl Model for Llama {
-    fn new_cache(&self) -> Vec<KvCache> {
-        self.blocks.iter().map(|_| KvCache::default()).collect()
+    fn new_cache(&self, form: Form) -> Vec<KvCache> {
+        self.blocks.iter().map(|_| KvCache::new(form)).collect()
     }
 
     fn embed(&self, tokens: &Array) -> Result<Array, ModelError> {

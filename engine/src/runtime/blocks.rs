@@ -1,5 +1,5 @@
-//! The blocks of one rank: copies of spans of its caches, all layers of a span in one array each of keys and
-//! values, in memory and, where there is a shelf, on disk.
+//! The blocks of one rank: copies of spans of its caches, all layers of a span in one array for each part of a
+//! cache, in memory and, where there is a shelf, on disk.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use crate::{
         Kept,
         chain::{BLOCK, Key},
     },
-    shelf::{Record, Shelf},
+    shelf::{Part, Record, Shelf},
 };
 
 /// Blocks that are copied at a time: more would need more memory for a moment.
@@ -28,23 +28,25 @@ pub const AT_ONCE: usize = 16;
 /// Bytes of blocks that are nowhere but on their way to disk.
 const MOST_ON_THEIR_WAY: usize = 256 << 20;
 
-/// Keys and values of a block, `[layers, heads, BLOCK, width]` each.
+/// The parts of a block, `[layers, heads, BLOCK, width]` each.
 #[derive(Debug)]
 struct Block {
-    parts: [Array; 2],
+    parts: Vec<Array>,
     /// The same, byte by byte.
-    bytes: [Array; 2],
+    bytes: Vec<Array>,
 }
 
 impl Block {
     fn record(&self) -> Option<Record> {
-        let dtype = self.parts.iter().map(Array::dtype).next().and_then(word_of)?.to_owned();
-        let parts = self.bytes.iter().map(|part| part.try_as_slice::<u8>().map(<[u8]>::to_vec));
-        Some(Record {
-            dtype,
-            shape: self.parts[0].shape().to_vec(),
-            parts: parts.collect::<Result<_, _>>().ok()?,
-        })
+        let part = |(part, bytes): (&Array, &Array)| {
+            Some(Part {
+                dtype: word_of(part.dtype())?.to_owned(),
+                shape: part.shape().to_vec(),
+                bytes: bytes.try_as_slice::<u8>().ok()?.to_vec(),
+            })
+        };
+        let parts = self.parts.iter().zip(&self.bytes).map(part);
+        Some(Record { parts: parts.collect::<Option<_>>()? })
     }
 
     fn bytes(&self) -> usize {
@@ -113,7 +115,7 @@ impl Blocks {
         for (key, record) in blocks {
             let parts = match (self.held.get(&key), record) {
                 (Some(block), _) => block.lock().parts.clone(),
-                (None, Some(record)) => match arrays(&record, caches.len()) {
+                (None, Some(record)) => match arrays(&record, caches) {
                     Some(parts) => parts,
                     None => break,
                 },
@@ -127,7 +129,7 @@ impl Blocks {
                     let layers = blocks.iter().map(|parts| parts[part].try_index(layer..layer + 1));
                     concatenate(&layers.collect::<Result<Vec<_>, _>>()?, 2)
                 };
-                cache.append(&joined(0)?, &joined(1)?)?;
+                cache.extend((0..cache.form().arrays()).map(joined).collect::<Result<_, _>>()?)?;
                 // Layer by layer, so that no more than one is there twice.
                 eval(&cache.witness()?)?;
             }
@@ -150,29 +152,35 @@ fn copy(caches: &[KvCache], index: u32) -> Result<Option<Block>, Exception> {
     let positions = from..from + BLOCK as i32;
     let layers = caches.iter().map(|cache| cache.cut(positions.clone()));
     let Some(layers) = layers.collect::<Result<Option<Vec<_>>, _>>()? else { return Ok(None) };
-    let (keys, values): (Vec<Array>, Vec<Array>) =
-        layers.into_iter().map(|[keys, values]| (keys, values)).unzip();
     // Of one layer it would be no copy.
-    let joined = |parts: &[Array]| concatenate(parts, 0)?.contiguous();
-    let parts = [joined(&keys)?, joined(&values)?];
-    let bytes = |part: &Array| part.view_dtype(Dtype::Uint8);
-    Ok(Some(Block { bytes: [bytes(&parts[0])?, bytes(&parts[1])?], parts }))
+    let joined = |part: usize| {
+        let layers = layers.iter().map(|parts| &parts[part]);
+        concatenate(&layers.collect::<Vec<_>>(), 0)?.contiguous()
+    };
+    let count = layers.first().map_or(0, Vec::len);
+    let parts = (0..count).map(joined).collect::<Result<Vec<_>, _>>()?;
+    let bytes = parts.iter().map(|part| part.view_dtype(Dtype::Uint8)).collect::<Result<_, _>>()?;
+    Ok(Some(Block { bytes, parts }))
 }
 
 /// A block as it was, unless it belongs to another model.
-fn arrays(record: &Record, layers: usize) -> Option<[Array; 2]> {
-    let dtype = DTYPES.iter().find(|(_, word)| *word == record.dtype).map(|(dtype, _)| *dtype)?;
-    let fits = record.shape.first() == Some(&(layers as i32)) && record.shape.get(2) == Some(&(BLOCK as i32));
-    let array = |part: &Vec<u8>| russet_mlx::array::from_bytes(part, &record.shape, dtype).ok();
-    match record.parts.as_slice() {
-        [keys, values] if fits => Some([array(keys)?, array(values)?]),
-        _ => None,
-    }
+fn arrays(record: &Record, caches: &[KvCache]) -> Option<Vec<Array>> {
+    let array = |Part { dtype, shape, bytes }: &Part| {
+        let dtype = DTYPES.iter().find(|(_, word)| word == dtype).map(|(dtype, _)| *dtype)?;
+        let fits = shape.first() == Some(&(caches.len() as i32)) && shape.get(2) == Some(&(BLOCK as i32));
+        fits.then(|| russet_mlx::array::from_bytes(bytes, shape, dtype).ok())?
+    };
+    let fits = caches.iter().all(|cache| cache.form().arrays() == record.parts.len());
+    fits.then(|| record.parts.iter().map(array).collect())?
 }
 
 /// Element types of caches, and their words in files.
-const DTYPES: [(Dtype, &str); 3] =
-    [(Dtype::Float32, "float32"), (Dtype::Float16, "float16"), (Dtype::Bfloat16, "bfloat16")];
+const DTYPES: [(Dtype, &str); 4] = [
+    (Dtype::Float32, "float32"),
+    (Dtype::Float16, "float16"),
+    (Dtype::Bfloat16, "bfloat16"),
+    (Dtype::Uint32, "uint32"),
+];
 
 fn word_of(dtype: Dtype) -> Option<&'static str> {
     DTYPES.iter().find(|(other, _)| *other == dtype).map(|(_, word)| *word)
@@ -181,19 +189,34 @@ fn word_of(dtype: Dtype) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{args::KvCacheType, cache::form::Form};
 
     const LAYERS: i32 = 3;
 
+    const WIDTH: i32 = 32;
+
+    /// The element type of what is computed, and the form in which it is kept.
+    const KINDS: [(Dtype, KvCacheType); 4] = [
+        (Dtype::Float32, KvCacheType::AsComputed),
+        (Dtype::Bfloat16, KvCacheType::AsComputed),
+        (Dtype::Float32, KvCacheType::Int8),
+        (Dtype::Bfloat16, KvCacheType::Int4),
+    ];
+
+    fn empty(kind: KvCacheType) -> KvCache {
+        KvCache::new(Form::new(kind, WIDTH as usize).unwrap())
+    }
+
     /// Caches of some layers in which every number says where it is.
-    fn caches(positions: i32, dtype: Dtype) -> Vec<KvCache> {
+    fn caches(positions: i32, dtype: Dtype, kind: KvCacheType) -> Vec<KvCache> {
         let numbers = |layer: i32, sign: f32| {
-            let values: Vec<f32> = (0..2 * positions * 4)
-                .map(|place| sign * (layer * 1000 + place % (positions * 4)) as f32)
+            let values: Vec<f32> = (0..2 * positions * WIDTH)
+                .map(|place| sign * (layer * 1000 + place % (positions * WIDTH)) as f32)
                 .collect();
-            Array::from_slice(&values, &[1, 2, positions, 4]).as_dtype(dtype).unwrap()
+            Array::from_slice(&values, &[1, 2, positions, WIDTH]).as_dtype(dtype).unwrap()
         };
         let cache = |layer| {
-            let mut cache = KvCache::default();
+            let mut cache = empty(kind);
             cache.append(&numbers(layer, 1.0), &numbers(layer, -1.0)).unwrap();
             cache
         };
@@ -207,30 +230,27 @@ mod tests {
     fn same(one: &[KvCache], other: &[KvCache], positions: i32) {
         for (one, other) in one.iter().zip(other) {
             assert_eq!((one.offset(), other.offset() >= positions), (positions, true));
-            let numbers = |cache: &KvCache| {
-                cache
-                    .cut(0..positions)
-                    .unwrap()
-                    .unwrap()
-                    .map(|part| part.as_dtype(Dtype::Float32).unwrap().contiguous().unwrap())
-                    .map(|part| part.as_slice::<f32>().to_vec())
+            let bytes = |cache: &KvCache| -> Vec<Vec<u8>> {
+                let parts = cache.cut(0..positions).unwrap().unwrap().into_iter();
+                let parts = parts.map(|part| part.contiguous().unwrap().view_dtype(Dtype::Uint8).unwrap());
+                parts.map(|part| part.as_slice::<u8>().to_vec()).collect()
             };
-            assert_eq!(numbers(one), numbers(other));
+            assert!(bytes(one) == bytes(other), "{:?}", one.form());
         }
     }
 
     #[test]
     fn what_was_kept_is_what_was_there() {
-        for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            let caches = caches(300, dtype);
+        for (dtype, kind) in KINDS {
+            let caches = caches(300, dtype, kind);
             let mut blocks = Blocks::default();
             blocks.keep(&caches, &(0..4).map(|index| kept(index, true, false)).collect::<Vec<_>>()).unwrap();
-            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| KvCache::default()).collect();
+            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             let keys = |count: u32| (0..count).map(|index| (kept(index, true, false).key, None)).collect();
             assert_eq!(blocks.fill(&mut other, keys(4)).unwrap(), 4);
             same(&other, &caches, 256);
             blocks.forget(&[kept(2, true, false).key], &[]);
-            let mut third: Vec<KvCache> = (0..LAYERS).map(|_| KvCache::default()).collect();
+            let mut third: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             assert_eq!(blocks.fill(&mut third, keys(4)).unwrap(), 2, "the third block is gone");
             same(&third, &caches, 128);
         }
@@ -239,9 +259,9 @@ mod tests {
     #[test]
     fn what_was_on_disk_is_what_was_there() {
         let dir = tempfile::tempdir().unwrap();
-        for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            let caches = caches(300, dtype);
-            let shelf = Shelf::open(dir.path(), word_of(dtype).unwrap(), 1 << 30).unwrap();
+        for (dtype, kind) in KINDS {
+            let caches = caches(300, dtype, kind);
+            let shelf = Shelf::open(dir.path(), &format!("{dtype:?}-{kind:?}"), 1 << 30).unwrap();
             let mut blocks = Blocks::new(Some(shelf.clone()));
             // The last one is nowhere but on its way to disk.
             let all: Vec<Kept> = (0..4).map(|index| kept(index, index < 3, true)).collect();
@@ -250,12 +270,18 @@ mod tests {
                 std::thread::yield_now();
             }
             let read = all.iter().map(|kept| (kept.key, Some(shelf.read(kept.key).unwrap()))).collect();
-            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| KvCache::default()).collect();
+            let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             assert_eq!(Blocks::default().fill(&mut other, read).unwrap(), 4);
             same(&other, &caches, 256);
-            let mut fewer: Vec<KvCache> = vec![KvCache::default()];
-            let foreign = vec![(all[0].key, Some(shelf.read(all[0].key).unwrap()))];
-            assert_eq!(Blocks::default().fill(&mut fewer, foreign).unwrap(), 0, "another model's block");
+            let foreign = || vec![(all[0].key, Some(shelf.read(all[0].key).unwrap()))];
+            let mut fewer: Vec<KvCache> = vec![empty(kind)];
+            assert_eq!(Blocks::default().fill(&mut fewer, foreign()).unwrap(), 0, "another model's block");
+            let otherwise = match kind {
+                KvCacheType::AsComputed => KvCacheType::Int8,
+                _ => KvCacheType::AsComputed,
+            };
+            let mut others: Vec<KvCache> = (0..LAYERS).map(|_| empty(otherwise)).collect();
+            assert_eq!(Blocks::default().fill(&mut others, foreign()).unwrap(), 0, "another form's block");
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{
     InDetail, RuntimeConfig, RuntimeError, Stepped, blocks::Blocks, groups, groups::Groups, part_of,
 };
 use crate::{
-    cache::KvCache,
+    cache::{KvCache, form::Form},
     compute::{Addresses, Choice, Step},
     guess,
     jaccl::Devices,
@@ -48,6 +48,8 @@ pub(super) struct Rank {
     width: i32,
     /// Element type of the hidden states between ranks, the same on all of them.
     hidden: Dtype,
+    /// In what form layers keep keys and values.
+    form: Form,
     /// `None` until joined.
     groups: Option<Groups>,
     sequences: HashMap<u32, Sequence>,
@@ -98,6 +100,7 @@ impl Rank {
         let configuration = models::configure(&config.model_dir)?;
         let part = part_of(config, configuration.layers())?;
         configuration.check_members(part.tensor_size)?;
+        let form = configuration.cache_form(config.kv_cache)?;
         let mut checkpoint = Checkpoint::open(&config.model_dir)?;
         let tied = configuration.tied(&mut checkpoint)?;
 
@@ -124,6 +127,7 @@ impl Rank {
             vocabulary: configuration.vocabulary() as u32,
             width: configuration.width() as i32,
             hidden,
+            form,
             groups: None,
             sequences: HashMap::new(),
             blocks: Blocks::new(shelf),
@@ -186,7 +190,8 @@ impl Rank {
         slot: u32,
         blocks: Vec<(Key, Option<Record>)>,
     ) -> Result<u32, RuntimeError> {
-        let sequence = self.sequences.entry(slot).or_insert_with(|| Sequence::new(self.model.new_cache()));
+        let sequence =
+            self.sequences.entry(slot).or_insert_with(|| Sequence::new(self.model.new_cache(self.form)));
         let filled = self.blocks.fill(&mut sequence.cache, blocks);
         let count = filled.map_err(|error| self.failed(&error))?;
         if let Some(sequence) = self.sequences.get_mut(&slot) {
@@ -215,7 +220,7 @@ impl Rank {
         let mut sequences = Vec::with_capacity(steps.len());
         for step in &steps {
             let sequence = self.sequences.remove(&step.slot);
-            let sequence = sequence.unwrap_or_else(|| Sequence::new(self.model.new_cache()));
+            let sequence = sequence.unwrap_or_else(|| Sequence::new(self.model.new_cache(self.form)));
             self.check(step, &sequence)?;
             sequences.push(sequence);
         }

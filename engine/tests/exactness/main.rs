@@ -5,7 +5,8 @@
 //! **The rule.** Log-probabilities differ by at most the tolerance. Tokens are equal wherever the gap between
 //! the oracle's two best tokens exceeds ten times the tolerance; elsewhere a different token is excused,
 //! counted and printed, and at most one in a hundred tokens may be. After an excused token both go on
-//! with the oracle's. (A stage in 16 bits beside a single rank rounds its sums otherwise; `Rule::rounding`.)
+//! with the oracle's. (A stage in 16 bits beside a single rank rounds its sums otherwise, and so do
+//! quantised caches in batches; `Rule::rounding`.)
 //!
 //! `RUSSET_ORACLE` names the folder that `oracle.py` filled; `cargo xtask test` sets it. Without it there is
 //! nothing to compare with, which under CI is a failure.
@@ -26,6 +27,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
+use russet_engine::args::KvCacheType;
 use serde::{Deserialize, Serialize};
 
 use group::Group;
@@ -44,6 +46,9 @@ struct Oracle {
     vocabulary: usize,
     widen: bool,
     dtype: String,
+    /// Bits of the numbers in mlx-lm's quantised caches; none where it keeps them as computed.
+    #[serde(default)]
+    kv_bits: Option<u32>,
     splits: Vec<Vec<u32>>,
     /// Members of a stage → layers per stage.
     #[serde(default)]
@@ -58,6 +63,15 @@ impl Oracle {
         let path = folder.join("oracle.json");
         let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(serde_json::from_slice(&text)?)
+    }
+
+    fn kv_cache(&self) -> Result<KvCacheType> {
+        match self.kv_bits {
+            None => Ok(KvCacheType::AsComputed),
+            Some(8) => Ok(KvCacheType::Int8),
+            Some(4) => Ok(KvCacheType::Int4),
+            Some(other) => bail!("the oracle has caches of {other} bits, which the engine has not"),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use russet_agent::store::{Context, Store, Wanted};
+use russet_crds::{EngineOptions, KvCacheType};
 use russet_plan::fit::{ENGINE_BASE, Fit, Need, Room};
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
@@ -92,7 +93,8 @@ async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec
     lab.dtype = "auto"; // as agents start them
     lab.context_tokens = room.context_tokens;
     // No agent watches these engines, and nobody could read what they say.
-    lab.flags = vec!["--orphan-seconds", "3600", "--no-smoke-prompt"];
+    lab.flags =
+        vec!["--orphan-seconds", "3600", "--no-smoke-prompt", "--kv-cache", word(room.engine.kv_cache)];
     if let Some(tokens) = room.kv_tokens {
         lab.flags.extend(["--kv-tokens", tokens.to_string().leak()]);
     }
@@ -114,6 +116,16 @@ async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec
     peaks
 }
 
+/// The engine's word for a form of cache.
+fn word(kv_cache: KvCacheType) -> &'static str {
+    match kv_cache {
+        KvCacheType::AsComputed => "as-computed",
+        KvCacheType::Int8 => "int8",
+        KvCacheType::Int4 => "int4",
+        KvCacheType::Unknown => panic!("no engine of this release has it"),
+    }
+}
+
 /// How an answer ended.
 async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -> Event {
     let mut events = client.generate(GenerateRequest::from(request)).await.unwrap().into_inner();
@@ -130,8 +142,11 @@ async fn end_of(mut client: EngineClient<Channel>, request: GenerationRequest) -
 async fn engines_never_take_more_than_was_planned() {
     // All there is room for at once, and one that waits until another is done.
     for kv_tokens in [None, Some(1500)] {
-        let room = Room { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0 };
-        small_model_takes_no_more(room).await;
+        for kv_cache in [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4] {
+            let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
+            let room = Room { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
+            small_model_takes_no_more(room).await;
+        }
     }
 }
 
@@ -167,8 +182,9 @@ async fn small_model_takes_no_more(room: Room) {
 async fn large_models() {
     // As a deployment that does not say.
     let headroom_percent = 5;
-    for (what, sizes, context_tokens, max_sequences) in weights::LARGE {
-        let room = Room { context_tokens, max_sequences, kv_tokens: None, headroom_percent };
+    for (what, sizes, context_tokens, max_sequences, kv_cache) in weights::LARGE {
+        let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
+        let room = Room { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
         let model = weights::write(&sizes);
         measure(model.path(), &sizes, room, |Rank { name, need, peak, process }| {
             let Need { weights, kv, overhead } = need;

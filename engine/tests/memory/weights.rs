@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write as _};
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use russet_crds::KvCacheType;
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
@@ -34,27 +35,25 @@ pub struct Sizes {
     pub tied: bool,
 }
 
-/// Models of more than a gigabyte, with their context and their number of sequences. A CPU computes 16-bit and
-/// packed numbers slowly, so most of those models is embedding and head, which cost nothing while a prompt
-/// is read.
-pub const LARGE: [(&str, Sizes, u32, u32); 3] = [
-    (
-        "Llama, float32, grouped heads",
-        Sizes {
-            model_type: "llama",
-            numbers: Numbers::F32,
-            hidden: 1024,
-            intermediate: 1024,
-            heads: 16,
-            kv_heads: 8,
-            head_dim: 128,
-            layers: 4,
-            vocabulary: 128_256,
-            tied: false,
-        },
-        1024,
-        4,
-    ),
+const GROUPED: Sizes = Sizes {
+    model_type: "llama",
+    numbers: Numbers::F32,
+    hidden: 1024,
+    intermediate: 1024,
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    layers: 4,
+    vocabulary: 128_256,
+    tied: false,
+};
+
+/// Models of more than a gigabyte, with their context, their number of sequences and the form of their caches. A CPU
+/// computes 16-bit and packed numbers slowly, so most of those models is embedding and head, which cost nothing while
+/// a prompt is read.
+pub const LARGE: [(&str, Sizes, u32, u32, KvCacheType); 4] = [
+    ("Llama, float32, grouped heads", GROUPED, 1024, 4, KvCacheType::AsComputed),
+    ("Llama, float32, grouped heads, KV in 8 bits", GROUPED, 1024, 4, KvCacheType::Int8),
     (
         "Llama, 4-bit",
         Sizes {
@@ -71,6 +70,7 @@ pub const LARGE: [(&str, Sizes, u32, u32); 3] = [
         },
         512,
         4,
+        KvCacheType::AsComputed,
     ),
     (
         "Qwen3, bfloat16, tied",
@@ -88,6 +88,7 @@ pub const LARGE: [(&str, Sizes, u32, u32); 3] = [
         },
         512,
         4,
+        KvCacheType::AsComputed,
     ),
 ];
 

@@ -249,6 +249,7 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardS
         context_tokens: plan.context_tokens,
         max_sequences: plan.max_sequences,
         kv_tokens: plan.kv_tokens,
+        engine: plan.engine,
         epoch,
         peers: told.peers.clone(),
     }

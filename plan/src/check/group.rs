@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, Link, LinkKind};
+use russet_crds::{Backend, BackendChoice, FabricKind, GroupMember, GroupPlan, KvCacheType, Link, LinkKind};
 
 use super::Violation;
 use crate::place::Placement;
@@ -73,6 +73,11 @@ pub fn check(
         match view.nodes.get(&member.node_name) {
             Some(node) if node.availability == Availability::Open => {
                 builds.insert(&node.engine_build);
+                let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
+                for option in plan.engine.asked().filter(lacks) {
+                    let (group, node) = (group(), member.node_name.clone());
+                    wrong.push(Violation::Option { group, node, option });
+                }
                 if size > 1 && !node.cuts_layers {
                     wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
                 }
@@ -135,7 +140,7 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
             if embeds || (head && shape.tied) {
                 takes += u128::from(shape.embedding_bytes);
             }
-            takes += u128::from(shape.kv_bytes_per_token_per_layer)
+            takes += kept(want)
                 * u128::from(member.layers)
                 * u128::from(match want.room.kv_tokens {
                     Some(tokens) => tokens,
@@ -150,6 +155,20 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
                 wrong.push(Violation::Reservation { group, rank, reserved, takes });
             }
         }
+    }
+}
+
+/// Bytes of a token in one layer's cache: of each head its numbers, and a scale and a bias for each of its groups.
+fn kept(want: &ValidDeployment) -> u128 {
+    let shape = &want.shape;
+    let (heads, width) = (2 * u128::from(shape.key_value_heads), u128::from(shape.head_dim));
+    let computed = u128::from(shape.kv_bytes_per_token_per_layer);
+    let group = if width.is_multiple_of(64) { 64 } else { 32 };
+    let per_head = |bits: u128| width * bits / 8 + width / group * 2 * (computed / (heads * width).max(1));
+    match want.room.engine.kv_cache {
+        KvCacheType::AsComputed | KvCacheType::Unknown => computed,
+        KvCacheType::Int8 => heads * per_head(8),
+        KvCacheType::Int4 => heads * per_head(4),
     }
 }
 

@@ -106,6 +106,11 @@ impl fmt::Display for Note {
                     "node {node}: its engine does not offer the ring backend, which groups of several ranks need"
                 )
             }
+            Note::NoOption { node, build, option } => write!(
+                out,
+                "node {node}: its engine ({}) is of a release that has no engine.{option}; update the node",
+                build.as_deref().unwrap_or("an unknown build")
+            ),
             Note::NoTensor { node, build } => write!(
                 out,
                 "node {node}: its engine ({}) is of a release that cannot cut layers; update the node",

@@ -117,6 +117,7 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
         && plan.context_tokens == want.room.context_tokens
         && plan.max_sequences == want.room.max_sequences
         && plan.kv_tokens == want.room.kv_tokens
+        && plan.engine == want.room.engine
 }
 
 /// Whether its nodes may go on with it. Pools count when a group is placed: one that was placed in those

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use russet_crds::{
-    BackendChoice, FabricKind, GroupMember, KvRoom, Link, LinkKind, LocalReference, ModelDeploymentSpec,
-    Sharding, ShardingMode,
+    BackendChoice, EngineOptions, FabricKind, GroupMember, KvCacheType, KvRoom, Link, LinkKind,
+    LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
 };
 use russet_wire::shape::ModelShape;
 
@@ -34,6 +34,7 @@ fn node(gib: u64) -> Node {
         engine_build: Some("1".to_owned()),
         backends: vec!["ring".to_owned()],
         cuts_layers: true,
+        engine_options: vec!["kvCache".to_owned()],
         ..Node::default()
     }
 }
@@ -236,6 +237,47 @@ fn an_edit_surges_when_memory_allows_and_drains_first_when_not() {
 }
 
 #[test]
+fn a_quantised_cache_fits_where_one_as_computed_does_not_and_is_a_plan_of_its_own() {
+    let mut before = view(&[("a", 12)], 4);
+    let shape = before.models.values_mut().next().unwrap();
+    (shape.head_dim, shape.key_value_heads, shape.context_length) = (128, 8, 0);
+    shape.kv_bytes_per_token_per_layer = 4096;
+    // Eight conversations of 64 Ki tokens: 8 GiB of KV cache, 4.3 GiB in 8 bits, 2.3 GiB in 4; beside 4 GiB of weights.
+    let asks = |kv_cache| {
+        let mut spec = spec(ShardingMode::Auto, None, 1);
+        let kv = KvRoom { context_tokens: 1 << 16, max_sequences: 8, kv_tokens: None, headroom_percent: 0 };
+        spec.sharding.as_mut().unwrap().kv = kv;
+        want(
+            &before,
+            &ModelDeploymentSpec { engine: EngineOptions { kv_cache, ..EngineOptions::default() }, ..spec },
+        )
+    };
+    let eight = asks(KvCacheType::Int8);
+    for (kv_cache, kv) in [
+        (KvCacheType::AsComputed, None),
+        (KvCacheType::Int8, Some((4 * (2048 + 128)) << 19)),
+        (KvCacheType::Int4, Some((4 * (1024 + 128)) << 19)),
+    ] {
+        let placement = checked(&before, &asks(kv_cache)).0;
+        let plans: Vec<&GroupPlan> = placement.create.iter().map(|new| &new.plan).collect();
+        assert_eq!(plans.first().map(|plan| plan.members[0].kv_bytes), kv, "{kv_cache:?}");
+        assert!(plans.iter().all(|plan| plan.engine.kv_cache == kv_cache));
+    }
+    let mut older = before.clone();
+    older.nodes.get_mut("a").unwrap().engine_options.clear();
+    let (placement, notes) = checked(&older, &eight);
+    assert!(
+        placement.create.is_empty() && notes.contains("has no engine.kvCache; update the node"),
+        "{notes}"
+    );
+    // An edit of it is rolled out like any other.
+    let now = ready(checked(&before, &eight).0.apply(&before, &eight));
+    assert!(checked(&now, &eight).0.is_empty());
+    let step = checked(&now, &asks(KvCacheType::Int4)).0;
+    assert_eq!(step.delete[0].why, Removal::Drained, "there is no room for both");
+}
+
+#[test]
 fn what_runs_is_never_drained_for_something_that_fits_nowhere() {
     let before = view(&[("a", 5)], 4);
     let one = want(&before, &spec(ShardingMode::Auto, None, 1));
@@ -268,6 +310,8 @@ fn a_plan_of_another_model_or_size_has_another_hash() {
 }
 
 fn random_view(seeded: &mut Seeded) -> Snapshot {
+    // Drawn apart, so that everything else stays as these seeds have always drawn it.
+    let mut apart = Seeded(seeded.0 ^ 1);
     let mut view = Snapshot::default();
     for index in 0..seeded.below(8) {
         let availability = match seeded.below(12) {
@@ -290,6 +334,7 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
                 _ => vec!["ring".to_owned(), "jaccl".to_owned()],
             },
             cuts_layers: seeded.below(8) > 0,
+            engine_options: (0..apart.below(8).min(1)).map(|_| "kvCache".to_owned()).collect(),
             links: Vec::new(),
             machine: None,
             labels: match seeded.below(4) {
@@ -465,6 +510,11 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             _ => Vec::new(),
         },
         replicas: seeded.below(4) as i32,
+        engine: EngineOptions {
+            kv_cache: [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4]
+                [Seeded(seeded.0 ^ 1).below(3) as usize],
+            ..EngineOptions::default()
+        },
         ..ModelDeploymentSpec::default()
     }
 }
@@ -567,6 +617,7 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         }
         for node in view.nodes.values_mut() {
             (node.engine_build, node.links) = (None, Vec::new());
+            node.engine_options = vec!["kvCache".to_owned()];
         }
         let spec =
             ModelDeploymentSpec { pool_refs: Vec::new(), replicas: 1, ..random_spec(&mut seeded, &view) };

@@ -99,6 +99,13 @@ pub fn ways(
             notes.push(Note::Closed { node: name.clone(), availability: node.availability });
             continue;
         }
+        // The engine of an older release would compute as it always did, in memory that was not reserved for that.
+        let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
+        if let Some(option) = want.room.engine.asked().find(lacks) {
+            let build = node.engine_build.clone();
+            notes.push(Note::NoOption { node: name.clone(), build, option });
+            continue;
+        }
         match outlook.as_ref().map_or(Ok(0.0), |outlook| outlook.fetch(name)) {
             Ok(0.0) => {}
             Ok(fetch) => drop(look.fetches.insert(name, fetch)),
@@ -129,7 +136,7 @@ pub fn ways(
         seats.push(seat);
     }
     if seats.is_empty() {
-        if !notes.iter().any(|note| matches!(note, Note::Disk { .. })) {
+        if !notes.iter().any(|note| matches!(note, Note::Disk { .. } | Note::NoOption { .. })) {
             notes.push(no_nodes(view, want));
         }
         return Err(notes);

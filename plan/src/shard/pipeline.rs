@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn layers_are_even_where_memory_allows_and_follow_memory_where_not() {
-        let room = Room { context_tokens: 16, max_sequences: 1, kv_tokens: None, headroom_percent: 0 };
+        let room = Room { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..Room::default() };
         for (layers, layer, embedding, free, ranks, want) in [
             (4, GIB, 0, vec![16, 16], 2, "a2 b2"),
             (5, GIB, 0, vec![16, 16, 16], 3, "a1 b2 c2"), // ties leave rank 0, which samples, the least
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn an_explicit_split_is_honoured_and_its_largest_rank_gets_the_largest_node() {
-        let room = Room { context_tokens: 16, max_sequences: 1, kv_tokens: None, headroom_percent: 0 };
+        let room = Room { context_tokens: 16, max_sequences: 1, headroom_percent: 0, ..Room::default() };
         let shape = shape(5, GIB, 0);
         let fit = Fit::new(&shape, room);
         for (free, layers, want) in [

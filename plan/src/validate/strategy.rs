@@ -1,6 +1,6 @@
 //! Whether a ShardingStrategy can work: by itself, and for the models of the deployments that use it.
 
-use russet_crds::Sharding;
+use russet_crds::{EngineOptions, Sharding};
 use russet_wire::shape::ModelShape;
 
 use super::{Asked, shape_notes, split};
@@ -49,7 +49,7 @@ pub fn judge<'a>(
 
 fn notes(asked: &Asked, shape: &ModelShape) -> Vec<Note> {
     let mut notes = Vec::new();
-    asked.room(shape, &mut notes);
+    asked.room(shape, EngineOptions::default(), &mut notes);
     asked.links(&mut notes);
     split::split(asked, shape, &mut notes);
     notes

@@ -156,6 +156,7 @@ fn shard(group: &ShardGroup, member: &GroupMember) -> Shard {
         weight_bytes: member.weight_bytes,
         kv_bytes: member.kv_bytes,
         overhead_bytes: member.overhead_bytes,
+        engine: group.spec.plan.engine,
         epoch: 1,
         ..ShardSpec::default()
     };

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, names};
+use russet_crds::{
+    ENGINE_OPTIONS, InferenceNode, InferenceNodeSpec, InferenceNodeStatus, NodeDisk, NodeMemory, names,
+};
 use russet_plan::quantity;
 
 use super::script::label;
@@ -85,6 +87,7 @@ impl Machine {
             memory: measured.then_some(memory),
             backends: backends.clone(),
             sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
+            engine_options: ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect(),
             engine_build: Some(build.clone()),
             disk: disk.map(|bytes| NodeDisk { models_limit_bytes: Some(bytes), ..NodeDisk::default() }),
             ..InferenceNodeStatus::default()
