@@ -337,7 +337,7 @@ mod tests {
             "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
              --shard-uid u --listen 10.0.0.0:1 --ring-hosts 10.0.0.0:2,10.0.0.1:2 \
              --peers 0=10.0.0.0:1@n0,1=10.0.0.1:1@n1 --tls-dir /t --control-socket /s --metrics-listen 127.0.0.1:0 \
-             --context-tokens 512 --max-sequences 2 --kv-cache as-computed --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
+             --context-tokens 512 --max-sequences 2 --kv-cache as-computed --speculation prompt-lookup --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
              --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
