@@ -126,7 +126,7 @@ impl Schedule {
         };
         let alone = followers.is_empty();
         let (sender, jobs) = mpsc::unbounded_channel();
-        let places = Places::new(metrics.clone());
+        let places = Places::new(metrics.clone(), max_sequences);
         let born = Instant::now();
         let entrance = Entrance {
             jobs: sender,
