@@ -104,7 +104,7 @@ impl Drawn {
             round,
             aim,
             rank: (turn % 2) as i64,
-            fault: if turn / 2 % 2 == 0 { Fault::Kill } else { Fault::Freeze },
+            fault: if (turn / 2).is_multiple_of(2) { Fault::Kill } else { Fault::Freeze },
             first: draw("first", 2) as i64,
             mark: marks[draw("mark", marks.len())],
             streams: match aim {
