@@ -35,6 +35,7 @@ impl Solo {
             blas_threads: 1,
             wired: false,
             shelf: None,
+            draft_dir: None,
         };
         let runtime = Runtime::start(config).unwrap();
         Self { tokens: Tokens::load(model).unwrap(), runtime: Mutex::new(runtime) }
