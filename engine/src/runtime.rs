@@ -35,7 +35,7 @@ use crate::{
     meter::{Meter, Totals},
     models::{ConfigError, ModelError},
     pulse::{Batches, Pulse},
-    shelf::{Record, Shelf},
+    shelf::{Record, Shelf, ShelfError},
     weights::{LoadDtype, WeightsError},
 };
 use drafter::Drafter;
@@ -315,7 +315,11 @@ impl Compute for Runtime {
         let read = move |key: &Key| {
             let record = shelf.as_ref().map(|shelf| shelf.read(*key));
             let record = record.and_then(|record| {
-                record.inspect_err(|error| tracing::warn!(%error, "a block is not on disk")).ok()
+                let say = |error: &ShelfError| match error {
+                    ShelfError::Gone { .. } => tracing::debug!(%error, "it is read again"),
+                    _ => tracing::warn!(%error, "a block is not on disk"),
+                };
+                record.inspect_err(say).ok()
             });
             (*key, record)
         };

@@ -126,7 +126,7 @@ impl Schedule {
         };
         let alone = followers.is_empty();
         let (sender, jobs) = mpsc::unbounded_channel();
-        let places = Places::new(metrics.clone());
+        let places = Places::new(metrics.clone(), max_sequences);
         let born = Instant::now();
         let entrance = Entrance {
             jobs: sender,
@@ -380,7 +380,9 @@ impl Schedule {
     fn take(&mut self, index: usize, chosen: Chosen) -> Option<Result<FinishReason, String>> {
         let job = &mut self.running[index];
         let slot = job.sequence.slot();
-        if job.reads_its_prompt() {
+        // What no token can be chosen after is not kept: one number that is none makes none of those before it too,
+        // where they were read at once.
+        if job.reads_its_prompt() && chosen.first().is_some_and(Result::is_ok) {
             self.cache.read(slot, job.sequence.prompt());
         }
         let count = job.sequence.check(&chosen);

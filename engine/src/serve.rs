@@ -301,6 +301,7 @@ async fn work(
         Ok(tokens) => tokens,
         Err(reason) => return life.fail(reason),
     };
+    tracing::info!("the weights are in memory");
     life.advance(Phase::Loaded, if args.rank == 0 { "" } else { "waiting for rank 0" });
     let Some(tokens) = tokens else { return };
     let gathered = tokio::select! {

@@ -62,6 +62,12 @@ struct About {
 /// A block that cannot be had from disk.
 #[derive(Debug, Error)]
 pub enum ShelfError {
+    /// It has made room for others since it was asked for.
+    #[error("block {key} is on this disk no more")]
+    Gone {
+        /// The block.
+        key: Key,
+    },
     /// Not to be read.
     #[error("cannot read {path}: {source}")]
     Io {
@@ -152,16 +158,27 @@ impl Shelf {
         shelf.files.lock().lost.clear();
         let weak = Arc::downgrade(&shelf);
         std::thread::Builder::new().name("shelf".into()).spawn(move || {
+            // A full disk is said once and not for every block.
+            let mut failing = false;
             while let Ok((key, record)) = inbox.recv() {
                 let Some(shelf) = weak.upgrade() else { return };
-                match record().map(|record| shelf.put(key, &record)) {
-                    Some(Ok(())) => {}
-                    Some(Err(error)) => {
-                        let folder = shelf.folder.display();
-                        tracing::warn!(%folder, %error, "a block of the prefix cache is not kept on disk");
-                        shelf.give_up(key);
+                let Some(record) = record() else {
+                    shelf.give_up(key);
+                    continue;
+                };
+                let (put, folder) = (shelf.put(key, &record), shelf.folder.display());
+                match &put {
+                    Ok(()) if failing => {
+                        tracing::info!(%folder, "blocks of the prefix cache are kept on disk again");
                     }
-                    None => shelf.give_up(key),
+                    Err(error) if !failing => {
+                        tracing::warn!(%folder, %error, "blocks of the prefix cache are not kept on disk");
+                    }
+                    _ => {}
+                }
+                failing = put.is_err();
+                if failing {
+                    shelf.give_up(key);
                 }
             }
         })?;
@@ -198,7 +215,12 @@ impl Shelf {
     /// Reads a block and checks it. A damaged one is removed.
     pub fn read(&self, key: Key) -> Result<Record, ShelfError> {
         let path = self.path(key);
-        let bytes = std::fs::read(&path).map_err(|source| ShelfError::Io { path: path.clone(), source });
+        let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound if !self.files.lock().sizes.contains_key(&key) => {
+                ShelfError::Gone { key }
+            }
+            _ => ShelfError::Io { path: path.clone(), source },
+        });
         let record =
             bytes.and_then(|bytes| parse(key, &bytes).map_err(|what| ShelfError::Damaged { path, what }));
         match &record {
@@ -397,7 +419,7 @@ mod tests {
             assert!(matches!(shelf.read(key(1)), Err(ShelfError::Damaged { .. })), "{story}");
             assert!(!path.exists(), "{story} is removed");
         }
-        assert!(matches!(shelf.read(key(1)), Err(ShelfError::Io { .. })));
+        assert!(matches!(shelf.read(key(1)), Err(ShelfError::Gone { .. })));
         std::fs::write(&path, whole).unwrap();
         assert_eq!(shelf.read(key(1)).unwrap(), record(1, 100));
     }
@@ -422,7 +444,7 @@ mod tests {
         shelf.write(key(1), || Some(record(1, 100)));
         settled(&shelf);
         std::fs::remove_dir_all(dir.path()).unwrap();
-        assert!(shelf.read(key(1)).is_err());
+        assert!(matches!(shelf.read(key(1)), Err(ShelfError::Io { .. })), "nobody here removed it");
         shelf.write(key(2), || Some(record(2, 100)));
         settled(&shelf);
         assert_eq!((shelf.keys(), shelf.lost()), (vec![], vec![key(2)]));

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
 
+#[path = "support/disk.rs"]
+mod disk;
 #[path = "support/engines.rs"]
 mod engines;
 #[path = "support/identities.rs"]
@@ -19,6 +21,7 @@ use russet_wire::request::GenerationRequest;
 use rustix::process::Signal;
 use tonic::transport::Channel;
 
+use disk::Disk;
 use engines::{Engine, Lab, ask, collect, say, within};
 
 /// Questions on one long text, then one on another.
@@ -141,4 +144,145 @@ async fn what_was_kept_answers_as_what_is_read() {
             stop(engines).await;
         }
     }
+}
+
+/// An engine with room in memory for one conversation, so that what is kept of others is on disk alone; and the two
+/// questions it is asked in turns.
+struct Narrow {
+    lab: Lab,
+    engine: Engine,
+    client: EngineClient<Channel>,
+    log: tempfile::TempDir,
+    /// What it answers.
+    expected: Vec<Vec<u32>>,
+}
+
+impl Narrow {
+    fn questions() -> [GenerationRequest; 2] {
+        ["and", "or"].map(|word| {
+            let text: String = (0..120).map(|number| format!("{number} {word} ")).collect();
+            GenerationRequest { max_tokens: Some(8), ignore_eos: true, ..say(&text) }
+        })
+    }
+
+    async fn start(model: &Path, folder: &Path) -> Self {
+        let mut lab = Lab::new();
+        let log = tempfile::tempdir().unwrap();
+        lab.log_dir = Some(log.path().to_owned());
+        lab.context_tokens = 1200;
+        lab.flags = vec!["--max-sequences", "1", "--prefix-cache", "off"];
+        let mut alone = lab.start(model, &[model::LAYERS]);
+        let mut client = lab.client(&alone[0]).await;
+        let mut expected = Vec::new();
+        for question in Self::questions() {
+            expected.push(collect(&mut ask(&mut client, question).await).await.0);
+        }
+        stop(vec![alone.remove(0)]).await;
+        lab.flags = vec!["--max-sequences", "1", "--kv-tokens", "1200"];
+        lab.prefix_dir = Some(folder.to_owned());
+        let engine = lab.start(model, &[model::LAYERS]).remove(0);
+        let client = lab.client(&engine).await;
+        Self { lab, engine, client, log, expected }
+    }
+
+    /// Asks both and checks the answers; tokens of their prompts that were kept.
+    async fn ask(&mut self, story: &str) -> Vec<u32> {
+        let mut kept = Vec::new();
+        for (question, expected) in Self::questions().into_iter().zip(&self.expected) {
+            let (ids, _, end) = collect(&mut ask(&mut self.client, question).await).await;
+            let Event::Finished { usage, .. } = end else { panic!("{story}: {end:?}") };
+            assert_eq!(&ids, expected, "{story}");
+            kept.push(usage.cached_tokens);
+        }
+        eprintln!("{story}: {kept:?} tokens were kept");
+        kept
+    }
+
+    /// Asks until both prompts are found on disk: they are written when there is time for it.
+    async fn found(&mut self, story: &str) {
+        let asked = async {
+            while self.ask(story).await.iter().any(|kept| *kept < 512) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        within("blocks on disk", asked).await;
+    }
+
+    /// Waits until its log says something, and how often it does.
+    async fn says(&self, words: &str) -> usize {
+        let path = self.log.path().join("0");
+        let said = async {
+            loop {
+                let times = std::fs::read_to_string(&path).unwrap().matches(words).count();
+                if times > 0 {
+                    return times;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        within(words, said).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_are_damaged_or_gone_meanwhile_are_read_again_and_said() {
+    let model = model::random_model_dir();
+    let folder = tempfile::tempdir().unwrap();
+    let mut narrow = Narrow::start(model.path(), folder.path()).await;
+    narrow.found("whole files").await;
+    for (story, damage, said) in [
+        ("one bit", (|bytes| bytes[100] ^= 1) as fn(&mut Vec<u8>), "its checksum is another"),
+        ("cut", |bytes| bytes.truncate(bytes.len() / 3), "its checksum is another"),
+        ("empty", Vec::clear, "it is too short"),
+        ("gone", |_| {}, "cannot read"),
+    ] {
+        for path in files(&folder.path().join("0")) {
+            let mut bytes = std::fs::read(&path).unwrap();
+            damage(&mut bytes);
+            match story {
+                "gone" => std::fs::remove_file(&path).unwrap(),
+                _ => std::fs::write(&path, bytes).unwrap(),
+            }
+        }
+        narrow.ask(story).await;
+        narrow.says(said).await;
+        // What was read again is kept again.
+        narrow.found(story).await;
+    }
+    // The folder itself, with the files that would be written.
+    std::fs::remove_dir_all(folder.path().join("0")).unwrap();
+    for _ in 0..3 {
+        narrow.ask("without a folder").await;
+    }
+    narrow.says("are not kept on disk").await;
+    stop(vec![narrow.engine]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_keeps_less_says_so_once_and_harms_no_answer() {
+    let Some(disk) = Disk::mount(32 << 20) else { return };
+    let model = model::random_model_dir();
+    let mut narrow = Narrow::start(model.path(), &disk.path()).await;
+    // Less than a block.
+    let ballast = disk.fill_but(8 << 10);
+    for _ in 0..4 {
+        narrow.ask("a full disk").await;
+    }
+    // Dozens of blocks were not written.
+    assert_eq!(narrow.says("blocks of the prefix cache are not kept on disk").await, 1);
+    let left = files(&disk.path().join("0"));
+    assert!(left.is_empty(), "{left:?} is on a disk that was full");
+    std::fs::remove_file(ballast).unwrap();
+    narrow.found("room again").await;
+    assert_eq!(narrow.says("blocks of the prefix cache are kept on disk again").await, 1);
+    stop(vec![narrow.engine]).await;
+    // And filled while there is something on it.
+    narrow.engine = narrow.lab.start(model.path(), &[model::LAYERS]).remove(0);
+    narrow.client = narrow.lab.client(&narrow.engine).await;
+    narrow.found("after a restart").await;
+    disk.fill_but(0);
+    for _ in 0..3 {
+        narrow.ask("filled meanwhile").await;
+    }
+    stop(vec![narrow.engine]).await;
 }

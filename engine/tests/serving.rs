@@ -16,8 +16,6 @@ use russet_rpc::engine as pb;
 use russet_wire::event::{Event, Failure, FailureKind, FinishReason};
 use russet_wire::request::{GenerationRequest, Sampling};
 use rustix::process::Signal;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tonic::Streaming;
 
 use engines::{Engine, Lab, ask, collect, next, say, within};
@@ -131,11 +129,7 @@ async fn an_answer_goes_on_with_another_group_as_it_would_have() {
 
 /// A number that rank 0 shows.
 async fn shown(engine: &Engine, metric: &str) -> f64 {
-    let address = engine.until(|state| !state.metrics_address.is_empty()).await.metrics_address;
-    let mut page = TcpStream::connect(address).await.unwrap();
-    page.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
-    let mut text = String::new();
-    page.read_to_string(&mut text).await.unwrap();
+    let text = engine.metrics().await;
     let line = text.lines().find(|line| line.starts_with(metric)).unwrap();
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }

@@ -2,6 +2,7 @@
 //! are printed; `cargo xtask bench faults` judges them. Other ways of failing stand beside: frozen
 //! processes, cut networks, full disks, copies, an edited spec, clocks that jump.
 
+mod campaign;
 pub mod clocks;
 mod copies;
 mod disk;
@@ -19,6 +20,7 @@ use russet_tests::cluster::{Cluster, kill};
 use russet_tests::control_plane::Role;
 
 pub use self::copies::MODEL as HELD;
+use crate::faults::campaign::Aim;
 use crate::path::{self, answers};
 
 /// What fails otherwise than by kill -9.
@@ -26,6 +28,10 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
     vec![
         ("losing_rank_0_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 0))),
         ("losing_rank_1_to_a_freeze_breaks_no_stream", |c| Box::pin(frozen::rank(c, 1))),
+        ("losing_any_rank_while_it_loads_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Load))),
+        ("losing_any_rank_while_it_joins_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Join))),
+        ("losing_any_rank_in_a_prompt_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Prompt))),
+        ("losing_any_rank_in_answers_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Answer))),
         ("losing_one_of_two_replicas_breaks_no_stream", |c| Box::pin(replica(c))),
         ("losing_an_agent_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::agents(c))),
         ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),

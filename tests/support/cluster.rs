@@ -120,6 +120,13 @@ impl Cluster {
         self.folder.path().join("node-b")
     }
 
+    /// Where the agents of both machines write.
+    pub fn agent_logs(&self) -> Vec<PathBuf> {
+        // The near one is a child of `russet up`, or stands alone.
+        let near = [self.near_dir().join("logs/agent.log"), self.folder.path().join("near.log")];
+        near.into_iter().chain([self.folder.path().join("join.log")]).filter(|path| path.exists()).collect()
+    }
+
     /// The clock of a machine, where machines have their own.
     pub fn clock(&self, machine: &Machine) -> Result<Clock> {
         Clock::chosen(self.folder.path(), &machine.name).context("the machines share the real clock")

@@ -9,6 +9,7 @@ mod gateway;
 mod memory;
 mod operator;
 mod plan;
+mod soak;
 mod tunnel;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ const AREAS: &[Area] = &[
     Area { name: "memory", about: memory::ABOUT, run: memory::run },
     Area { name: "operator", about: operator::ABOUT, run: operator::run },
     Area { name: "plan", about: plan::ABOUT, run: plan::run },
+    Area { name: "soak", about: soak::ABOUT, run: soak::run },
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 
@@ -156,7 +158,7 @@ pub fn bench(arguments: &[String]) -> Result<()> {
 }
 
 /// `proof AREA [N] [ONLY]`: runs one area many times and writes the table. `ONLY` names faults by a part
-/// of their names; lines of others stay as they were, with the commit they were measured at.
+/// of their names; lines of others stay as they were, with the commit they were measured at. Of a soak `N` are seconds.
 pub fn proof(arguments: &[String]) -> Result<()> {
     let area = area(arguments)?;
     let rounds: usize = arguments
@@ -172,6 +174,8 @@ pub fn proof(arguments: &[String]) -> Result<()> {
     if area.name == "faults" {
         let proof = faults::many(&prepared, rounds, arguments.get(2).map(String::as_str));
         (measured, failed) = (proof.rows, proof.failed);
+    } else if area.name == "soak" {
+        measured = soak::for_seconds(&prepared, rounds)?;
     } else {
         for round in 1..=rounds {
             println!("▸ round {round} of {rounds}");
@@ -214,6 +218,7 @@ fn evidence(area: &Area, page: &str, measured: Vec<Row>, commit: &str) -> String
             "| {what} | {} | {median:.2} {unit} | {worst:.2} {unit} | {goal} | {commit} |",
             values.len()
         );
+        faults::former(&what).iter().for_each(|former| drop(lines.remove(*former)));
         lines.insert(what, line);
     }
     let mut text = format!(
@@ -331,6 +336,33 @@ mod tests {
         assert!(again.contains("<!-- bench engine -->\nother\n<!-- end of engine -->\n"), "{again}");
         assert!(!again.contains("old"));
         assert_eq!(with_section(&again, "faults", "new\n"), again);
+    }
+
+    #[test]
+    fn what_is_measured_anew_takes_the_place_of_its_former_lines() {
+        let area = area(&["faults".to_owned()]).unwrap();
+        let row = |what: &str, ours| Row {
+            area: "faults",
+            what: what.to_owned(),
+            ours,
+            peer: None,
+            unit: "s",
+            ratio: None,
+            goal: Goal::AtMost(10.0),
+        };
+        let old =
+            ["rank 0 killed, stream ended", "agent cut off, called unreachable"].map(|what| row(what, 1.0));
+        let page = evidence(area, "", old.into(), "a");
+        let page = evidence(area, &page, vec![row("rank 0 killed, streams stood still", 2.0)], "b");
+        assert!(
+            page.contains("| rank 0 killed, streams stood still | 1 | 2.00 s | 2.00 s | ≤ 10 | b |"),
+            "{page}"
+        );
+        assert!(
+            page.contains("| agent cut off, called unreachable | 1 | 1.00 s | 1.00 s | ≤ 10 | a |"),
+            "{page}"
+        );
+        assert!(!page.contains("stream ended"), "{page}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_client::ControlClient;
+use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -97,9 +98,14 @@ async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
             // What has been said is heard before anybody counts as silent.
             biased;
             () = &mut listening => return,
-            Some(state) = said.recv() => {
-                watchdog.beat(&state, Instant::now().into_std());
-                let state = without_beat(state);
+            Some(heard) = said.recv() => {
+                let now = Instant::now().into_std();
+                let Heard::State(state) = heard else {
+                    watchdog.found(now);
+                    continue;
+                };
+                watchdog.beat(&state, now);
+                let state = without_beat(*state);
                 if last.as_ref() == Some(&state) {
                     continue;
                 }
@@ -123,10 +129,21 @@ fn without_beat(state: pb::EngineState) -> pb::EngineState {
     pb::EngineState { batches_ended: 0, batch_forecast_seconds: 0.0, ..state }
 }
 
+/// What is heard of an engine.
+enum Heard {
+    /// Its socket is there.
+    Socket,
+    /// What it says.
+    State(Box<pb::EngineState>),
+}
+
 /// Hears an engine for ever; one that was just started has no socket yet.
-async fn listen(target: &Target, said: mpsc::UnboundedSender<pb::EngineState>) {
+async fn listen(target: &Target, said: mpsc::UnboundedSender<Heard>) {
     let mut client = ControlClient::new(russet_rpc::tls::unix_channel(target.socket.clone()));
     loop {
+        if UnixStream::connect(&target.socket).await.is_ok() && said.send(Heard::Socket).is_err() {
+            return;
+        }
         if let Ok(answer) = client.watch(pb::WatchRequest {}).await {
             let mut stream = answer.into_inner();
             while let Ok(Some(state)) = stream.message().await {
@@ -134,7 +151,7 @@ async fn listen(target: &Target, said: mpsc::UnboundedSender<pb::EngineState>) {
                 if state.shard_uid != target.shard || state.epoch != target.epoch as u64 {
                     break;
                 }
-                if said.send(state).is_err() {
+                if said.send(Heard::State(Box::new(state))).is_err() {
                     return;
                 }
             }

@@ -10,8 +10,8 @@
 //! Killing a rank that would have come back costs its group a new start, so an engine has the benefit of every doubt
 //! that concerns this side. Neither silence nor a batch is timed by the clock, but by looks and beats that came in time
 //! ([`Lull`]): on a machine without a free core looks come late and count for less, and it takes seven of them in a
-//! row; an agent that was itself suspended gives everybody fresh time. An engine that has never spoken may still be
-//! loading its libraries, and one that serves nobody yet may be wiring a hundred gigabytes; both get longer.
+//! row; an agent that was itself suspended gives everybody fresh time. An engine whose socket is not there yet may still
+//! be loading its libraries, and one that serves nobody yet may be wiring a hundred gigabytes; both get longer.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,8 @@ use thiserror::Error;
 /// Between two looks: as often as engines beat.
 pub const LOOK: Duration = BEAT;
 
-/// For the first word of a process that was just started, or just found again.
-const FIRST_WORD: Duration = Duration::from_secs(60);
+/// For the socket of a process that was just started: its libraries may come from a cold disk.
+const FIRST_SOCKET: Duration = Duration::from_secs(60);
 
 /// A batch hangs when it takes so many times its forecast.
 const FORECASTS: f64 = 5.0;
@@ -86,7 +86,16 @@ impl Watchdog {
     /// Begins with an engine that was not heard yet.
     pub fn new(now: Instant) -> Self {
         let (silence, batch) = (Lull::new(now), Lull::new(now));
-        Self { silence, patience: Some(FIRST_WORD), batch, ended: 0, running: None }
+        Self { silence, patience: Some(FIRST_SOCKET), batch, ended: 0, running: None }
+    }
+
+    /// Its socket takes connections, which the system does for a frozen process too: from now on it can speak.
+    pub fn found(&mut self, now: Instant) {
+        // Once: who is found again and again and never speaks is silent all the same.
+        if self.patience == Some(FIRST_SOCKET) {
+            self.silence.end(now);
+            self.patience = Some(LOST_AT_REST);
+        }
     }
 
     /// The engine spoke.
@@ -136,6 +145,8 @@ mod tests {
         Nothing,
         /// This agent does not run.
         Suspended,
+        /// Its socket takes connections, and nothing is heard.
+        Listens,
         /// It works, and so late are beats and looks: nobody on this machine gets a core in time.
         Starves(f64),
     }
@@ -174,8 +185,11 @@ mod tests {
                         Some(pb::EngineState { beat_milliseconds: 0, ..state(pb::Phase::Serving, 0, 0.0) })
                     }
                     Starves(_) => Some(state(pb::Phase::Serving, ended, 0.02)),
-                    Nothing | Suspended => None,
+                    Nothing | Listens | Suspended => None,
                 };
+                if matches!(does, Listens) {
+                    watchdog.found(now);
+                }
                 if let Some(beat) = beat {
                     watchdog.beat(&beat, now);
                 }
@@ -223,7 +237,15 @@ mod tests {
             ),
             ("frozen while loading", vec![(5.0, Rests(loading)), (60.0, Nothing)], Some(("silent", 8.0))),
             ("libraries from a cold disk", vec![(50.0, Nothing), works], None),
-            ("frozen before its first word", vec![(90.0, Nothing)], Some(("silent", 60.0))),
+            ("frozen before it listens", vec![(90.0, Nothing)], Some(("silent", 60.0))),
+            ("frozen before its first word", vec![(50.0, Nothing), (90.0, Listens)], Some(("silent", 8.25))),
+            ("a slow first word", vec![(50.0, Nothing), (7.0, Listens), works], None),
+            (
+                "a release before beats is slow to speak",
+                vec![(7.0, Listens), (0.25, Old), (600.0, Listens)],
+                None,
+            ),
+            ("who spoke and is found again", vec![works, (9.0, Listens)], Some(("silent", 1.75))),
             ("this agent was suspended", vec![works, (30.0, Suspended), works], None),
             (
                 "twice, with a look between",

@@ -59,11 +59,17 @@ pub async fn gather(
         members.push(follower);
     }
     life.advance(Phase::Loaded, "joining the rings");
+    if !peers.is_empty() {
+        tracing::info!("joins the rings");
+    }
     let joining = everyone_joins(compute.join(addresses), &mut members);
     followers.join();
     let too_long =
         |_| Err(format!("the ranks did not reach each other's rings within {} s", JOINING.as_secs()));
     followers.shelved = tokio::time::timeout(JOINING, joining).await.unwrap_or_else(too_long)?;
+    if !peers.is_empty() {
+        tracing::info!("joined the rings");
+    }
     tokio::spawn(watch(members, followers.fetches.clone(), life.clone()));
     Ok(followers)
 }

@@ -124,6 +124,7 @@ impl Follower {
                     if let Some(reason) = trouble(result) {
                         return self.life.fail(format!("rank {} cannot join the ring: {reason}", self.rank));
                     }
+                    tracing::info!("joined the rings");
                     self.life.advance(Phase::Loaded, "joined; rank 0 tries the smoke prompt");
                     let joined = pb::Joined { rank: self.rank, shelved: bytes_of(&self.compute.shelved()) };
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Joined(joined)) }));
@@ -139,11 +140,15 @@ impl Follower {
                         let answer = self.compute.fetch(slot, keys_of(&keys));
                         fetching.push(async move { (slot, answer.await) });
                     }
-                    Ok(Some(Command::Tried(pb::Tried { failure: None }))) => self.life.advance(Phase::Serving, ""),
+                    Ok(Some(Command::Tried(pb::Tried { failure: None }))) => {
+                        self.life.advance(Phase::Serving, "");
+                        tracing::info!("serving");
+                    }
                     Ok(Some(Command::Tried(pb::Tried { failure: Some(reason) }))) => {
                         return self.life.fail_at(Cause::Smoke, reason);
                     }
                     Ok(Some(Command::Join(pb::Join {}))) if joining.is_none() => {
+                        tracing::info!("joins the rings");
                         joining = Some(self.compute.join(self.addresses.clone()));
                     }
                     Ok(Some(Command::Join(_) | Command::Hello(_))) => {

@@ -9,7 +9,7 @@ use russet_wire::event::{Failure, FailureKind};
 
 use crate::metrics::Metrics;
 
-/// Most requests that wait for a slot.
+/// Most requests that wait while no slot is free.
 pub const MOST_WAITING: usize = 64;
 
 /// Who waits, by number. Those that have begun to answer are not sent away any more.
@@ -33,6 +33,7 @@ fn outranked(taken: &Taken, priority: i32) -> Option<u64> {
 #[derive(Clone)]
 pub(super) struct Places {
     taken: Arc<Mutex<Taken>>,
+    slots: u32,
     metrics: Metrics,
 }
 
@@ -44,14 +45,21 @@ pub(super) struct Place {
 }
 
 impl Places {
-    pub(super) fn new(metrics: Metrics) -> Self {
-        Self { taken: Arc::default(), metrics }
+    /// Those of an engine with so many slots.
+    pub(super) fn new(metrics: Metrics, slots: u32) -> Self {
+        Self { taken: Arc::default(), slots, metrics }
+    }
+
+    /// Who will have a slot before the next batch waits in nobody's way: many may come at once while one runs.
+    fn most(&self) -> usize {
+        let free = i64::from(self.slots) - self.metrics.running.get();
+        MOST_WAITING + usize::try_from(free).unwrap_or(0)
     }
 
     /// A place for a newcomer.
     pub(super) fn take(&self, number: u64, priority: i32) -> Result<Place, Failure> {
         let mut taken = self.taken.lock();
-        if taken.len() >= MOST_WAITING {
+        if taken.len() >= self.most() {
             let Some(lowest) = outranked(&taken, priority) else {
                 let running = self.metrics.running.get();
                 let waiting = taken.len();
@@ -127,7 +135,7 @@ mod tests {
     #[test]
     fn places_are_bounded_and_given_back() {
         let metrics = Metrics::new("m", 0, 16, 64).unwrap();
-        let places = Places::new(metrics.clone());
+        let places = Places::new(metrics.clone(), 0);
         let mut held: Vec<Place> =
             (0..MOST_WAITING as u64).map(|number| places.take(number, 0).unwrap()).collect();
         let refused = places.take(64, 0).err().unwrap();

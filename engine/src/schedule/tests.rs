@@ -249,6 +249,18 @@ async fn a_higher_newcomer_takes_the_place_of_the_lowest_and_newest() {
 }
 
 #[tokio::test]
+async fn as_many_as_there_are_slots_come_at_once_and_none_is_turned_away() {
+    const SLOTS: usize = 100;
+    let lab = Lab::start(SLOTS as u32, 512, 200_000, Fake::new());
+    let answers: Vec<Answer> = (0..SLOTS + MOST_WAITING).map(|_| lab.ask(say("all", 3, 0))).collect();
+    assert_eq!(lab.ask(say("one more", 3, 0)).failure().await.kind, FailureKind::Overloaded);
+    for answer in answers {
+        assert_eq!(answer.rest().await.0, "all");
+    }
+    assert_eq!((lab.metrics.running.get(), lab.metrics.waiting.get()), (0, 0));
+}
+
+#[tokio::test]
 async fn a_deadline_ends_a_request_wherever_it_is() {
     let lab = Lab::start(1, 200_000, 200_000, slow());
     let by =

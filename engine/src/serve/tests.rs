@@ -377,6 +377,11 @@ async fn an_answer_that_is_no_number_ends_alone() {
         assert_eq!(failure.kind, FailureKind::Internal);
         assert!(failure.message.contains("no finite numbers"), "{}", failure.message);
     }
+    // Numbers of a prompt without a token are kept for nobody, also those before the one that is none.
+    let text = "abcdefghij".repeat(40);
+    let mut poisoned = ask(&mut client, say(&format!("{text}!"))).await;
+    assert_eq!(failure(collect(&mut poisoned).await.1).kind, FailureKind::Internal);
+    assert_eq!(cached(&mut client, &text).await, 0);
     let (text, end) = collect(&mut sound).await;
     assert_eq!(text.len(), 199, "{end:?}");
     assert!(matches!(end, Event::Finished { reason: FinishReason::Length, .. }), "{end:?}");

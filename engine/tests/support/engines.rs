@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each of its users needs another part")]
 
+use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -15,6 +16,8 @@ use russet_wire::event::Event;
 use russet_wire::request::{GenerationRequest, Message, Sampling};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
@@ -50,12 +53,37 @@ impl Engine {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// The most memory the process held so far, where the system tells.
     pub fn process_peak(&self) -> Option<u64> {
+        self.status("VmHWM:")
+    }
+
+    /// The memory the process holds now, where the system tells.
+    pub fn process_memory(&self) -> Option<u64> {
+        self.status("VmRSS:")
+    }
+
+    /// Bytes of a field of the system's page about the process.
+    pub fn status(&self, field: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
         let kibibytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
         Some(kibibytes * 1024)
+    }
+
+    /// A page of the address it shows itself at, headers and all.
+    pub async fn page(&self, path: &str) -> std::io::Result<String> {
+        let address = self.until(|state| !state.metrics_address.is_empty()).await.metrics_address;
+        page(&address, path).await
+    }
+
+    /// Everything it counts.
+    pub async fn metrics(&self) -> String {
+        self.page("/metrics").await.unwrap()
     }
 
     pub async fn exit(&mut self) -> ExitStatus {
@@ -98,6 +126,16 @@ impl Engine {
     }
 }
 
+/// A page of an address, headers and all.
+pub async fn page(address: &str, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    Ok(text)
+}
+
 /// What all engines of a test share.
 pub struct Lab {
     /// More flags for the engines that are started from now on.
@@ -108,6 +146,8 @@ pub struct Lab {
     pub context_tokens: u32,
     /// Where ranks keep the prefix cache over restarts, each in a folder named by its number.
     pub prefix_dir: Option<PathBuf>,
+    /// Where ranks write their logs, each in a file named by its number; without it they go where the test's go.
+    pub log_dir: Option<PathBuf>,
     identities: Identities,
     sockets: TempDir,
 }
@@ -128,6 +168,7 @@ impl Lab {
             dtype: "f32",
             context_tokens: 4096,
             prefix_dir: None,
+            log_dir: None,
             identities: Identities::new(),
             sockets: tempfile::tempdir().unwrap(),
         }
@@ -194,6 +235,11 @@ impl Lab {
                 }
                 if members > 1 {
                     command.args(["--tensor-size", &members.to_string(), "--tensor-hosts", &join(tensor)]);
+                }
+                if let Some(dir) = &self.log_dir {
+                    command.stderr(
+                        File::options().create(true).append(true).open(dir.join(rank.to_string())).unwrap(),
+                    );
                 }
                 let child = command.spawn().unwrap();
                 Engine { child, address: listen[rank], node, socket }

@@ -10,7 +10,9 @@ use crate::{cargo, mlx, oracles};
 
 pub const ABOUT: &str = "Two machines, the smoke model, end-of-sequence banned, one token read and more than \
     100 due at every kill, freeze, cut or edit; a round that hangs, loses or doubles a token, loses what was acknowledged or \
-    gives memory twice fails instead of being written. Seconds from the fault, or from its end, until what the line says.";
+    gives memory twice fails instead of being written. Seconds from the fault, or from its end, until what the line says. \
+    Of *any rank* (as it starts, loads, joins, in prompts, in answers) rank, fault, step and the streams beside it are drawn \
+    (RUSSET_FAULT_SEED), each stream is compared with the same one undisturbed, and what is noticed is noticed by an agent.";
 
 /// Seconds after a kill within which the small model must answer again (the goal of the issue that
 /// defined the path).
@@ -49,6 +51,28 @@ const SETTINGS: &[Setting] = &[
         ],
     },
 ];
+
+/// Lines that stood for what another line says now, because what happens then is another thing: they go when that is
+/// measured.
+pub fn former(what: &str) -> &'static [&'static str] {
+    match what {
+        "rank 0 killed, streams stood still" => {
+            &["rank 0 killed, stream ended", "rank 0 killed, group answers again"]
+        }
+        "rank 1 killed, streams stood still" => {
+            &["rank 1 killed, stream ended", "rank 1 killed, group answers again"]
+        }
+        "rank 0 frozen, stream stood still" => {
+            &["rank 0 frozen, stream ended", "rank 0 frozen, group answers again"]
+        }
+        "rank 1 frozen, stream stood still" => {
+            &["rank 1 frozen, stream ended", "rank 1 frozen, group answers again"]
+        }
+        "cable pulled, group begins anew" => &["cable pulled, stream ended"],
+        "cable back, stream went on" => &["cable back, group answers again"],
+        _ => &[],
+    }
+}
 
 /// What a proof found.
 pub struct Proof {

@@ -1,0 +1,424 @@
+//! Many clients at once, for long: real engines are asked long and short questions by clients of whom many leave or
+//! cancel, with room for a part of them and what prompts share kept in memory and on a small disk. Every answer that
+//! is finished is what it is alone, nothing that was given out is missing in the end, and memory does not grow.
+//!
+//! A slice by the number of requests runs with the tests; `cargo xtask proof soak SECONDS` says `RUSSET_SOAK_SECONDS`
+//! and writes down what is printed.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+#[path = "support/engines.rs"]
+mod engines;
+#[path = "support/identities.rs"]
+mod identities;
+#[path = "support/solo.rs"]
+mod solo;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use russet_rpc::engine as pb;
+use russet_rpc::engine::engine_client::EngineClient;
+use russet_wire::event::{Event, FailureKind};
+use russet_wire::request::{GenerationRequest, Sampling};
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use engines::{Engine, Lab, ask, say, within};
+use solo::Solo;
+
+/// Clients, each with one request after the other.
+const CLIENTS: usize = 200;
+/// Fewer than clients, so that some wait.
+const SLOTS: u32 = 160;
+/// Room for all slots with little in them, and for a part of them with much.
+const KV_TOKENS: u64 = 160 * 256 + 8192;
+/// Small enough to be full soon.
+const DISK: u64 = 16 << 20;
+/// Connections that the clients share.
+const CONNECTIONS: usize = 8;
+/// Requests of the slice that runs with the tests, twice of each.
+const REQUESTS: usize = 300;
+/// The same of a pipeline, which is slower by much where its ranks share their cores.
+const REQUESTS_OF_TWO: usize = 200;
+/// The longest that anybody may wait: of so many clients the last is served late where machines are busy.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// By how much memory may grow.
+const GROWTH: f64 = 1.05;
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model")
+}
+
+/// Greedy questions: words, one letter, long ones with a beginning in common, and long ones without.
+fn questions() -> Vec<GenerationRequest> {
+    let sums = |from: usize, count: usize| -> String {
+        (from..from + count).map(|at| format!("{} + {}, ", at * 37 % 90 + 10, at * 53 % 90 + 10)).collect()
+    };
+    let shared = sums(0, 40);
+    let mut texts =
+        vec![("a".to_owned(), 1), ("What is Russet?".to_owned(), 48), ("What is 17 + 25?".to_owned(), 24)];
+    for number in 0..9 {
+        texts.push((format!("What is {} + {}?", 11 * number + 3, 7 * number + 5), 8 + 3 * number as u32));
+        texts.push((format!("{shared} and what is {number} + 4?"), 32));
+        texts.push((format!("{} and what is that?", sums(100 * number, 15 + 6 * number)), 16));
+    }
+    let question = |(text, tokens): &(String, u32)| GenerationRequest {
+        max_tokens: Some(*tokens),
+        ignore_eos: *tokens > 1,
+        ..say(text)
+    };
+    texts.iter().map(question).collect()
+}
+
+/// A question that nobody is asked twice, read once and of no further use; one in ten fills most of the context.
+fn unheard(random: &mut StdRng) -> String {
+    let most = if random.random_bool(0.1) { 70 } else { 25 };
+    let sums: Vec<String> = (0..random.random_range(1..most))
+        .map(|_| format!("{} + {}", random.random_range(0..1000), random.random_range(0..1000)))
+        .collect();
+    format!("What is {}?", sums.join(" + "))
+}
+
+/// What became of all requests.
+#[derive(Debug, Default)]
+struct Tally {
+    compared: AtomicUsize,
+    /// Answers that went another way where two tokens are as good.
+    excused: AtomicUsize,
+    sampled: AtomicUsize,
+    left: AtomicUsize,
+    cancelled: AtomicUsize,
+    refused: AtomicUsize,
+}
+
+/// The next event of an answer.
+async fn next(events: &mut Streaming<pb::GenerateEvent>) -> Option<Event> {
+    let event = tokio::time::timeout(PATIENCE, events.message()).await;
+    event.unwrap_or_else(|_| panic!("an event took more than {PATIENCE:?}")).unwrap().map(Event::from)
+}
+
+/// Tokens and end of an answer.
+async fn collect(events: &mut Streaming<pb::GenerateEvent>) -> (Vec<u32>, Event) {
+    let mut ids = Vec::new();
+    loop {
+        match next(events).await {
+            Some(Event::Started { .. }) => assert!(ids.is_empty()),
+            Some(Event::Token { id, .. }) => ids.push(id),
+            Some(end) => {
+                assert!(next(events).await.is_none(), "an event after {end:?}");
+                return (ids, end);
+            }
+            None => panic!("a stream never just ends"),
+        }
+    }
+}
+
+fn count(counter: &AtomicUsize) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// When clients stop.
+#[derive(Clone)]
+enum Until {
+    Asked(Arc<AtomicUsize>, usize),
+    Time(Instant),
+}
+
+impl Until {
+    fn requests(most: usize) -> Self {
+        Self::Asked(Arc::default(), most)
+    }
+
+    fn goes_on(&self) -> bool {
+        match self {
+            Self::Asked(asked, most) => asked.fetch_add(1, Ordering::Relaxed) < *most,
+            Self::Time(end) => Instant::now() < *end,
+        }
+    }
+}
+
+/// A group, its clients' connections, and what it answers one at a time.
+struct Field {
+    lab: Lab,
+    engines: Vec<Engine>,
+    clients: Vec<EngineClient<Channel>>,
+    questions: Vec<(GenerationRequest, Vec<u32>)>,
+    solo: Solo,
+    tally: Tally,
+    _disk: tempfile::TempDir,
+}
+
+impl Field {
+    async fn start(layers: &[usize]) -> Self {
+        let mut lab = Lab::new();
+        let disk = tempfile::tempdir().unwrap();
+        lab.prefix_dir = Some(disk.path().to_owned());
+        lab.context_tokens = 1024;
+        lab.flags = vec!["--orphan-seconds", "7200", "--max-sequences", "160", "--kv-tokens", "49152"];
+        lab.flags.extend(["--prefix-dir-bytes", "16777216"]);
+        let engines = lab.start(&model(), layers);
+        let mut clients = Vec::new();
+        for _ in 0..CONNECTIONS {
+            clients.push(lab.client(&engines[0]).await);
+        }
+        let mut alone = Vec::new();
+        for question in questions() {
+            let (ids, end) = collect(&mut ask(&mut clients[0], question.clone()).await).await;
+            assert!(matches!(end, Event::Finished { .. }), "{end:?}");
+            alone.push((question, ids));
+        }
+        let solo = Solo::load(&model());
+        Self { lab, engines, clients, questions: alone, solo, tally: Tally::default(), _disk: disk }
+    }
+
+    /// All clients at once, until they stop.
+    async fn ask(&self, seed: u64, until: Until) {
+        join_all((0..CLIENTS).map(|number| self.client(number, seed, until.clone()))).await;
+    }
+
+    async fn client(&self, number: usize, seed: u64, until: Until) {
+        let mut random = StdRng::seed_from_u64(1000 * seed + number as u64);
+        let mut client = self.clients[number % CONNECTIONS].clone();
+        while until.goes_on() {
+            match random.random_range(0..10) {
+                0..5 => self.compare(&mut client, &mut random).await,
+                5 => {
+                    let temperature = random.random_range(0.2..1.5);
+                    let sampling = Sampling { temperature, seed: Some(number as u64), ..Sampling::default() };
+                    let request = GenerationRequest { sampling, ..long(&mut random) };
+                    let (_, end) = collect(&mut ask(&mut client, request).await).await;
+                    self.ended(&end, &self.tally.sampled);
+                }
+                // Before anything came: as when a request is cancelled.
+                6 => {
+                    drop(ask(&mut client, long(&mut random)).await);
+                    count(&self.tally.cancelled);
+                }
+                // In the middle of the answer, alone or with all that the connection carries.
+                7..9 => self.leave(&mut client, &mut random).await,
+                _ => {
+                    let mut own = self.lab.client(&self.engines[0]).await;
+                    self.leave(&mut own, &mut random).await;
+                }
+            }
+        }
+    }
+
+    /// Asks one of the questions whose answer is known.
+    async fn compare(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
+        let (question, alone) = self.questions.choose(random).unwrap();
+        let request = GenerationRequest { priority: random.random_range(-2..3), ..question.clone() };
+        let (ids, end) = collect(&mut ask(client, request).await).await;
+        if !self.ended(&end, &self.tally.compared) {
+            return;
+        }
+        if ids != *alone {
+            count(&self.tally.excused);
+            // Every token has to be the best there, or as good as that.
+            self.solo.check(question, &ids, alone).await;
+        }
+    }
+
+    /// Reads some of a long answer and leaves.
+    async fn leave(&self, client: &mut EngineClient<Channel>, random: &mut StdRng) {
+        let mut events = ask(client, long(random)).await;
+        let tokens = random.random_range(0..20);
+        let mut told = 0;
+        while told <= tokens {
+            match next(&mut events).await {
+                Some(Event::Token { .. }) => told += 1,
+                Some(Event::Started { .. }) => {}
+                Some(end) => {
+                    self.ended(&end, &self.tally.left);
+                    return;
+                }
+                None => panic!("a stream never just ends"),
+            }
+        }
+        count(&self.tally.left);
+    }
+
+    /// Whether an answer came to its end; what is refused must be so for want of room alone.
+    fn ended(&self, end: &Event, counter: &AtomicUsize) -> bool {
+        match end {
+            Event::Finished { .. } => count(counter),
+            Event::Failed(failure) if failure.kind == FailureKind::Overloaded => count(&self.tally.refused),
+            other => panic!("an answer ended with {other:?}"),
+        }
+        matches!(end, Event::Finished { .. })
+    }
+
+    /// Waits until nobody is served, and demands that nothing is given out.
+    async fn rests(&self) {
+        let engine = &self.engines[0];
+        within("the end of all requests", async {
+            loop {
+                let shown = engine.metrics().await;
+                let held =
+                    ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"];
+                if held.iter().all(|name| value(&shown, name) == 0.0) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+
+    /// Every slot is given to somebody at the same time.
+    async fn fills_every_slot(&self) {
+        // No more than the least that a slot has room for, so that all of them fit.
+        let request = GenerationRequest { max_tokens: Some(220), ignore_eos: true, ..say("What is Russet?") };
+        let asked = (0..SLOTS as usize).map(|number| {
+            let (mut client, request) = (self.clients[number % CONNECTIONS].clone(), request.clone());
+            async move { ask(&mut client, request).await }
+        });
+        let streams = join_all(asked).await;
+        within("all slots in use", async {
+            while value(&self.engines[0].metrics().await, "vllm:num_requests_running") < f64::from(SLOTS) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        drop(streams);
+        self.rests().await;
+    }
+
+    /// Bytes that MLX and that the process hold, on each rank.
+    async fn memory(&self) -> Vec<[f64; 2]> {
+        let mut all = Vec::new();
+        for engine in &self.engines {
+            let mlx = value(&engine.metrics().await, "russet_engine_memory_bytes");
+            all.push([mlx, engine.process_memory().unwrap_or(0) as f64]);
+        }
+        all
+    }
+
+    /// Once nobody is served: what is kept is within its bounds.
+    async fn is_sound(&self) {
+        self.rests().await;
+        self.fills_every_slot().await;
+        let shown = self.engines[0].metrics().await;
+        let blocks = value(&shown, "russet_engine_prefix_cache_blocks{model_name=\"small\",tier=\"memory\"}");
+        assert!(blocks * 64.0 <= KV_TOKENS as f64, "{blocks} blocks of 64 tokens are more than {KV_TOKENS}");
+        let folder = self.lab.prefix_dir.as_deref().unwrap();
+        // One file may be on its way while another makes room.
+        let (files, bytes) = files(folder);
+        let most = (DISK + (1 << 20)) * self.engines.len() as u64;
+        assert!(bytes <= most, "{files} files of {bytes} bytes are more than {most}");
+    }
+}
+
+fn long(random: &mut StdRng) -> GenerationRequest {
+    let (text, tokens) = (unheard(random), random.random_range(1..120));
+    GenerationRequest { max_tokens: Some(tokens), ignore_eos: true, ..say(&text) }
+}
+
+/// Files below a folder, and their bytes.
+fn files(folder: &Path) -> (usize, u64) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(data) if data.is_dir() => files(&entry.path()),
+        data => (1, data.map_or(0, |data| data.len())),
+    };
+    entries.map(of).fold((0, 0), |(files, bytes), (more, size)| (files + more, bytes + size))
+}
+
+/// A number of a page of metrics.
+fn value(page: &str, name: &str) -> f64 {
+    let line =
+        page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {page}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+fn say_figure(what: &str, value: f64, unit: &str, goal: Option<f64>) {
+    println!("{}", serde_json::json!({"what": what, "value": value, "unit": unit, "most": goal}));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_comes_and_goes_every_answer_is_what_it_is_alone_and_nothing_is_lost() {
+    for (layers, requests) in [(&[4][..], REQUESTS), (&[1, 3], REQUESTS_OF_TWO)] {
+        let begun = Instant::now();
+        let field = Field::start(layers).await;
+        // What is kept fills its room meanwhile.
+        field.ask(1, Until::requests(requests)).await;
+        field.is_sound().await;
+        let before = field.memory().await;
+        field.ask(2, Until::requests(requests)).await;
+        field.is_sound().await;
+        eprintln!("{layers:?}: {:?} in {:?}", field.tally, begun.elapsed());
+        assert!(field.tally.compared.load(Ordering::Relaxed) > requests / 2, "{:?}", field.tally);
+        for (rank, (before, after)) in before.iter().zip(field.memory().await).enumerate() {
+            eprintln!("rank {rank} of {layers:?} held {before:?} bytes, then {after:?}");
+            assert!(
+                after[0] <= before[0] * GROWTH,
+                "MLX held {} bytes at rest, then {}",
+                before[0],
+                after[0]
+            );
+        }
+    }
+}
+
+/// Between two looks at memory.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes as long as it is told; `cargo xtask proof soak SECONDS` runs it"]
+async fn memory_stays_what_it_is_for_as_long_as_it_is_told() {
+    let seconds: u64 = std::env::var("RUSSET_SOAK_SECONDS").unwrap().parse().unwrap();
+    let field = Field::start(&[4]).await;
+    field.ask(1, Until::requests(REQUESTS)).await;
+    field.is_sound().await;
+    let begun = Instant::now();
+    let until = Until::Time(begun + Duration::from_secs(seconds));
+    let (asking, mut looks) = (field.ask(2, until), Vec::new());
+    tokio::pin!(asking);
+    loop {
+        tokio::select! {
+            () = &mut asking => break,
+            () = tokio::time::sleep(LOOK) => looks.push(field.memory().await[0]),
+        }
+    }
+    field.is_sound().await;
+    let minutes = begun.elapsed().as_secs_f64() / 60.0;
+    // As long as a tenth, and begun when a tenth has passed.
+    let tenth = looks.len() / 10;
+    let mean = |looks: &[[f64; 2]], which: usize| {
+        looks.iter().map(|look| look[which]).sum::<f64>() / looks.len().max(1) as f64
+    };
+    let (first, last) = (&looks[tenth..2 * tenth], &looks[looks.len() - tenth..]);
+    let Tally { compared, excused, sampled, left, cancelled, refused } = &field.tally;
+    say_figure("lasted", minutes, "min", None);
+    for (which, what) in ["MLX's memory", "memory of the process"].into_iter().enumerate() {
+        say_figure(
+            &format!("{what}, in the second tenth"),
+            mean(first, which) / f64::from(1 << 20),
+            "MiB",
+            None,
+        );
+        say_figure(
+            &format!("{what}, last tenth over second"),
+            mean(last, which) / mean(first, which),
+            "×",
+            Some(GROWTH),
+        );
+    }
+    for (what, number) in [
+        ("answers compared with those alone", compared),
+        ("of these told otherwise where two tokens are as good", excused),
+        ("answers of drawn tokens", sampled),
+        ("clients that left in the middle", left),
+        ("clients that left before anything came", cancelled),
+        ("requests refused for want of room", refused),
+    ] {
+        say_figure(what, number.load(Ordering::Relaxed) as f64, "", None);
+    }
+}

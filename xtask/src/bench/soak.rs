@@ -1,0 +1,58 @@
+//! Many clients for long: what engines hold in memory then, and what became of the requests.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{Goal, Row};
+use crate::{cargo, mlx};
+
+pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model in float32 one thing after the other, with 160 slots, \
+    room for a quarter of what these may hold, and a disk of 16 MiB for what prompts share: half of them questions whose answers are \
+    compared with those that the engine gave alone, the others long ones, drawn tokens, and clients who leave in the middle or before \
+    anything came. An answer that differs must have, at every token, one that is within 0.0005 of the best by the \
+    log-probabilities of the model alone; at the end no request runs or waits, no part of the cache is in use, every slot can be \
+    had at the same time, and what is kept is within its bounds, or the run fails. Memory is looked at once a second; its mean over \
+    the last tenth of the run is compared with that over the second tenth.";
+
+/// Half an hour.
+const SECONDS: usize = 1800;
+
+/// Asks for half an hour.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    for_seconds(prepared, SECONDS)
+}
+
+/// Asks for so long.
+pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<Row>> {
+    // The whole workspace, so that nothing is built a second time with other features.
+    let test = ["test", "--workspace", "--test", "soak", "--", "--ignored", "--nocapture"];
+    let output = cargo::command(prepared, &test)
+        .env("RUSSET_SOAK_SECONDS", seconds.to_string())
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run the soak of the engine")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the soak of the engine failed:\n{text}");
+    // The first figure may stand behind the name of the test.
+    let figures = text.lines().filter_map(|line| line.find('{').map(|from| &line[from..]));
+    figures.map(row).collect()
+}
+
+fn row(line: &str) -> Result<Row> {
+    let told: Value = serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
+    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
+    let value = told["value"].as_f64().with_context(|| format!("no value in {line}"))?;
+    let unit = match told["unit"].as_str() {
+        Some("min") => "min",
+        Some("MiB") => "MiB",
+        _ => "",
+    };
+    let (ratio, goal) = match told["most"].as_f64() {
+        Some(most) => (Some(value), Goal::AtMost(most)),
+        None => (None, Goal::None),
+    };
+    Ok(Row { area: "soak", what, ours: value, peer: None, unit, ratio, goal })
+}
