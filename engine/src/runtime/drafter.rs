@@ -3,6 +3,7 @@
 
 use super::{RuntimeConfig, RuntimeError, rank::Rank};
 use crate::{
+    args::KvCacheType,
     compute::{Choice, Draft, Step},
     kept::Order,
     meter::Meter,
@@ -27,6 +28,8 @@ impl Drafter {
             tensor_size: 1,
             rank: 0,
             devices: None,
+            // Its caches are small, and its heads may be of a width that has no groups.
+            kv_cache: KvCacheType::AsComputed,
             shelf: None,
             draft_dir: None,
             ..config.clone()

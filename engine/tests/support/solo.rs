@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use jiff::Zoned;
+use russet_engine::args::KvCacheType;
 use russet_engine::compute::{Choice, Compute as _, Step};
 use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokens::Tokens;
@@ -32,6 +33,7 @@ impl Solo {
             rank: 0,
             devices: None,
             dtype: LoadDtype::Float32,
+            kv_cache: KvCacheType::AsComputed,
             blas_threads: 1,
             wired: false,
             shelf: None,
