@@ -245,7 +245,9 @@ impl FakeState {
             .collect();
         match chosen.as_slice() {
             [Ok(token)] => drop(self.chosen.insert(step.slot, *token)),
-            [_] | [] => {}
+            // A step that follows before anybody knows has something to read all the same, as on a device.
+            [Err(_)] => drop(self.chosen.insert(step.slot, END)),
+            [] => {}
             // Behind guesses it has to be told.
             _ => drop(self.chosen.remove(&step.slot)),
         }
