@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_wire::event::Event;
-use russet_wire::request::GenerationRequest;
+use russet_wire::request::{GenerationRequest, Message};
 use tonic::transport::Channel;
 
 use engines::{Lab, ask, next, say};
@@ -30,6 +30,8 @@ const MODEL: Shape =
 /// About 8 million: reading 8,000 tokens with the other one takes a minute here.
 const SMALL: Shape =
     Shape { hidden: 384, intermediate: 1024, heads: 6, kv_heads: 6, layers: 4, spread: 0.03 };
+/// Layers of the trained model.
+const SMOKE_LAYERS: usize = 4;
 /// Odd, so that a median is one of them.
 const ROUNDS: usize = 7;
 /// What the template of these models puts around a question.
@@ -57,6 +59,9 @@ async fn run() {
     lab.context_tokens = 16384;
     // No agent watches these engines.
     lab.flags = vec!["--orphan-seconds", "3600", "--max-sequences", "16"];
+    guesses(&mut lab).await;
+    // What is compared with mlx-lm is computed token by token, as it does.
+    lab.flags.extend(["--speculation", "off"]);
     prefixes(&mut lab, model.path()).await;
     // The questions repeat, and mlx-lm's batches keep nothing.
     lab.flags.extend(["--prefix-cache", "off"]);
@@ -171,6 +176,50 @@ async fn prefixes(lab: &mut Lab, model: &std::path::Path) {
         median(again.into_iter()),
         cold,
     );
+}
+
+/// The trained model where it says again what was said before, with guesses and without.
+async fn guesses(lab: &mut Lab) {
+    let smoke = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("smoke/model");
+    let turn = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let question = "What is 17 + 25? Think step by step.";
+    let answer = "7 + 5 = 12, 1 + 2 + 1 = 4, so 17 + 25 = 42.";
+    let messages = vec![turn("user", question), turn("assistant", answer), turn("user", question)];
+    let with = lab.start(&smoke, &[SMOKE_LAYERS]);
+    let flags = lab.flags.clone();
+    lab.flags.extend(["--speculation", "off"]);
+    let without = lab.start(&smoke, &[SMOKE_LAYERS]);
+    lab.flags = flags;
+    let clients = [lab.client(&with[0]).await, lab.client(&without[0]).await];
+    let mut rates = [Vec::new(), Vec::new()];
+    let mut answers = Vec::new();
+    for round in 0..=4 * ROUNDS {
+        for (client, rates) in clients.iter().zip(&mut rates) {
+            let request = GenerationRequest { messages: messages.clone(), max_tokens: Some(100), ..say("") };
+            let mut events = ask(&mut client.clone(), request).await;
+            let (mut times, mut text) = (Vec::new(), String::new());
+            let begun = Instant::now();
+            loop {
+                match next(&mut events).await {
+                    Some(Event::Token { text: piece, .. }) => {
+                        times.push(begun.elapsed().as_secs_f64());
+                        text.push_str(&piece);
+                    }
+                    Some(Event::Started { .. }) => {}
+                    Some(Event::Finished { .. }) => break,
+                    other => panic!("{other:?} in the middle of an answer"),
+                }
+            }
+            if round > 0 {
+                rates.push((times.len() - 1) as f64 / (times[times.len() - 1] - times[0]));
+            }
+            answers.push(text);
+        }
+    }
+    answers.dedup();
+    assert_eq!(answers.len(), 1, "guesses changed an answer: {answers:?}");
+    let [with, without] = rates.map(|rates| median(rates.into_iter()));
+    tell("an answer that was given before, guessed against not", "tokens/s", 1.5, with, without);
 }
 
 /// Files below a folder.

@@ -31,6 +31,8 @@ const MODEL: Shape =
     Shape { hidden: 768, intermediate: 2048, heads: 12, kv_heads: 12, layers: 14, spread: 0.03 };
 /// Of mlx-lm's pace.
 const PACE: f64 = 0.97;
+/// Of the pace of bare layers: what the control path, the loop and the choice may cost.
+const BARE: f64 = 0.95;
 /// Of the ratio that bare layers reach.
 const SHARDED: f64 = 0.9;
 /// Odd, so that a median is one of them.
@@ -55,10 +57,19 @@ async fn run() {
     let model = model::random_model(MODEL);
     let mut lab = Lab::new();
     // No agent watches these engines.
-    lab.flags = vec!["--orphan-seconds", "3600", "--prefix-cache", "off"];
+    lab.flags = vec!["--orphan-seconds", "3600", "--prefix-cache", "off", "--speculation", "off"];
     against_mlx_lm(&lab, model.path()).await;
     for (transport, through) in [("direct", "by plain TCP"), ("tunnel", "through the tunnel")] {
-        lab.flags = vec!["--transport", transport, "--orphan-seconds", "3600", "--prefix-cache", "off"];
+        lab.flags = vec![
+            "--transport",
+            transport,
+            "--orphan-seconds",
+            "3600",
+            "--prefix-cache",
+            "off",
+            "--speculation",
+            "off",
+        ];
         two_against_one(&lab, model.path(), through).await;
     }
 }
@@ -69,6 +80,7 @@ async fn against_mlx_lm(lab: &Lab, model: &Path) {
     let mut client = lab.client(&engines[0]).await;
     let mut peers = [Peer::start(model, None, None)];
     let (mut ours, mut theirs) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    let mut bare = Vec::new();
     for round in 0..=ROUNDS {
         for (index, question) in QUESTIONS.into_iter().enumerate() {
             let (tokens, pace) = measure(&mut client, question).await;
@@ -79,10 +91,15 @@ async fn against_mlx_lm(lab: &Lab, model: &Path) {
                 theirs[index].push(peer);
             }
         }
+        let layers = ask_peers(&mut peers, "layers", QUESTIONS[0] as u32);
+        if round > 0 {
+            bare.push(layers);
+        }
     }
     let decode = |paces: &[Pace]| median(paces.iter().map(|pace| pace.rate));
     let prefill = |paces: &[Pace]| median(paces.iter().map(|pace| QUESTIONS[1] as f64 / pace.first));
     tell("decode, one rank", "tokens/s", PACE, decode(&ours[0]), decode(&theirs[0]));
+    tell("decode over gRPC, beside the bare forward step", "tokens/s", BARE, decode(&ours[0]), decode(&bare));
     tell("prefill of 1,000 tokens, one rank", "tokens/s", PACE, prefill(&ours[1]), prefill(&theirs[1]));
 }
 
