@@ -1,5 +1,5 @@
 //! What a tunnel costs beside plain TCP on loopback: there and back through one connection, and the answers of
-//! a pipeline of two engines over each. Prints `tunnel: WHAT = TUNNEL DIRECT UNIT` for `cargo xtask bench tunnel`.
+//! a pipeline of two engines over each. A figure is a line of JSON for `cargo xtask bench tunnel`.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails as a whole")]
 
@@ -160,5 +160,5 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn tell(what: &str, ours: f64, peer: f64, unit: &str) {
-    println!("tunnel: {what} = {ours:.2} {peer:.2} {unit}");
+    println!("{}", serde_json::json!({"what": what, "ours": ours, "peer": peer, "unit": unit}));
 }

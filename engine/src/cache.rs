@@ -13,7 +13,7 @@ use mlx_rs::{
 };
 
 use crate::kept;
-use form::{Form, Held};
+use form::{Form, Held, first};
 
 /// Room is a multiple of so many positions.
 const STEP: i32 = kept::STEP as i32;
@@ -47,7 +47,7 @@ impl KvCache {
     pub fn append(&mut self, keys: &Array, values: &Array) -> Result<Held, Exception> {
         let new = self.form.parts(keys, values)?;
         self.extend(new)?;
-        let used = self.parts.iter().map(|part| used(part, self.offset));
+        let used = self.parts.iter().map(|part| first(part, self.offset));
         self.form.held(&used.collect::<Result<Vec<_>, _>>()?)
     }
 
@@ -95,14 +95,10 @@ fn grown(room: Option<Array>, offset: i32, new: &Array) -> Result<Array, Excepti
             let more = zeros_dtype(&[batch, heads, positions, width], new.dtype())?;
             match room {
                 None => Ok(more),
-                Some(room) => concatenate(&[used(&room, offset)?, more], 2),
+                Some(room) => concatenate(&[first(&room, offset)?, more], 2),
             }
         }
     }
-}
-
-fn used(room: &Array, count: i32) -> Result<Array, Exception> {
-    if count == room.dim(2) { Ok(room.clone()) } else { room.try_index((.., .., 0..count, ..)) }
 }
 
 #[cfg(test)]

@@ -256,7 +256,7 @@ mod tests {
         guesser.guesses().to_vec()
     }
 
-    /// In how many batches the tokens come of a text whose guesses are right as `right` says by their place.
+    /// In how many batches the tokens come of a text, when a guess has to be at least so likely.
     fn batches(text: &[u32], least: f64) -> usize {
         let (mut guesser, mut length, mut batches) = (lookup(), 8, 0);
         while length < text.len() {

@@ -7,8 +7,8 @@
 //! and [`runtime`] is the one thread on which all of that happens.
 //!
 //! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
-//! and the agent, [`schedule`] gives [`sequence`]s their steps, [`guess`] what they may say next, [`tokens`] turns text into tokens and
-//! back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet, and
+//! and the agent, [`schedule`] gives [`sequence`]s their steps, [`guess`] says what may come next in them, [`tokens`]
+//! turns text into tokens and back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet, and
 //! [`life`] says when it is over. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
 
 pub mod args;

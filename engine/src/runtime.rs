@@ -9,6 +9,7 @@ mod blocks;
 mod drafter;
 pub mod environment;
 mod groups;
+mod prepare;
 mod rank;
 
 use std::{
@@ -39,6 +40,7 @@ use crate::{
     weights::{LoadDtype, WeightsError},
 };
 use drafter::Drafter;
+use prepare::prepare;
 use rank::{Rank, Run};
 
 /// What one rank is.
@@ -395,6 +397,7 @@ fn run(
         let too_early = |asked| RuntimeError::TooEarly { rank: config.rank, asked };
         match command {
             Command::Load(reply) => {
+                prepare(config);
                 let open = |part: &Part| {
                     let opened = open_shelf(config, part)?;
                     Some(shelf.get_or_init(|| opened).clone())

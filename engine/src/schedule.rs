@@ -337,11 +337,12 @@ impl Schedule {
 
     /// Has the next batch run behind so many others, if anybody can go on.
     fn begin(&mut self, behind: usize) -> Option<Begun> {
-        let guessing = self.guess();
+        let least = self.least();
+        let guessing = self.guess(least);
         if self.alone && guessing && behind > 0 {
             return None;
         }
-        if let Some(drafts) = self.draft() {
+        if let Some(drafts) = self.draft(least) {
             return Some(drafts);
         }
         let turns = self.turns(self.alone && !guessing);

@@ -34,14 +34,17 @@ const AREAS: &[Area] = &[
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 
-/// The figures that an area's program prints, a line of JSON each.
+/// The figures that a program prints, each JSON at the end of a line: a test writes its own name before it.
 fn figures(command: &mut Command, name: &str) -> Result<Vec<Value>> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot run the bench of the {name}"))?;
-    ensure!(output.status.success(), "the bench of the {name} ended with {}", output.status);
+    let output = output.with_context(|| format!("cannot run {name}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{name} ended with {}:\n{text}", output.status);
+    let told = text.lines().filter_map(|line| line.find('{').map(|from| &line[from..]));
     let read = |line: &str| serde_json::from_str(line).with_context(|| format!("not a figure: {line}"));
-    text.lines().map(read).collect()
+    let figures: Vec<Value> = told.map(read).collect::<Result<_>>()?;
+    ensure!(!figures.is_empty(), "{name} told no figure:\n{text}");
+    Ok(figures)
 }
 
 /// One thing to measure, with everything built that it needs.

@@ -171,7 +171,8 @@ impl Packed {
     }
 }
 
-fn first(array: &Array, count: i32) -> Result<Array, Exception> {
+/// The first `count` positions of an array that has them where keys and values have theirs.
+pub(super) fn first(array: &Array, count: i32) -> Result<Array, Exception> {
     if count == array.dim(2) { Ok(array.clone()) } else { array.try_index((.., .., 0..count, ..)) }
 }
 

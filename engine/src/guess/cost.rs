@@ -33,7 +33,9 @@ struct Seen {
 impl Costs {
     /// A draft model guessed so many tokens in so long.
     pub fn learn_draft(&mut self, guesses: u32, took: Duration) {
-        toward(&mut self.draft, took.as_secs_f64() / f64::from(guesses.max(1)));
+        if guesses > 0 {
+            toward(&mut self.draft, took.as_secs_f64() / f64::from(guesses));
+        }
     }
 
     /// A batch of so many sequences, none of which read a prompt, with so many guesses of all of them took so long.

@@ -30,7 +30,6 @@ use crate::{
     },
     layers::{
         batch::{Batch, Row},
-        mlp::try_to_compile,
         stage::metered,
     },
     meter::{Collective, Meter, Phase},
@@ -92,11 +91,6 @@ impl Rank {
         shelf: impl FnOnce(&Part) -> Option<Arc<Shelf>>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self, RuntimeError> {
-        russet_mlx::install_error_handler();
-        russet_mlx::blas::set_threads(config.blas_threads);
-        if config.wired {
-            keep_resident();
-        }
         let configuration = models::configure(&config.model_dir)?;
         let part = part_of(config, configuration.layers())?;
         configuration.check_members(part.tensor_size)?;
@@ -117,7 +111,6 @@ impl Rank {
             loaded_bytes += bytes;
             progress(loaded_bytes, total_bytes);
         };
-        try_to_compile();
         let model = models::load(configuration.as_ref(), &mut checkpoint, &part, config.dtype, &mut count)?;
         let _ = memory::clear_cache();
         let shelf = shelf(&part);
@@ -418,20 +411,6 @@ impl Run {
             }
         }
         Ok(ended)
-    }
-}
-
-/// Has a GPU keep what it computes with in memory, where its driver says how much of it. Without it answers are
-/// slower when others want memory, and right all the same.
-fn keep_resident() {
-    let wired = match russet_mlx::device::recommended_working_set() {
-        Ok(None) => return,
-        Ok(Some(bytes)) => memory::set_wired_limit(bytes).map(|_| bytes).map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match wired {
-        Ok(bytes) => tracing::info!(bytes, "the GPU's memory stays resident"),
-        Err(error) => tracing::warn!(error, "the GPU's memory may be paged out"),
     }
 }
 

@@ -1,7 +1,5 @@
 //! What the loop has to do with guesses of next tokens: who makes some before the next batch, and what they cost.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 
 use super::Schedule;
@@ -12,7 +10,7 @@ use crate::guess::Least;
 
 impl Schedule {
     /// How likely a guess has to be right among those that are answered just now.
-    fn least(&self) -> Least {
+    pub(super) fn least(&self) -> Least {
         let answers = self.running.iter().filter(|job| !job.reads_its_prompt()).count();
         let least = self.costs.least(answers as u32);
         if self.draft_failed { Least { draft: f64::INFINITY, ..least } } else { least }
@@ -20,14 +18,12 @@ impl Schedule {
 
     /// Has all make their guesses; whether anybody has some, or may have once its token is known. Then all go on together
     /// on a rank by itself: who went ahead of those that guess would have weights read once more, and hold them up.
-    pub(super) fn guess(&mut self) -> bool {
-        let least = self.least();
-        self.running.iter_mut().filter_map(|job| job.sequence.guess(least).then_some(())).count() > 0
+    pub(super) fn guess(&mut self, least: Least) -> bool {
+        self.running.iter_mut().fold(false, |guessing, job| job.sequence.guess(least) || guessing)
     }
 
     /// Asks the draft model about those that found nothing, if any of them are to be guessed.
-    pub(super) fn draft(&mut self) -> Option<Begun> {
-        let least = self.least();
+    pub(super) fn draft(&mut self, least: Least) -> Option<Begun> {
         let ready = self.running.iter_mut().filter(|job| !job.fetching);
         let (rows, drafts): (Vec<u64>, Vec<Draft>) =
             ready.filter_map(|job| Some((job.stay, job.sequence.draft(least)?))).unzip();
@@ -46,7 +42,8 @@ impl Schedule {
             self.draft_failed = true;
             Vec::new()
         });
-        self.learn_draft(&guesses, took);
+        let count: usize = guesses.iter().map(Vec::len).sum();
+        self.costs.learn_draft(count as u32, took);
         let mut guesses = guesses.into_iter();
         for stay in rows {
             let guesses = guesses.next().unwrap_or_default();
@@ -54,13 +51,6 @@ impl Schedule {
             if let Some(job) = job {
                 job.sequence.drafted(guesses);
             }
-        }
-    }
-
-    fn learn_draft(&mut self, guesses: &[Vec<u32>], took: Duration) {
-        let count: usize = guesses.iter().map(Vec::len).sum();
-        if count > 0 {
-            self.costs.learn_draft(count as u32, took);
         }
     }
 }

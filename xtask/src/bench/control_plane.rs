@@ -28,7 +28,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let built = cargo::root().join("target/release");
     let mut bench = Command::new(built.join("examples/control_plane"));
     bench.arg(built.join("russet")).args([etcd, kubernetes.apiserver, kubernetes.controller_manager]);
-    figures(&mut bench, "control plane")?.iter().map(row).collect()
+    figures(&mut bench, "the bench of the control plane")?.iter().map(row).collect()
 }
 
 fn row(told: &Value) -> Result<Row> {

@@ -1,10 +1,9 @@
 //! Engines against mlx-lm on the same weights, and two ranks against one.
 
-use std::process::Stdio;
+use anyhow::{Context, Result};
+use serde_json::Value;
 
-use anyhow::{Context, Result, ensure};
-
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx, python};
 
 pub const ABOUT: &str = "A random float32 Llama of 100 million parameters, both sides on the same libmlx with OpenBLAS in \
@@ -22,28 +21,21 @@ pub const ABOUT: &str = "A random float32 Llama of 100 million parameters, both 
 /// Builds the engine with optimisation and runs the bench.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let python = python::prepare()?;
-    let environment: serde_json::Map<String, serde_json::Value> = python
+    let environment: serde_json::Map<String, Value> = python
         .command()
         .get_envs()
         .filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value?.to_str()?.into())))
         .collect();
     let benches = ["bench", "-p", "russet-engine", "--bench", "pace", "--bench", "load"];
-    let output = cargo::command(prepared, &benches)
+    let mut bench = cargo::command(prepared, &benches);
+    bench
         .env("RUSSET_PYTHON", python.interpreter())
-        .env("RUSSET_PYTHON_ENV", serde_json::Value::from(environment).to_string())
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the bench of the engine")?;
-    ensure!(output.status.success(), "the bench of the engine ended with {}", output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().filter(|line| line.starts_with('{')).map(row).collect()
+        .env("RUSSET_PYTHON_ENV", Value::from(environment).to_string());
+    figures(&mut bench, "the bench of the engine")?.iter().map(row).collect()
 }
 
-fn row(line: &str) -> Result<Row> {
-    let told: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
-    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {line}"));
+fn row(told: &Value) -> Result<Row> {
+    let number = |name: &str| told[name].as_f64().with_context(|| format!("no {name} in {told}"));
     let (ours, peer) = (number("ours")?, number("peer")?);
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
     let (unit, ratio) = match told["unit"].as_str() {
@@ -57,17 +49,19 @@ fn row(line: &str) -> Result<Row> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     #[test]
     fn a_figure_is_held_to_its_goal_and_less_time_is_better() {
         for (line, ratio, goal) in [
-            (r#"{"what":"decode","unit":"tokens/s","least":0.97,"ours":98,"peer":100}"#, 0.98, "≥ 0.97"),
-            (r#"{"what":"tensor","unit":"×","least":0.9,"ours":1.2,"peer":1.5}"#, 0.8, "≥ 0.9"),
-            (r#"{"what":"gap","unit":"ms","least":5,"ours":20,"peer":200}"#, 10.0, "≥ 5"),
+            (json!({"what":"decode","unit":"tokens/s","least":0.97,"ours":98,"peer":100}), 0.98, "≥ 0.97"),
+            (json!({"what":"tensor","unit":"×","least":0.9,"ours":1.2,"peer":1.5}), 0.8, "≥ 0.9"),
+            (json!({"what":"gap","unit":"ms","least":5,"ours":20,"peer":200}), 10.0, "≥ 5"),
         ] {
-            let row = super::row(line).unwrap_or_else(|error| panic!("{error}"));
+            let row = super::row(&line).unwrap_or_else(|error| panic!("{error}"));
             assert!((row.ratio.unwrap_or_default() - ratio).abs() < 1e-9, "{line}");
             assert_eq!(row.goal.to_string(), goal);
         }
-        assert!(super::row("{}").is_err());
+        assert!(super::row(&json!({})).is_err());
     }
 }

@@ -29,7 +29,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let program = cargo::root().join("target/release/examples/bench");
     let mut bench = Command::new(program);
     bench.arg(nginx);
-    figures(&mut bench, "gateway")?.iter().map(row).collect()
+    figures(&mut bench, "the bench of the gateway")?.iter().map(row).collect()
 }
 
 fn row(told: &Value) -> Result<Row> {

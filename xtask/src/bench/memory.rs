@@ -1,11 +1,9 @@
 //! What the planner reserves for a rank, against the most that MLX held in real engines.
 
-use std::process::Stdio;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Models with random weights of more than a gigabyte each, on one rank, on a pipeline of 2 and on a tensor \
@@ -21,22 +19,14 @@ const MIB: f64 = 1048576.0;
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     // The whole workspace, so that nothing is built a second time with other features.
     let test = ["test", "--workspace", "--test", "memory", "--", "--ignored", "--nocapture"];
-    let output = cargo::command(prepared, &test)
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the memory test of the engine")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the memory test of the engine failed:\n{text}");
-    let ranks = text.lines().filter(|line| line.starts_with('{')).map(rows).collect::<Result<Vec<_>>>()?;
-    Ok(ranks.into_iter().flatten().collect())
+    let ranks = figures(&mut cargo::command(prepared, &test), "the memory test of the engine")?;
+    Ok(ranks.iter().map(rows).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// What is said of one rank.
-fn rows(line: &str) -> Result<Vec<Row>> {
-    let told: Value = serde_json::from_str(line).with_context(|| format!("not a rank: {line}"))?;
+fn rows(told: &Value) -> Result<Vec<Row>> {
     let number = |name: &str| {
-        told[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {line}"))
+        told[name].as_f64().map(|bytes| bytes / MIB).with_context(|| format!("no {name} in {told}"))
     };
     let what = told["what"].as_str().context("a rank without a name")?;
     let (planned, peak) = (number("weights")? + number("kv")? + number("overhead")?, number("peak")?);
@@ -69,10 +59,10 @@ mod tests {
                 "what": "rank", "weights": mib(planned - 50.0), "kv": mib(40.0), "overhead": mib(10.0),
                 "peak": mib(1000.0), "process": mib(1200.0),
             });
-            let rows = super::rows(&line.to_string()).unwrap_or_else(|error| panic!("{error}"));
+            let rows = super::rows(&line).unwrap_or_else(|error| panic!("{error}"));
             let verdicts: Vec<&str> = rows.iter().map(super::Row::verdict).collect();
             assert_eq!(verdicts, [below, above, ""], "{planned}");
         }
-        assert!(super::rows("{}").is_err());
+        assert!(super::rows(&serde_json::json!({})).is_err());
     }
 }

@@ -27,7 +27,7 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     let built = cargo::root().join("target/release");
     let mut bench = Command::new(built.join("examples/scale"));
     bench.arg(built.join("russet"));
-    figures(&mut bench, "operator")?.iter().map(row).collect()
+    figures(&mut bench, "the bench of the operator")?.iter().map(row).collect()
 }
 
 fn row(told: &Value) -> Result<Row> {

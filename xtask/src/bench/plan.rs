@@ -1,10 +1,9 @@
 //! How long the planner takes as clusters grow.
 
-use std::process::Stdio;
+use anyhow::{Context, Result};
+use serde_json::Value;
 
-use anyhow::{Context, Result, ensure};
-
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "Described clusters in racks of four cabled Macs, half as many deployments as nodes, of four sizes of \
@@ -25,14 +24,8 @@ const CHECKED: &str = "10000";
 
 /// Builds the planner with optimisation and runs the bench.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
-    let output = cargo::command(prepared, &["bench", "-p", "russet-plan", "--bench", "scale"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the bench of the planner")?;
-    ensure!(output.status.success(), "the bench of the planner ended with {}", output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().filter(|line| line.starts_with('{')).map(row).collect()
+    let mut bench = cargo::command(prepared, &["bench", "-p", "russet-plan", "--bench", "scale"]);
+    figures(&mut bench, "the bench of the planner")?.iter().map(row).collect()
 }
 
 /// How good plans are on random clusters, and whether any breaks a rule.
@@ -43,32 +36,23 @@ pub fn proof(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
         (CHECKED, &["--lib"], "thousands_of_random_clusters_never_break_a_rule_and_always_settle"),
     ] {
         let arguments = [&["test", "-p", "russet-plan"], target, &["--", "--nocapture", test]].concat();
-        let output = cargo::command(prepared, &arguments)
-            .env("RUSSET_PLAN_SEEDS", seeds)
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()
-            .with_context(|| format!("cannot run the test {test}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "{test} failed over {seeds} clusters:\n{text}");
-        let told: Vec<Row> =
-            text.lines().filter(|line| line.starts_with('{')).map(judged).collect::<Result<_>>()?;
-        ensure!(!told.is_empty(), "{test} told no figure:\n{text}");
-        rows.extend(told);
+        let mut test = cargo::command(prepared, &arguments);
+        test.env("RUSSET_PLAN_SEEDS", seeds);
+        for told in figures(&mut test, &format!("the test of plans over {seeds} clusters"))? {
+            rows.push(judged(&told)?);
+        }
     }
     Ok(rows)
 }
 
-fn told(line: &str) -> Result<(serde_json::Value, String, f64)> {
-    let told: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
+fn named(told: &Value) -> Result<(String, f64)> {
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {line}"))?;
-    Ok((told, what, ours))
+    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
+    Ok((what, ours))
 }
 
-fn judged(line: &str) -> Result<Row> {
-    let (_, what, ours) = told(line)?;
+fn judged(told: &Value) -> Result<Row> {
+    let (what, ours) = named(told)?;
     let (unit, goal) = if what.starts_with("plans that break") {
         ("plans", Goal::AtMost(0.0))
     } else if what.starts_with("plans of first fit") {
@@ -80,8 +64,8 @@ fn judged(line: &str) -> Result<Row> {
     Ok(Row { area: "plan", what, ours, peer: None, unit, ratio: None, goal })
 }
 
-fn row(line: &str) -> Result<Row> {
-    let (told, what, ours) = told(line)?;
+fn row(told: &Value) -> Result<Row> {
+    let (what, ours) = named(told)?;
     let goal = match told["nodes"].as_u64() {
         Some(NODES) if what.starts_with("everything") => Goal::AtMost(REPLAN),
         Some(NODES) if what.starts_with("one more") => Goal::AtMost(CHANGE),
@@ -92,17 +76,22 @@ fn row(line: &str) -> Result<Row> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     #[test]
     fn the_goals_are_those_of_a_thousand_nodes() {
         for (line, goal) in [
-            (r#"{"what":"everything that runs planned again, 1000 nodes","nodes":1000,"ours":3}"#, "≤ 100"),
-            (r#"{"what":"one more deployment placed, 1000 nodes","nodes":1000,"ours":3}"#, "≤ 10"),
-            (r#"{"what":"one more deployment placed, 10 nodes","nodes":10,"ours":3}"#, "none"),
+            (
+                json!({"what": "everything that runs planned again, 1000 nodes", "nodes": 1000, "ours": 3}),
+                "≤ 100",
+            ),
+            (json!({"what": "one more deployment placed, 1000 nodes", "nodes": 1000, "ours": 3}), "≤ 10"),
+            (json!({"what": "one more deployment placed, 10 nodes", "nodes": 10, "ours": 3}), "none"),
         ] {
-            let row = super::row(line).unwrap_or_else(|error| panic!("{error}"));
+            let row = super::row(&line).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!((row.goal.to_string().as_str(), row.ours), (goal, 3.0), "{line}");
         }
-        assert!(super::row("{}").is_err());
+        assert!(super::row(&json!({})).is_err());
     }
 
     #[test]
@@ -114,7 +103,7 @@ mod tests {
             ("plans of first fit that are more than 2 % below it, 1000 clusters", 19.0, false),
             ("plans that break a rule, 10000 clusters", 0.0, true),
         ] {
-            let line = serde_json::json!({"what": what, "ours": ours}).to_string();
+            let line = json!({"what": what, "ours": ours});
             let row = super::judged(&line).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(row.met(), met, "{what}: {ours}");
         }

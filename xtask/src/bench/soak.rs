@@ -1,11 +1,9 @@
 //! Many clients for long: what engines hold in memory then, and what became of the requests.
 
-use std::process::Stdio;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Goal, Row};
+use super::{Goal, Row, figures};
 use crate::{cargo, mlx};
 
 pub const ABOUT: &str = "200 clients at once ask one engine with the smoke model in float32 one thing after the other, with 160 slots, \
@@ -28,23 +26,14 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
 pub fn for_seconds(prepared: &mlx::Prepared, seconds: usize) -> Result<Vec<Row>> {
     // The whole workspace, so that nothing is built a second time with other features.
     let test = ["test", "--workspace", "--test", "soak", "--", "--ignored", "--nocapture"];
-    let output = cargo::command(prepared, &test)
-        .env("RUSSET_SOAK_SECONDS", seconds.to_string())
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run the soak of the engine")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the soak of the engine failed:\n{text}");
-    // The first figure may stand behind the name of the test.
-    let figures = text.lines().filter_map(|line| line.find('{').map(|from| &line[from..]));
-    figures.map(row).collect()
+    let mut soak = cargo::command(prepared, &test);
+    soak.env("RUSSET_SOAK_SECONDS", seconds.to_string());
+    figures(&mut soak, "the soak of the engine")?.iter().map(row).collect()
 }
 
-fn row(line: &str) -> Result<Row> {
-    let told: Value = serde_json::from_str(line).with_context(|| format!("not a figure: {line}"))?;
+fn row(told: &Value) -> Result<Row> {
     let what = told["what"].as_str().context("a figure without a name")?.to_owned();
-    let value = told["value"].as_f64().with_context(|| format!("no value in {line}"))?;
+    let value = told["value"].as_f64().with_context(|| format!("no value in {told}"))?;
     let unit = match told["unit"].as_str() {
         Some("min") => "min",
         Some("MiB") => "MiB",
