@@ -8,40 +8,34 @@
 mod blocks;
 mod drafter;
 pub mod environment;
+mod error;
 mod groups;
 mod prepare;
 mod rank;
+mod thread;
 
 use std::{
-    collections::VecDeque,
     ops::Range,
     path::PathBuf,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-        mpsc,
-    },
+    sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
 
-use russet_wire::partition::{Part, Partition, PartitionError};
-use thiserror::Error;
+use russet_wire::partition::{Part, Partition};
 use tokio::sync::oneshot;
 
 use crate::{
     args::KvCacheType,
-    compute::{Addresses, Answer, Chosen, Compute, ComputeError, Draft, Memory, Progress, SampleError, Step},
+    compute::{Addresses, Answer, Chosen, Compute, Draft, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
     meter::{Meter, Totals},
-    models::{ConfigError, ModelError},
     pulse::{Batches, Pulse},
-    shelf::{Record, Shelf, ShelfError},
-    weights::{LoadDtype, WeightsError},
+    shelf::{Shelf, ShelfError},
+    weights::LoadDtype,
 };
-use drafter::Drafter;
-use prepare::prepare;
-use rank::{Rank, Run};
+pub use error::RuntimeError;
+use thread::{Bytes, Command, Replies, Reply, Shared, Thread};
 
 /// What one rank is.
 #[derive(Clone, Debug)]
@@ -80,92 +74,6 @@ pub struct ShelfConfig {
     pub most_bytes: u64,
 }
 
-/// A rank that cannot do what was asked.
-#[derive(Debug, Error)]
-pub enum RuntimeError {
-    /// The configuration of the model.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The split over ranks.
-    #[error(transparent)]
-    Partition(#[from] PartitionError),
-    /// A rank outside the group.
-    #[error("rank {rank} is not in a group of {size}; ranks count from 0")]
-    Rank {
-        /// The rank.
-        rank: u32,
-        /// Ranks in the group.
-        size: u32,
-    },
-    /// Loading weights or building the model.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Joining the group.
-    #[error("rank {rank} cannot join its group at {addresses:?}: {reason}; the group has to be formed again")]
-    Join {
-        /// The rank.
-        rank: u32,
-        /// Where MLX was to meet the others.
-        addresses: Addresses,
-        /// Why.
-        reason: String,
-    },
-    /// Something before [`Compute::load`] or [`Compute::join`].
-    #[error("rank {rank} was asked to {asked} before it could; load, then join, then step")]
-    TooEarly {
-        /// The rank.
-        rank: u32,
-        /// What was asked.
-        asked: &'static str,
-    },
-    /// Ranks disagree about a sequence.
-    #[error(
-        "slot {slot} holds {have} tokens, but the step starts at {wanted}; ranks are out of step, the group has to be formed again"
-    )]
-    OutOfStep {
-        /// The sequence.
-        slot: u32,
-        /// Tokens in the cache.
-        have: u32,
-        /// Offset of the step.
-        wanted: u32,
-    },
-    /// A step without tokens, or with tokens the model does not have.
-    #[error(
-        "a step needs at least one token below {vocabulary}, but holds {tokens} tokens, the largest {largest:?}"
-    )]
-    Tokens {
-        /// Tokens in the step.
-        tokens: usize,
-        /// Largest id.
-        largest: Option<u32>,
-        /// Tokens of the vocabulary.
-        vocabulary: u32,
-    },
-    /// MLX failed in a step; in a group, mostly because a neighbour is lost.
-    #[error("MLX failed on rank {rank} of {size}: {reason}")]
-    Mlx {
-        /// The rank.
-        rank: u32,
-        /// Ranks in the group.
-        size: u32,
-        /// MLX's words.
-        reason: String,
-    },
-}
-
-impl From<WeightsError> for RuntimeError {
-    fn from(error: WeightsError) -> Self {
-        Self::Model(error.into())
-    }
-}
-
-impl From<RuntimeError> for ComputeError {
-    fn from(error: RuntimeError) -> Self {
-        Self(error.to_string())
-    }
-}
-
 /// What came of a step on rank 0, for whoever looks closer than [`Compute`] does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stepped {
@@ -177,38 +85,6 @@ pub struct Stepped {
 
 /// [`Stepped`], or why no token could be chosen, for each choice of a step.
 pub type InDetail = Vec<Result<Stepped, SampleError>>;
-
-type Reply<T> = oneshot::Sender<Result<T, ComputeError>>;
-
-/// How much of an answer is asked for.
-enum Replies {
-    Tokens(Reply<Vec<Chosen>>),
-    InDetail(Reply<Vec<InDetail>>),
-}
-
-impl Replies {
-    fn in_detail(&self) -> bool {
-        matches!(self, Self::InDetail(_))
-    }
-}
-
-enum Command {
-    Load(Reply<()>),
-    Join(Addresses, Reply<()>),
-    Run(Vec<Step>, Replies),
-    Draft(Vec<Draft>, Reply<Vec<Vec<u32>>>),
-    Arrange(Order),
-    /// Blocks for a slot, with what was read of them from disk; answered with how many came.
-    Fill(u32, Vec<(Key, Option<Record>)>, mpsc::Sender<u32>),
-    Stop,
-}
-
-/// Bytes of weights, written by the MLX thread and read by anyone.
-#[derive(Debug, Default)]
-struct Bytes {
-    loaded: AtomicU64,
-    total: AtomicU64,
-}
 
 /// The handle to the MLX thread, which ends when the handle is dropped.
 #[derive(Debug)]
@@ -222,12 +98,6 @@ pub struct Runtime {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// Batches that MLX is given before the first one's tokens are read.
-const AHEAD: usize = 2;
-/// Time to hear of the next batch after the last one's tokens were told, before the tokens of the one that is being
-/// computed are waited for.
-const ANSWERING: Duration = Duration::from_micros(300);
-
 /// How long a dropped runtime waits for its thread. A thread that waits for a lost neighbour never ends.
 const LAST_STEP: Duration = Duration::from_secs(2);
 
@@ -236,17 +106,21 @@ impl Runtime {
     pub fn start(config: RuntimeConfig) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let bytes = Arc::<Bytes>::default();
-        let seen = Arc::clone(&bytes);
         let shelf = Arc::<OnceLock<Arc<Shelf>>>::default();
-        let opened = Arc::clone(&shelf);
         let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
         let batches = Batches::new(ranks / config.tensor_size.max(1));
         let meter = Meter::default();
-        let (told, counted) = (batches.clone(), meter.clone());
+        let shared = Shared {
+            config,
+            bytes: bytes.clone(),
+            shelf: shelf.clone(),
+            batches: batches.clone(),
+            meter: meter.clone(),
+        };
         // MLX's streams belong to the thread that made them, so one thread does everything.
-        let thread = std::thread::Builder::new().name("mlx".to_owned()).spawn(move || {
-            run(&config, &seen, &opened, (&told, &counted), &inbox);
-        })?;
+        let thread = std::thread::Builder::new()
+            .name("mlx".to_owned())
+            .spawn(move || Thread::new(shared).run(&inbox))?;
         Ok(Self { commands, bytes, shelf, batches, meter, thread: Some(thread) })
     }
 
@@ -287,10 +161,7 @@ impl Compute for Runtime {
     }
 
     fn progress(&self) -> Progress {
-        Progress {
-            loaded_bytes: self.bytes.loaded.load(Ordering::Relaxed),
-            total_bytes: self.bytes.total.load(Ordering::Relaxed),
-        }
+        self.bytes.progress()
     }
 
     fn join(&self, addresses: Addresses) -> Answer<()> {
@@ -380,98 +251,6 @@ fn part_of(config: &RuntimeConfig, layers: u32) -> Result<Part, RuntimeError> {
     partition.part(config.rank).ok_or(RuntimeError::Rank { rank: config.rank, size: partition.size() })
 }
 
-/// The thread. A reply nobody waits for any more is not an error: its request went away.
-fn run(
-    config: &RuntimeConfig,
-    bytes: &Bytes,
-    shelf: &OnceLock<Arc<Shelf>>,
-    (batches, meter): (&Batches, &Meter),
-    inbox: &mpsc::Receiver<Command>,
-) {
-    let mut rank: Option<Rank> = None;
-    let mut drafter: Option<Drafter> = None;
-    // An order that failed fails the batch after it: the caches are not what rank 0 thinks.
-    let mut trouble = None;
-    let mut begun: VecDeque<Begun> = VecDeque::new();
-    while let Some(command) = next(inbox, &mut begun) {
-        let too_early = |asked| RuntimeError::TooEarly { rank: config.rank, asked };
-        match command {
-            Command::Load(reply) => {
-                prepare(config);
-                let open = |part: &Part| {
-                    let opened = open_shelf(config, part)?;
-                    Some(shelf.get_or_init(|| opened).clone())
-                };
-                let loaded = Rank::load(config, meter.clone(), open, |loaded, total| {
-                    bytes.loaded.store(loaded, Ordering::Relaxed);
-                    bytes.total.store(total, Ordering::Relaxed);
-                });
-                let loaded = loaded.and_then(|loaded| {
-                    if config.rank == 0 {
-                        drafter = Drafter::load(config, loaded.vocabulary())?;
-                    }
-                    rank = Some(loaded);
-                    Ok(())
-                });
-                let _ = reply.send(loaded.map_err(ComputeError::from));
-            }
-            Command::Join(addresses, reply) => {
-                let joined = match &mut rank {
-                    Some(rank) => rank.join(&addresses, config.devices.as_ref()),
-                    None => Err(too_early("join")),
-                };
-                let _ = reply.send(joined.map_err(ComputeError::from));
-            }
-            Command::Run(batch, reply) => {
-                let run = match trouble.take() {
-                    Some(error) => Err(error),
-                    None => rank
-                        .as_mut()
-                        .ok_or(too_early("step"))
-                        .and_then(|rank| rank.begin(&batch, reply.in_detail())),
-                };
-                begun.push_back(Begun { run, reply, batches: batches.clone() });
-            }
-            Command::Stop => return,
-            Command::Draft(drafts, reply) => {
-                let draft = || match &mut drafter {
-                    Some(drafter) => drafter.draft(&drafts),
-                    None => Err(too_early("guess")),
-                };
-                let _ = reply.send(batches.beside(draft).map_err(ComputeError::from));
-            }
-            Command::Arrange(order) => {
-                if let (Order::Reset { slot }, Some(drafter)) = (&order, &mut drafter)
-                    && let Err(error) = drafter.reset(*slot)
-                {
-                    tracing::warn!(%error, slot, "the draft model keeps what it has read");
-                }
-                if let Some(Err(error)) = rank.as_mut().map(|rank| rank.arrange(order)) {
-                    trouble = Some(error);
-                }
-            }
-            Command::Fill(slot, blocks, filled) => {
-                let fill = || rank.as_mut().ok_or(too_early("fill")).and_then(|rank| rank.fill(slot, blocks));
-                let count = batches.beside(fill);
-                let _ = filled.send(count.unwrap_or_else(|error| {
-                    tracing::warn!(%error, "blocks from disk are not used");
-                    0
-                }));
-            }
-        }
-    }
-}
-
-/// The shelf of this part of the model. Without it nothing is kept on disk, and everything else works.
-fn open_shelf(config: &RuntimeConfig, part: &Part) -> Option<Arc<Shelf>> {
-    let ShelfConfig { folder, most_bytes } = config.shelf.as_ref()?;
-    let opened = Shelf::open(folder, &identity_of(config, part), *most_bytes);
-    let folder = folder.display();
-    opened
-        .inspect_err(|error| tracing::warn!(%folder, %error, "the prefix cache is kept in memory only"))
-        .ok()
-}
-
 /// Names all that changes a number of a cache, or which of them are here.
 fn identity_of(config: &RuntimeConfig, part: &Part) -> String {
     let RuntimeConfig { model_dir, dtype, kv_cache, .. } = config;
@@ -479,55 +258,6 @@ fn identity_of(config: &RuntimeConfig, part: &Part) -> String {
     let model = identity::of_model(model_dir);
     let Range { start, end } = layers;
     format!("{model}-{start}-{end}-{tensor_index}of{tensor_size}-{dtype:?}-{kv_cache:?}")
-}
-
-/// A batch that MLX works on, and who waits for it.
-struct Begun {
-    run: Result<Run, RuntimeError>,
-    reply: Replies,
-    batches: Batches,
-}
-
-impl Begun {
-    /// Waits for it and answers.
-    fn end(self) {
-        let ended = self.run.and_then(Run::end);
-        self.batches.end(ended.is_ok());
-        match self.reply {
-            Replies::Tokens(reply) => {
-                let token = |stepped: Result<Stepped, _>| stepped.map(|stepped| stepped.token);
-                let tokens = |step: InDetail| step.into_iter().map(token).collect();
-                let steps = |steps: Vec<InDetail>| steps.into_iter().map(tokens).collect();
-                let _ = reply.send(ended.map(steps).map_err(ComputeError::from));
-            }
-            Replies::InDetail(reply) => drop(reply.send(ended.map_err(ComputeError::from))),
-        }
-    }
-}
-
-/// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
-/// first, but not before the next one had a chance to be begun: MLX should never be without work.
-fn next(inbox: &mpsc::Receiver<Command>, begun: &mut VecDeque<Begun>) -> Option<Command> {
-    loop {
-        let command = match begun.len() {
-            0 => return inbox.recv().ok(),
-            1 => inbox.recv_timeout(ANSWERING),
-            _ => inbox.try_recv().map_err(|error| match error {
-                mpsc::TryRecvError::Empty => mpsc::RecvTimeoutError::Timeout,
-                mpsc::TryRecvError::Disconnected => mpsc::RecvTimeoutError::Disconnected,
-            }),
-        };
-        match command {
-            // One that waits for tokens nobody knows yet is begun while others are on their way; never more than that.
-            Ok(command @ Command::Run(..)) if begun.len() >= AHEAD => {
-                begun.drain(..=begun.len() - AHEAD).for_each(Begun::end);
-                return Some(command);
-            }
-            Ok(command) => return Some(command),
-            Err(mpsc::RecvTimeoutError::Timeout) => begun.drain(..1).for_each(Begun::end),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,11 @@ impl Schedule {
     /// Has all make their guesses; whether anybody has some, or may have once its token is known. Then all go on together
     /// on a rank by itself: who went ahead of those that guess would have weights read once more, and hold them up.
     pub(super) fn guess(&mut self, least: Least) -> bool {
-        self.running.iter_mut().fold(false, |guessing, job| job.sequence.guess(least) || guessing)
+        let mut guessing = false;
+        for job in &mut self.running {
+            guessing |= job.sequence.guess(least);
+        }
+        guessing
     }
 
     /// Asks the draft model about those that found nothing, if any of them are to be guessed.
