@@ -27,7 +27,7 @@ pub struct Step {
     /// Tokens of the sequence already in the cache.
     pub offset: u32,
     /// The tokens that follow them. None stands for the one that was chosen last in this slot, which nobody needs
-    /// to know yet; only on a rank that is alone.
+    /// to know yet: where a group has a single stage, its members tell it each other as they compute.
     pub tokens: Vec<u32>,
     /// How many of the last tokens are guesses, of what will be chosen: where there is a choice, one is made before
     /// each of them too. Told on rank 0 alone; wrong ones are in the cache until it is trimmed.

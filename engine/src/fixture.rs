@@ -233,7 +233,9 @@ impl FakeState {
         let sequence = self.sequences.entry(step.slot).or_default();
         assert_eq!(step.offset as usize, sequence.len(), "the cache holds what the steps brought");
         if step.tokens.is_empty() {
-            sequence.push(self.chosen[&step.slot]);
+            // Whoever does not choose hears of the token as it computes, which is nothing to be seen here.
+            let told = step.choice.as_ref().map_or(END, |_| self.chosen[&step.slot]);
+            sequence.push(told);
         }
         sequence.extend(&step.tokens);
         self.peak = self.peak.max(self.sequences.values().map(Vec::len).sum());

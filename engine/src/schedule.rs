@@ -89,8 +89,6 @@ pub struct Schedule {
     context_tokens: u32,
     /// Stages of the pipeline.
     stages: usize,
-    /// Whether there is no other rank.
-    alone: bool,
     /// Stays in slots so far.
     stays: u64,
     /// Since when nobody but this loop has had work.
@@ -124,7 +122,6 @@ impl Schedule {
             shelf: compute.has_shelf(),
             enabled: keeps,
         };
-        let alone = followers.is_empty();
         let (sender, jobs) = mpsc::unbounded_channel();
         let places = Places::new(metrics.clone(), max_sequences);
         let born = Instant::now();
@@ -159,7 +156,6 @@ impl Schedule {
             pool: Pool::new(kv_tokens, context_tokens),
             context_tokens,
             stages: stages as usize,
-            alone,
             stays: 0,
             since: born,
             ended: born,
@@ -225,9 +221,14 @@ impl Schedule {
     }
 
     /// Batches that are on their way at the same time: one for each stage of a pipeline, so that all of them work;
-    /// of a rank by itself one that follows another whose tokens nobody has read yet.
+    /// of a single stage one that follows another whose tokens nobody has read yet.
     fn most_batches(&self) -> usize {
-        if self.alone { 2 } else { self.stages }
+        self.stages.max(2)
+    }
+
+    /// Whether a token may be chosen after one that is not known yet: where whoever computes it hears of that one.
+    fn looks_ahead(&self) -> bool {
+        self.stages == 1
     }
 
     fn receive(&mut self) {
@@ -339,13 +340,13 @@ impl Schedule {
     fn begin(&mut self, behind: usize) -> Option<Begun> {
         let least = self.least();
         let guessing = self.guess(least);
-        if self.alone && guessing && behind > 0 {
+        if self.looks_ahead() && guessing && behind > 0 {
             return None;
         }
         if let Some(drafts) = self.draft(least) {
             return Some(drafts);
         }
-        let turns = self.turns(self.alone && !guessing);
+        let turns = self.turns(self.looks_ahead() && !guessing);
         if turns.is_empty() {
             return None;
         }

@@ -171,6 +171,27 @@ impl Follower {
         }
     }
 
+    /// Whether every step of a batch has a slot of its own, and tokens or a way to hear of the one that rank 0 chose.
+    fn sound(&self, batch: &pb::Batch) -> Result<(), String> {
+        let Self { max_sequences, hello, .. } = self;
+        let hears = hello.size == hello.tensor_size;
+        let mut slots = BTreeSet::new();
+        for pb::Step { slot, tokens, .. } in &batch.steps {
+            if slot >= max_sequences || (tokens.is_empty() && !hears) {
+                return Err(format!(
+                    "rank 0 sent a step of {} tokens for slot {slot}, but there are {max_sequences} slots; start all ranks with the same --max-sequences",
+                    tokens.len(),
+                ));
+            }
+            if !slots.insert(slot) {
+                return Err(format!(
+                    "rank 0 sent two steps for slot {slot} at once; report it with both logs"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// A command that makes sense; `None` when rank 0 left and this rank was asked to stop anyway.
     fn command(&self, message: Result<Option<pb::FollowCommand>, Status>) -> Result<Option<Command>, String> {
         let left = |how: String| {
@@ -178,7 +199,7 @@ impl Follower {
         };
         match message {
             Ok(Some(pb::FollowCommand { command: Some(command) })) => match &command {
-                Command::Batch(batch) => sound(batch, self.max_sequences).map(|()| Some(command)),
+                Command::Batch(batch) => self.sound(batch).map(|()| Some(command)),
                 _ => Ok(Some(command)),
             },
             Ok(Some(pb::FollowCommand { command: None })) => {
@@ -191,23 +212,6 @@ impl Follower {
             }
         }
     }
-}
-
-/// Whether every step of a batch has a slot of its own and tokens.
-fn sound(batch: &pb::Batch, max_sequences: u32) -> Result<(), String> {
-    let mut slots = BTreeSet::new();
-    for pb::Step { slot, tokens, .. } in &batch.steps {
-        if *slot >= max_sequences || tokens.is_empty() {
-            return Err(format!(
-                "rank 0 sent a step of {} tokens for slot {slot}, but there are {max_sequences} slots; start all ranks with the same --max-sequences",
-                tokens.len(),
-            ));
-        }
-        if !slots.insert(slot) {
-            return Err(format!("rank 0 sent two steps for slot {slot} at once; report it with both logs"));
-        }
-    }
-    Ok(())
 }
 
 fn trouble<T>(result: Result<Result<T, ComputeError>, RecvError>) -> Option<String> {

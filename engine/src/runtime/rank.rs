@@ -30,7 +30,7 @@ use crate::{
     },
     layers::{
         batch::{Batch, Row},
-        stage::metered,
+        stage::{Stage, metered},
     },
     meter::{Collective, Meter, Phase},
     models::{self, Model},
@@ -233,7 +233,9 @@ impl Rank {
             let (slot, have, wanted) = (step.slot, sequence.length, step.offset);
             return Err(RuntimeError::OutOfStep { slot, have, wanted });
         }
-        if step.tokens.is_empty() && sequence.chosen.is_some() {
+        // Other members of a single stage are told by rank 0 what it chose, while they compute.
+        let told = !self.part.head && self.part.stages == 1;
+        if step.tokens.is_empty() && (sequence.chosen.is_some() || told) {
             Ok(())
         } else {
             self.check_tokens(&step.tokens)
@@ -270,7 +272,7 @@ impl Rank {
                 pipeline.recv(&[1, length, self.width], self.hidden, stage as usize + 1).map_err(wire)
             })
             .map_err(mlx)?,
-            _ => self.model.embed(&inputs(steps, sequences).map_err(mlx)?)?,
+            _ => self.model.embed(&inputs(steps, sequences, &groups.stage).map_err(mlx)?)?,
         };
         let mut lap = if timing { Some(Lap::begin(&self.meter, &hidden).map_err(mlx)?) } else { None };
         let rows = sequences.iter_mut().zip(steps).map(|(sequence, step)| Row {
@@ -414,18 +416,33 @@ impl Run {
     }
 }
 
-/// Tokens of the steps, one behind the other: those that were told, and those that were chosen just now.
-fn inputs(steps: &[&Step], sequences: &[Sequence]) -> Result<Array, Exception> {
+/// Tokens of the steps, one behind the other: those that were told, and those that rank 0 chose just now, which all
+/// members of its stage get to know by adding them up.
+fn inputs(steps: &[&Step], sequences: &[Sequence], stage: &Stage) -> Result<Array, Exception> {
     let length: i32 = steps.iter().map(|step| step.length() as i32).sum();
     let told: Vec<u32> = steps.iter().flat_map(|step| step.tokens.iter().copied()).collect();
     if told.len() == length as usize {
         return Ok(Array::from_slice(&told, &[1, length]));
     }
-    let pieces = steps.iter().zip(sequences).map(|(step, sequence)| match &sequence.chosen {
-        Some(Chosen { ids, row }) if step.tokens.is_empty() => ids.try_index(*row..*row + 1),
-        _ => Ok(Array::from_slice(&step.tokens, &[step.tokens.len() as i32])),
+    let unknown = steps.iter().zip(sequences).filter(|(step, _)| step.tokens.is_empty());
+    let chosen = unknown.map(|(_, sequence)| match &sequence.chosen {
+        Some(Chosen { ids, row }) => ids.try_index(*row..*row + 1),
+        None => Ok(Array::from_slice(&[0_u32], &[1])),
     });
-    concatenate(&pieces.collect::<Result<Vec<_>, _>>()?, 0)?.reshape(&[1, length])
+    let chosen = stage.sum(concatenate(&chosen.collect::<Result<Vec<_>, _>>()?, 0)?)?;
+    if told.is_empty() {
+        return chosen.reshape(&[1, length]);
+    }
+    let (mut pieces, mut row) = (Vec::with_capacity(steps.len()), 0);
+    for step in steps {
+        if step.tokens.is_empty() {
+            pieces.push(chosen.try_index(row..row + 1)?);
+            row += 1;
+        } else {
+            pieces.push(Array::from_slice(&step.tokens, &[step.tokens.len() as i32]));
+        }
+    }
+    concatenate(&pieces, 0)?.reshape(&[1, length])
 }
 
 /// The positions behind which something is chosen, of steps that lie one behind the other.

@@ -17,7 +17,7 @@ impl Schedule {
     }
 
     /// Has all make their guesses; whether anybody has some, or may have once its token is known. Then all go on together
-    /// on a rank by itself: who went ahead of those that guess would have weights read once more, and hold them up.
+    /// in a single stage: who went ahead of those that guess would have weights read once more, and hold them up.
     pub(super) fn guess(&mut self, least: Least) -> bool {
         let mut guessing = false;
         for job in &mut self.running {
