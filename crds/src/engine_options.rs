@@ -16,17 +16,24 @@ pub struct EngineOptions {
     /// answers are the same.
     #[serde(default, skip_serializing_if = "is_default")]
     pub speculation: Speculation,
+    /// How ranks on Metal wait for what they add up; left out: Default, which is safe.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub fence: Fence,
 }
 
 /// The options that engines of this release have, by their field: agents report them, and nothing that asks for
 /// another is placed on their nodes.
-pub const ENGINE_OPTIONS: &[&str] = &["kvCache", "speculation"];
+pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "speculation"];
 
 impl EngineOptions {
     /// The options that are not left at their default, by their field.
     pub fn asked(&self) -> impl Iterator<Item = &'static str> {
-        let Self { kv_cache, speculation } = self;
-        let asked = [("kvCache", !is_default(kv_cache)), ("speculation", !is_default(speculation))];
+        let Self { kv_cache, speculation, fence } = self;
+        let asked = [
+            ("fence", !is_default(fence)),
+            ("kvCache", !is_default(kv_cache)),
+            ("speculation", !is_default(speculation)),
+        ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field)
     }
 
@@ -67,6 +74,21 @@ pub enum Speculation {
     Unknown,
 }
 
+/// How ranks on Metal wait for a collective.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Fence {
+    /// As MLX comes: about 180 µs for each.
+    #[default]
+    Default,
+    /// The GPU looks for it itself (`MLX_METAL_FAST_SYNCH`), about 4 µs for each. Known to wedge GPUs now and then; the
+    /// agent then kills the rank, and the group forms anew.
+    Fast,
+    /// A word of a newer release.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -78,17 +100,18 @@ mod tests {
     #[test]
     fn options_at_their_default_are_left_out_and_others_are_known_by_their_field() {
         let lookup = Speculation::PromptLookup;
-        for (kv_cache, speculation, json, asked) in [
-            (KvCacheType::AsComputed, lookup, "{}", vec![]),
-            (KvCacheType::Int4, lookup, r#"{"kvCache":"Int4"}"#, vec!["kvCache"]),
+        for (kv_cache, speculation, fence, json, asked) in [
+            (KvCacheType::AsComputed, lookup, Fence::Default, "{}", vec![]),
+            (KvCacheType::Int4, lookup, Fence::Default, r#"{"kvCache":"Int4"}"#, vec!["kvCache"]),
             (
                 KvCacheType::Int8,
                 Speculation::Off,
-                r#"{"kvCache":"Int8","speculation":"Off"}"#,
-                vec!["kvCache", "speculation"],
+                Fence::Fast,
+                r#"{"kvCache":"Int8","speculation":"Off","fence":"Fast"}"#,
+                vec!["fence", "kvCache", "speculation"],
             ),
         ] {
-            let options = EngineOptions { kv_cache, speculation };
+            let options = EngineOptions { kv_cache, speculation, fence };
             assert_eq!(serde_json::to_string(&options).unwrap(), json);
             assert_eq!(serde_json::from_str::<EngineOptions>(json).unwrap(), options);
             assert_eq!(
@@ -98,6 +121,7 @@ mod tests {
             assert!(asked.iter().all(|option| ENGINE_OPTIONS.contains(option)));
         }
         assert_eq!(serde_json::from_str::<KvCacheType>("\"Int2\"").unwrap(), KvCacheType::Unknown);
+        assert_eq!(serde_json::from_str::<Fence>("\"Electric\"").unwrap(), Fence::Unknown);
         assert_eq!(serde_json::from_str::<Speculation>("\"Oracle\"").unwrap(), Speculation::Unknown);
     }
 }

@@ -19,7 +19,7 @@ mod engine {
 
     use anyhow::Context as _;
     use clap::Parser as _;
-    use russet_engine::args::{Args, Dtype, LogFormat, Switch};
+    use russet_engine::args::{Args, Dtype, Fence, LogFormat, Switch};
     use russet_engine::life::Life;
     use russet_engine::runtime::environment::{self, Place};
     use russet_engine::runtime::{Runtime, RuntimeConfig, ShelfConfig};
@@ -61,7 +61,8 @@ mod engine {
         // Flags that do not fit each other are refused later, where the log is.
         let coordinator = || args.tensor_hosts.get((args.rank - args.rank % args.tensor_size) as usize);
         let jaccl = args.backend.topology().and_then(|topology| Some((*coordinator()?, topology)));
-        (args.size() > 1).then(|| Place { rank: args.rank, files: args.control_socket.clone(), jaccl })
+        let (files, fast_fence) = (args.control_socket.clone(), args.fence == Fence::Fast);
+        (args.size() > 1).then(|| Place { rank: args.rank, files, jaccl, fast_fence })
     }
 
     async fn run(args: Args) -> anyhow::Result<Outcome> {

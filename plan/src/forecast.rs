@@ -107,8 +107,10 @@ impl<'a> Forecast<'a> {
             stages: stages?,
             members: self.worst(plan.backend, inside(plan)),
             neighbours: self.worst(Backend::Ring, between(plan)),
-            // The engine leaves MLX's own; the other one is known to hang GPUs.
-            fence: Fence::Default,
+            fence: match plan.engine.fence {
+                russet_crds::Fence::Fast => Fence::Fast,
+                russet_crds::Fence::Default | russet_crds::Fence::Unknown => Fence::Default,
+            },
         })
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    BackendChoice, EngineOptions, GroupPlan, KvCacheType, KvRoom, LocalReference, ModelDeployment,
+    BackendChoice, EngineOptions, Fence, GroupPlan, KvCacheType, KvRoom, LocalReference, ModelDeployment,
     ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
 };
 use russet_wire::kv::{KV_GROUPS, kv_group};
@@ -318,7 +318,10 @@ pub fn shape_notes(model: &str, shape: &ModelShape) -> Vec<Note> {
 
 /// The options of engines, where this release knows their words and the model allows them.
 fn checked(engine: &EngineOptions, shape: &ModelShape, notes: &mut Vec<Note>) -> EngineOptions {
-    let EngineOptions { kv_cache, speculation } = engine;
+    let EngineOptions { kv_cache, speculation, fence } = engine;
+    if *fence == Fence::Unknown {
+        notes.push(Note::Newer { field: "spec.engine.fence".to_owned() });
+    }
     if *speculation == Speculation::Unknown {
         notes.push(Note::Newer { field: "spec.engine.speculation".to_owned() });
     }

@@ -8,7 +8,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use russet_crds::{Backend, EngineOptions, KvCacheType, Peer, Rendezvous, ShardSpec, Speculation, Transport};
+use russet_crds::{
+    Backend, EngineOptions, Fence, KvCacheType, Peer, Rendezvous, ShardSpec, Speculation, Transport,
+};
 use russet_rpc::ports;
 use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
@@ -156,12 +158,15 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     if let Some(tokens) = spec.kv_tokens {
         flag("kv-tokens", tokens.to_string());
     }
-    let EngineOptions { kv_cache: kept, speculation: guessing } = spec.engine;
+    let EngineOptions { kv_cache: kept, speculation: guessing, fence: waiting } = spec.engine;
     if let Some(kept) = kv_cache(kept) {
         flag("kv-cache", kept.to_owned());
     }
     if let Some(guessing) = speculation(guessing) {
         flag("speculation", guessing.to_owned());
+    }
+    if let Some(waiting) = fence(waiting) {
+        flag("fence", waiting.to_owned());
     }
     flag("prefix-dir", prefixes.folder.display().to_string());
     flag("prefix-dir-bytes", prefixes.most_bytes.to_string());
@@ -201,6 +206,15 @@ fn speculation(guessing: Speculation) -> Option<&'static str> {
     }
 }
 
+/// The engine's word for how ranks wait for sums; `None` for one that no engine of this release knows.
+fn fence(waiting: Fence) -> Option<&'static str> {
+    match waiting {
+        Fence::Default => Some("default"),
+        Fence::Fast => Some("fast"),
+        Fence::Unknown => None,
+    }
+}
+
 /// Why this release cannot run a Shard: it says something only a newer release knows.
 pub fn unusable(spec: &ShardSpec) -> Option<String> {
     let words = [
@@ -208,6 +222,7 @@ pub fn unusable(spec: &ShardSpec) -> Option<String> {
         ("spec.transport", spec.transport != Transport::Unknown),
         ("spec.engine.kvCache", kv_cache(spec.engine.kv_cache).is_some()),
         ("spec.engine.speculation", speculation(spec.engine.speculation).is_some()),
+        ("spec.engine.fence", fence(spec.engine.fence).is_some()),
     ];
     let (unknown, _) = words.into_iter().find(|(_, known)| !known)?;
     let version = env!("CARGO_PKG_VERSION");
@@ -337,7 +352,7 @@ mod tests {
             "--model-dir /m --served-model-name chat --rank 0 --layers-per-rank 2,2 --epoch 4 --group-uid g \
              --shard-uid u --listen 10.0.0.0:1 --ring-hosts 10.0.0.0:2,10.0.0.1:2 \
              --peers 0=10.0.0.0:1@n0,1=10.0.0.1:1@n1 --tls-dir /t --control-socket /s --metrics-listen 127.0.0.1:0 \
-             --context-tokens 512 --max-sequences 2 --kv-cache as-computed --speculation prompt-lookup --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
+             --context-tokens 512 --max-sequences 2 --kv-cache as-computed --speculation prompt-lookup --fence default --prefix-dir /p/0-of-2 --prefix-dir-bytes 4294967296 --drain-seconds 30 \
              --dtype auto --log text"
         );
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
@@ -398,12 +413,22 @@ mod tests {
 
     #[test]
     fn an_engine_is_told_how_to_compute() {
-        for (kv_cache, speculation, words) in [
-            (KvCacheType::AsComputed, Speculation::Off, "as-computed --speculation off"),
-            (KvCacheType::Int8, Speculation::PromptLookup, "int8 --speculation prompt-lookup"),
-            (KvCacheType::Int4, Speculation::Off, "int4 --speculation off"),
+        for (kv_cache, speculation, fence, words) in [
+            (
+                KvCacheType::AsComputed,
+                Speculation::Off,
+                Fence::Default,
+                "as-computed --speculation off --fence default",
+            ),
+            (
+                KvCacheType::Int8,
+                Speculation::PromptLookup,
+                Fence::Fast,
+                "int8 --speculation prompt-lookup --fence fast",
+            ),
+            (KvCacheType::Int4, Speculation::Off, Fence::Fast, "int4 --speculation off --fence fast"),
         ] {
-            let engine = EngineOptions { kv_cache, speculation };
+            let engine = EngineOptions { kv_cache, speculation, fence };
             let line = line_of(&ShardSpec { engine, ..spec(1) });
             assert!(line.contains(&format!(" --kv-cache {words} ")), "{line}");
         }
@@ -413,11 +438,13 @@ mod tests {
     fn words_of_a_newer_release_are_refused_by_the_field() {
         let kept = |kv_cache| EngineOptions { kv_cache, ..EngineOptions::default() };
         let unheard = EngineOptions { speculation: Speculation::Unknown, ..EngineOptions::default() };
+        let electric = EngineOptions { fence: Fence::Unknown, ..EngineOptions::default() };
         for (backend, transport, engine, field) in [
             (Backend::Unknown, Transport::Tunnel, kept(KvCacheType::Int8), "spec.backend"),
             (Backend::Ring, Transport::Unknown, kept(KvCacheType::Int8), "spec.transport"),
             (Backend::Ring, Transport::Direct, kept(KvCacheType::Unknown), "spec.engine.kvCache"),
             (Backend::Ring, Transport::Direct, unheard, "spec.engine.speculation"),
+            (Backend::Ring, Transport::Direct, electric, "spec.engine.fence"),
         ] {
             let why = unusable(&ShardSpec { backend, transport, engine, ..spec(2) }).unwrap();
             assert!(why.starts_with(field) && why.ends_with("update this node"), "{why}");

@@ -23,6 +23,8 @@ pub(super) const DEVICES: &str = "MLX_IBV_DEVICES";
 const COORDINATOR: &str = "MLX_JACCL_COORDINATOR";
 /// That it is there at all tells jaccl that the members are cabled as a ring.
 const JACCL_RING: &str = "MLX_JACCL_RING";
+/// MLX's name for whether the GPU itself looks for what a collective brought.
+const FAST_FENCE: &str = "MLX_METAL_FAST_SYNCH";
 /// OpenBLAS's name for the kernels to use.
 const KERNELS: &str = "OPENBLAS_CORETYPE";
 
@@ -35,13 +37,16 @@ pub struct Place {
     pub files: PathBuf,
     /// Where member 0 of its stage coordinates, and how its members are cabled, if they use RDMA.
     pub jaccl: Option<(SocketAddr, Topology)>,
+    /// Whether the GPU itself looks for what a collective brought: quicker, and known to wedge it now and then.
+    pub fast_fence: bool,
 }
 
 /// What the process of a rank has to find in its environment; `None` for a rank alone.
-/// `MLX_METAL_FAST_SYNCH` is never among it: it makes sums quicker, and can wedge the GPU.
 pub fn variables(place: Option<&Place>) -> Vec<(&'static str, OsString)> {
     let mut variables = Vec::new();
-    if let Some(Place { rank, files, jaccl }) = place {
+    if let Some(Place { rank, files, jaccl, fast_fence }) = place {
+        // Told either way: what the process inherited is nobody's wish for this group.
+        variables.push((FAST_FENCE, if *fast_fence { "1" } else { "0" }.into()));
         variables.push((RANK, rank.to_string().into()));
         variables.push((HOSTFILE, files.with_extension("ring.json").into()));
         if let Some((coordinator, topology)) = jaccl {
@@ -127,14 +132,22 @@ mod tests {
                 .collect()
         };
         assert_eq!(named(None), []);
-        let mut place = Place { rank: 2, files: PathBuf::from("/run/shard.sock"), jaccl: None };
-        let ring = [(RANK, "2".to_owned()), (HOSTFILE, "/run/shard.ring.json".to_owned())];
+        let files = PathBuf::from("/run/shard.sock");
+        let mut place = Place { rank: 2, files, jaccl: None, fast_fence: false };
+        let ring = [
+            (FAST_FENCE, "0".to_owned()),
+            (RANK, "2".to_owned()),
+            (HOSTFILE, "/run/shard.ring.json".to_owned()),
+        ];
         assert_eq!(named(Some(&place)), ring);
         let coordinator = "192.0.2.7:4000".parse().unwrap();
         let jaccl =
             [(DEVICES, "/run/shard.devices.json".to_owned()), (COORDINATOR, "192.0.2.7:4000".to_owned())];
         place.jaccl = Some((coordinator, Topology::Mesh));
         assert_eq!(named(Some(&place)), [&ring[..], &jaccl].concat());
+        place.fast_fence = true;
+        assert_eq!(named(Some(&place))[0], (FAST_FENCE, "1".to_owned()));
+        place.fast_fence = false;
         place.jaccl = Some((coordinator, Topology::Ring));
         assert_eq!(named(Some(&place)), [&ring[..], &jaccl, &[(JACCL_RING, "1".to_owned())]].concat());
     }

@@ -68,7 +68,7 @@ impl Group {
             };
             let orders = Orders { case: case.clone(), rank: rank as u32, addresses };
             let files = group._work.path().join(format!("{rank}.rank"));
-            let place = Place { rank: rank as u32, files, jaccl: None };
+            let place = Place { rank: rank as u32, files, jaccl: None, fast_fence: false };
             let mut child = Command::new(std::env::current_exe()?)
                 .args(["rank", purpose, &serde_json::to_string(&orders)?])
                 .envs(environment::variables(Some(&place)))
