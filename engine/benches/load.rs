@@ -228,24 +228,42 @@ fn files(folder: &std::path::Path) -> usize {
     entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
 }
 
-/// Two stages with a core each against one rank with one core.
+/// Two stages with a core each against one rank with one core; and against what two engines with half of the layers
+/// each can do beside each other on those cores, with half of the requests each: stages that never wait.
 async fn pipeline(lab: &Lab, model: &std::path::Path) {
     let half = MODEL.layers / 2;
-    let one = lab.start_pinned(model, &[MODEL.layers], 1);
-    let two = lab.start_pinned(model, &[MODEL.layers - half, half], 1);
-    let clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
+    let half_model = model::random_model(Shape { layers: half, ..MODEL });
+    let one = lab.start_pinned(model, &[MODEL.layers], 1, 0);
+    let two = lab.start_pinned(model, &[MODEL.layers - half, half], 1, 0);
+    let halves = [0, 1].map(|core| lab.start_pinned(half_model.path(), &[half], 1, core));
+    let (one, two) = (lab.client(&one[0]).await, lab.client(&two[0]).await);
+    let halves = [lab.client(&halves[0][0]).await, lab.client(&halves[1][0]).await];
     let arrivals = vec![Arrival { at: 0.0, prompt: 32, answer: 32 }; 8];
-    let mut rates = [Vec::new(), Vec::new()];
+    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {
-        for (client, rates) in clients.iter().zip(&mut rates) {
-            let rate = throughput(&serve(client, &arrivals).await);
-            if round > 0 {
-                rates.push(rate);
-            }
+        let whole = [
+            throughput(&serve(&one, &arrivals).await),
+            throughput(&serve(&two, &arrivals).await),
+            // Each token passes both, so the slower one counts.
+            join_all(halves.iter().map(|half| serve(half, &arrivals[..4])))
+                .await
+                .iter()
+                .map(throughput)
+                .fold(f64::INFINITY, f64::min),
+        ];
+        if round > 0 {
+            rates.iter_mut().zip(whole).for_each(|(rates, rate)| rates.push(rate));
         }
     }
-    let [one, two] = rates.map(|rates| median(rates.into_iter()));
+    let [one, two, stages] = rates.map(|rates| median(rates.into_iter()));
     tell("8 requests, pipeline of 2 ranks of one core against 1", "tokens/s", 1.6, two, one);
+    tell(
+        "8 requests, pipeline of 2 ranks, beside its stages without each other",
+        "tokens/s",
+        0.9,
+        two,
+        stages,
+    );
 }
 
 /// Asks an engine.

@@ -106,8 +106,8 @@ async fn against_mlx_lm(lab: &Lab, model: &Path) {
 /// A stage of two members with a core each against one rank with one core, and the same of bare layers,
 /// which speak plain TCP.
 async fn two_against_one(lab: &Lab, model: &Path, through: &str) {
-    let one = lab.start_pinned(model, &[MODEL.layers], 1);
-    let two = lab.start_pinned(model, &[MODEL.layers], 2);
+    let one = lab.start_pinned(model, &[MODEL.layers], 1, 0);
+    let two = lab.start_pinned(model, &[MODEL.layers], 2, 0);
     let mut clients = [lab.client(&one[0]).await, lab.client(&two[0]).await];
     let hosts = tempfile::NamedTempFile::new().unwrap();
     let addresses = engines::free_addresses(2);

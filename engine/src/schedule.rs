@@ -26,6 +26,7 @@ pub mod smoke;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use russet_wire::event::{Failure, FailureKind, FinishReason};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -99,6 +100,10 @@ pub struct Schedule {
     costs: Costs,
     draft_failed: bool,
 }
+
+/// From the first request to an engine that rests until it begins to read: who comes in a burst is read together, in
+/// far less time than one after the other.
+const GATHERING: Duration = Duration::from_millis(1);
 
 impl Schedule {
     /// A loop over the slots of `room`, and its entrance.
@@ -185,7 +190,10 @@ impl Schedule {
                     reason = life.failed() => return self.fail(&reason),
                     Some(fetched) = self.fetches.1.recv() => self.fetched(&fetched),
                     job = self.jobs.recv() => match job {
-                        Some(job) => self.waiting.push(job.standing, job),
+                        Some(job) => {
+                            self.waiting.push(job.standing, job);
+                            tokio::time::sleep(GATHERING).await;
+                        }
                         None => return life.stop(),
                     },
                     // What was accepted is answered; what is still on its way here is refused.

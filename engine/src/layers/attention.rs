@@ -141,12 +141,13 @@ impl Attention {
         let queries = rope.forward_each(&apart(queries, self.heads)?, offsets)?;
         let keys = rope.forward_each(&apart(keys, self.kv_heads)?, offsets)?;
         let values = apart(values, self.kv_heads)?;
+        // One operation for all of them: with many sequences, operations cost more than what they compute.
+        let each = |all: &Array| all.split_equal(rows, 0);
+        let each = each(&queries)?.into_iter().zip(each(&keys)?).zip(each(&values)?);
         let mut attended = Vec::with_capacity(rows as usize);
-        for (row, cache) in caches.enumerate() {
-            let row = row as i32;
-            let own = |all: &Array| all.try_index((row..row + 1, .., .., ..));
-            let held = cache.append(&own(&keys)?, &own(&values)?)?;
-            attended.push(attend(&own(&queries)?, &held, self.scale(), scores)?);
+        for (((queries, keys), values), cache) in each.zip(caches) {
+            let held = cache.append(&keys, &values)?;
+            attended.push(attend(&queries, &held, self.scale(), scores)?);
         }
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
     }

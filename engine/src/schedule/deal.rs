@@ -3,9 +3,13 @@
 /// Prompt tokens read at a time while nobody waits for the next token: what mlx-lm reads at once, so that both
 /// compute the same sums in the same order.
 const PROMPT_STEP: u32 = 2048;
-/// The same while somebody does. Tokens of a prompt cost more than those of answers, and an answer should not
-/// stand still: this many take a few times as long as a step without.
-const PROMPT_STEP_BESIDE: u32 = 256;
+/// The same in a pipeline: the next piece begins in the first stage while this one is in another. Of pieces as long as
+/// the whole prompt only one stage would work.
+const PROMPT_STEP_OF_STAGES: u32 = 512;
+/// The same while somebody waits. Tokens of a prompt cost more than those of answers, and an answer should not
+/// stand still: this many take a few times as long as a step without. With fewer, weights would be read again before
+/// they are worth it.
+const PROMPT_STEP_BESIDE: u32 = 128;
 /// Guesses that are checked at a time, of all sequences: each has logits of its own, which take memory.
 const GUESSES: u32 = 16;
 
@@ -46,7 +50,11 @@ pub fn deal(ready: &[Ready], stages: usize, answering: bool, context_tokens: u32
         Turn { index, tokens: 1 + guesses }
     };
     let mut turns: Vec<Turn> = choosing.take(share).map(choose).collect();
-    let budget = if turns.is_empty() && !answering { PROMPT_STEP } else { PROMPT_STEP_BESIDE };
+    let budget = match (turns.is_empty() && !answering, stages) {
+        (false, _) => PROMPT_STEP_BESIDE,
+        (true, 0 | 1) => PROMPT_STEP,
+        (true, _) => PROMPT_STEP_OF_STAGES,
+    };
     let mut budget = budget.min(context_tokens);
     for (index, ready) in ready.iter().enumerate() {
         let Ready::Read(left) = ready else { continue };
@@ -77,15 +85,17 @@ mod tests {
             // Short prompts are read together, long ones after those that came before.
             (&[Read(10), Read(20), Read(3000), Read(5)], 1, false, &[(0, 10), (1, 20), (2, 2018)]),
             // Beside answers little of a prompt is read, and every answer goes on.
-            (&[CHOOSE, Read(5000), CHOOSE], 1, true, &[(0, 1), (2, 1), (1, 256)]),
-            (&[CHOOSE, Read(200), Read(100), Read(7)], 1, true, &[(0, 1), (1, 200), (2, 56)]),
+            (&[CHOOSE, Read(5000), CHOOSE], 1, true, &[(0, 1), (2, 1), (1, 128)]),
+            (&[CHOOSE, Read(100), Read(50), Read(7)], 1, true, &[(0, 1), (1, 100), (2, 28)]),
             // Also while no answer can go on.
-            (&[Busy, Read(5000)], 1, true, &[(1, 256)]),
+            (&[Busy, Read(5000)], 1, true, &[(1, 128)]),
             (&[Busy], 1, true, &[]),
             // Stages of a pipeline work on different sequences.
             (&[CHOOSE; 5], 2, true, &[(0, 1), (1, 1), (2, 1)]),
             (&[Busy, Busy, Busy, CHOOSE, CHOOSE], 2, true, &[(3, 1), (4, 1)]),
-            (&[Busy, Read(300)], 2, true, &[(1, 256)]),
+            (&[Busy, Read(300)], 2, true, &[(1, 128)]),
+            // And on pieces of one prompt.
+            (&[Read(5000)], 2, false, &[(0, 512)]),
             (&[CHOOSE], 4, true, &[(0, 1)]),
             // Guesses are checked as far as there is room for them.
             (&[Ready::Choose(8), CHOOSE, Ready::Choose(3)], 1, true, &[(0, 9), (1, 1), (2, 4)]),
@@ -120,6 +130,6 @@ mod tests {
             rounds += 1;
             assert!(rounds < 100, "{ready:?}");
         }
-        assert_eq!(rounds, 8010_usize.div_ceil(256));
+        assert_eq!(rounds, 8010_usize.div_ceil(128));
     }
 }

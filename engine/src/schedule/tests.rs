@@ -293,14 +293,7 @@ async fn a_deadline_ends_a_request_wherever_it_is() {
 async fn a_single_stage_chooses_ahead_and_stages_of_a_pipeline_wait_for_what_is_known() {
     for stages in [1, 2] {
         let (keeps, guesses) = (false, Sources::default());
-        let room = Room {
-            context_tokens: 1000,
-            max_sequences: 2,
-            kv_tokens: 2000,
-            stages,
-            keeps,
-            guesses,
-        };
+        let room = Room { context_tokens: 1000, max_sequences: 2, kv_tokens: 2000, stages, keeps, guesses };
         let lab = Lab::with(room, Fake::new());
         let request = say("what follows", 40, 0);
         assert_eq!(lab.ask(request.clone()).rest().await, undisturbed(&request));

@@ -184,11 +184,11 @@ impl Lab {
         self.start_with(model, layers, members, |_| Command::new(PROGRAM))
     }
 
-    /// The same, each rank on a core of its own.
-    pub fn start_pinned(&self, model: &Path, layers: &[usize], members: usize) -> Vec<Engine> {
+    /// The same, each rank on a core of its own, counted from the first one's.
+    pub fn start_pinned(&self, model: &Path, layers: &[usize], members: usize, first: usize) -> Vec<Engine> {
         self.start_with(model, layers, members, |rank| {
             let mut command = Command::new("taskset");
-            command.args(["-c", &rank.to_string(), PROGRAM]);
+            command.args(["-c", &(first + rank).to_string(), PROGRAM]);
             command
         })
     }
