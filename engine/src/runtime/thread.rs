@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use mlx_rs::{Device, DeviceType};
 use russet_wire::partition::Part;
 use tokio::sync::oneshot;
 
@@ -28,8 +29,6 @@ use crate::{
     shelf::{Record, Shelf},
 };
 
-/// Batches that MLX is given before the first one's tokens are read.
-const AHEAD: usize = 2;
 /// Time to hear of the next batch after the last one's tokens were told, before the tokens of the one that is being
 /// computed are waited for.
 const ANSWERING: Duration = Duration::from_micros(300);
@@ -108,7 +107,8 @@ impl Thread {
     /// away.
     pub(super) fn run(mut self, inbox: &mpsc::Receiver<Command>) {
         let mut begun: VecDeque<Begun> = VecDeque::new();
-        while let Some(command) = next(inbox, &mut begun) {
+        let most = most_begun(&self.shared.config);
+        while let Some(command) = next(inbox, &mut begun, most) {
             match command {
                 Command::Load(reply) => drop(reply.send(self.load().map_err(ComputeError::from))),
                 Command::Join(addresses, reply) => {
@@ -224,9 +224,17 @@ impl Begun {
     }
 }
 
+/// Batches that MLX is given before the first one's tokens are read. On a CPU to begin one is to compute nearly all of it,
+/// and what the one before it brought would be told that much later: in a pipeline other stages wait for that.
+fn most_begun(config: &RuntimeConfig) -> usize {
+    let stages = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32 / config.tensor_size.max(1);
+    let on_gpu = matches!(Device::try_default().and_then(|device| device.get_type()), Ok(DeviceType::Gpu));
+    if stages > 1 && !on_gpu { 1 } else { 2 }
+}
+
 /// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
 /// first, but not before the next one had a chance to be begun: MLX should never be without work.
-fn next(inbox: &mpsc::Receiver<Command>, begun: &mut VecDeque<Begun>) -> Option<Command> {
+fn next(inbox: &mpsc::Receiver<Command>, begun: &mut VecDeque<Begun>, most: usize) -> Option<Command> {
     loop {
         let command = match begun.len() {
             0 => return inbox.recv().ok(),
@@ -238,8 +246,8 @@ fn next(inbox: &mpsc::Receiver<Command>, begun: &mut VecDeque<Begun>) -> Option<
         };
         match command {
             // One that waits for tokens nobody knows yet is begun while others are on their way; never more than that.
-            Ok(command @ Command::Run(..)) if begun.len() >= AHEAD => {
-                begun.drain(..=begun.len() - AHEAD).for_each(Begun::end);
+            Ok(command @ Command::Run(..)) if begun.len() >= most => {
+                begun.drain(..=begun.len() - most).for_each(Begun::end);
                 return Some(command);
             }
             Ok(command) => return Some(command),
