@@ -62,7 +62,7 @@ mod engine {
         let coordinator = || args.tensor_hosts.get((args.rank - args.rank % args.tensor_size) as usize);
         let jaccl = args.backend.topology().and_then(|topology| Some((*coordinator()?, topology)));
         let (files, fast_fence) = (args.control_socket.clone(), args.fence == Fence::Fast);
-        (args.size() > 1).then(|| Place { rank: args.rank, files, jaccl, fast_fence })
+        (args.size() > 1).then_some(Place { rank: args.rank, files, jaccl, fast_fence })
     }
 
     async fn run(args: Args) -> anyhow::Result<Outcome> {
