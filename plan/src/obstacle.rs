@@ -1,8 +1,8 @@
 //! What keeps a deployment from being planned whatever it asks for: a Model that is not there, goes, or was not
-//! read yet.
+//! read yet, its own or the one that guesses for it.
 
-use russet_crds::Model;
 use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{Model, ModelDeploymentSpec};
 
 /// What keeps a deployment from being planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,11 +15,22 @@ pub struct Obstacle {
     pub stalled: bool,
 }
 
-/// What is in the way of a deployment that names the Model `name` of `namespace`.
-pub fn obstacle(namespace: &str, name: &str, model: Option<&Model>) -> Option<Obstacle> {
+/// The first thing in the way of a deployment in `namespace` that names these Models, of which `find` knows those there
+/// are.
+pub fn obstacle<'m>(
+    namespace: &str,
+    spec: &ModelDeploymentSpec,
+    find: impl Fn(&str) -> Option<&'m Model>,
+) -> Option<Obstacle> {
+    let fields = ["spec.modelRef", "spec.draftModelRef"];
+    let mut named = spec.models().zip(fields).map(|(name, field)| (name, field, find(name)));
+    named.find_map(|(name, field, model)| of_model(namespace, name, field, model))
+}
+
+fn of_model(namespace: &str, name: &str, field: &str, model: Option<&Model>) -> Option<Obstacle> {
     let Some(model) = model else {
         let message = format!(
-            "Model {name:?} does not exist in namespace {namespace}; create it, or correct spec.modelRef.name"
+            "Model {name:?} does not exist in namespace {namespace}; create it, or correct {field}.name"
         );
         return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
     };
