@@ -106,12 +106,17 @@ impl fmt::Display for Note {
                     "node {node}: its engine does not offer the ring backend, which groups of several ranks need"
                 )
             }
-            Note::NoOption { node, build, option } => write!(
-                out,
-                "node {node}: its engine ({}) is of a release that has no {}{option}; update the node",
-                build.as_deref().unwrap_or("an unknown build"),
-                if *option == DRAFT_MODEL { "" } else { "engine." },
-            ),
+            Note::NoOption { node, build, option } => {
+                let build = build.as_deref().unwrap_or("an unknown build");
+                let lacks = match *option {
+                    DRAFT_MODEL => "draft models".to_owned(),
+                    field => format!("engine.{field}"),
+                };
+                write!(
+                    out,
+                    "node {node}: its engine ({build}) is of a release that has no {lacks}; update the node"
+                )
+            }
             Note::NoTensor { node, build } => write!(
                 out,
                 "node {node}: its engine ({}) is of a release that cannot cut layers; update the node",

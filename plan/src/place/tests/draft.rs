@@ -52,6 +52,13 @@ fn another_draft_model_is_another_plan_and_without_one_plans_are_what_they_were(
     let json = serde_json::to_string(&step.create[0].plan).unwrap();
     assert!(!json.contains("draft"), "{json}");
     assert_ne!(with.intent, without.intent);
+    // Another one of the same sizes.
+    let mut twins = now.clone();
+    let shape = twins.models[&("ns".to_owned(), "d".to_owned())].clone();
+    twins.models.insert(("ns".to_owned(), "e".to_owned()), shape);
+    let named = drafted(ShardingMode::Auto);
+    let named = ModelDeploymentSpec { draft_model_ref: Some(LocalReference::new("e")), ..named };
+    assert_eq!(shown(&checked(&twins, &want(&twins, &named)).0), "a4");
     // A draft model whose bytes are others is loaded anew.
     let other = with_draft(now.clone(), GIB / 2);
     let again = want(&other, &drafted(ShardingMode::Auto));
@@ -63,7 +70,7 @@ fn nodes_whose_agents_know_no_draft_models_are_left_out() {
     let mut view = with_draft(view(&[("a", 16)], 4), GIB);
     view.nodes.get_mut("a").unwrap().engine_options = vec!["kvCache".to_owned(), "speculation".to_owned()];
     let (placement, notes) = checked(&view, &want(&view, &drafted(ShardingMode::Auto)));
-    assert!(placement.create.is_empty() && notes.contains("has no draftModel; update the node"), "{notes}");
+    assert!(placement.create.is_empty() && notes.contains("has no draft models; update the node"), "{notes}");
     let (placement, notes) = checked(&view, &want(&view, &spec(ShardingMode::Auto, None, 1)));
     assert_eq!(shown(&placement), "a4", "{notes}");
 }
