@@ -31,6 +31,7 @@ use crate::process::watch::{self, Notice, Target};
 use crate::process::{Event, State};
 use crate::report::Outbox;
 use crate::status;
+use crate::store::Published;
 use crate::watcher::Listed;
 
 use self::slot::{Running, Slot, due};
@@ -111,7 +112,7 @@ impl Supervisor {
             if copies_known && std::mem::take(&mut self.sweep) {
                 let slots = self.slots.values();
                 let in_use: BTreeSet<String> =
-                    slots.filter_map(|slot| slot.record.model_key.clone()).collect();
+                    slots.flat_map(|slot| slot.record.files()).map(str::to_owned).collect();
                 self.setup.copies.collect(in_use).await;
             }
         }
@@ -273,7 +274,7 @@ impl Supervisor {
         let now = Timestamp::now();
         for (uid, _) in self.slots.iter().filter(|(_, slot)| slot.engine.is_some()) {
             if let Some(shard) = self.shard(uid) {
-                self.setup.copies.used(&copy_name(&shard), now);
+                copy_names(&shard).for_each(|copy| self.setup.copies.used(&copy, now));
             }
         }
     }
@@ -284,7 +285,7 @@ impl Supervisor {
             rank: shard.spec.rank,
             size: shard.spec.layers_per_rank.len(),
             peers: shard.spec.peers.clone(),
-            files: self.setup.copies.published(&copy_name(shard)).is_some(),
+            files: published(&self.setup.copies, shard).is_some(),
         }
     }
 
@@ -294,7 +295,7 @@ impl Supervisor {
 
     fn start(&mut self, uid: &str) {
         let Some(shard) = self.shard(uid) else { return };
-        let Some(published) = self.setup.copies.published(&copy_name(&shard)) else { return };
+        let Some((published, draft)) = published(&self.setup.copies, &shard) else { return };
         let Some(slot) = self.slots.get_mut(uid) else { return };
         let Some(addresses) = slot.addresses.take() else {
             let message =
@@ -310,11 +311,13 @@ impl Supervisor {
             shard_uid: uid,
             rendezvous: &slot.record.rendezvous,
             model_dir: &published.path,
+            draft_dir: draft.as_ref().map(|draft| draft.path.as_path()),
             tls_dir: &self.setup.tls_dir,
             socket: &socket,
             prefixes: Prefixes::below(&published.prefixes(), &shard.spec, free),
         };
         slot.record.model_key = Some(published.key);
+        slot.record.draft_key = draft.as_ref().map(|draft| draft.key.clone());
         addresses.release();
         let child = match spawn::start(&launch, &folder) {
             Ok(child) => child,
@@ -384,7 +387,7 @@ impl Supervisor {
                 epoch: slot.record.epoch,
                 rendezvous: slot.claimed.then_some(&slot.record.rendezvous),
                 refusal: slot.refusal.as_ref().map(|(reason, why)| (*reason, why.as_str())),
-                files: self.setup.copies.published(&copy_name(shard)).is_some(),
+                files: published(&self.setup.copies, shard).is_some(),
                 engine: slot.engine.as_ref().map(|engine| (engine.process.pid, &engine.state)),
                 report: slot.report.as_ref(),
                 measured: slot.sent.as_ref().and_then(|(sent, _)| sent.measured.as_ref()),
@@ -406,9 +409,17 @@ impl Supervisor {
     }
 }
 
-fn copy_name(shard: &Shard) -> String {
+/// The model of a Shard and its draft model, where it has one, once all files that it reads are here.
+fn published(copies: &Copies, shard: &Shard) -> Option<(Published, Option<Published>)> {
+    let all: Option<Vec<Published>> = copy_names(shard).map(|copy| copies.published(&copy)).collect();
+    let mut all = all?.into_iter();
+    Some((all.next()?, all.next()))
+}
+
+/// Names of the ModelCopies that it reads: the model's, then the draft model's.
+fn copy_names(shard: &Shard) -> impl Iterator<Item = String> {
     let namespace = shard.namespace().unwrap_or_default();
-    names::model_copy(&namespace, &shard.spec.model_ref.name, &shard.spec.node_name)
+    shard.spec.models().map(move |model| names::model_copy(&namespace, model, &shard.spec.node_name))
 }
 
 /// Shards that are not being deleted, by UID.

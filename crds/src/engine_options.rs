@@ -23,7 +23,10 @@ pub struct EngineOptions {
 
 /// The options that engines of this release have, by their field: agents report them, and nothing that asks for
 /// another is placed on their nodes.
-pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "speculation"];
+pub const ENGINE_OPTIONS: &[&str] = &["fence", "kvCache", "speculation", DRAFT_MODEL];
+
+/// What agents report whose engines guess with a draft model: a deployment's `spec.draftModelRef`.
+pub const DRAFT_MODEL: &str = "draftModel";
 
 impl EngineOptions {
     /// The options that are not left at their default, by their field.

@@ -64,10 +64,16 @@ use crate::{Autoscaling, Demand, EngineOptions, LocalReference, Measured, Rollou
      "message": "a tier has its own pools; leave poolRefs or tierRef out"},
     {"rule": "!has(self.workloadGroup) || has(self.tierRef)",
      "message": "workloadGroup is one of a tier's; name the tier in tierRef"},
+    {"rule": "!has(self.draftModelRef) || self.draftModelRef.name != self.modelRef.name",
+     "message": "a model that guesses for itself saves nothing; name a smaller one in draftModelRef, or leave it out"},
 ]))]
 pub struct ModelDeploymentSpec {
     /// The Model, in the same namespace.
     pub model_ref: LocalReference,
+    /// A Model of the same namespace that guesses the next tokens of answers where `engine.speculation` finds none: a
+    /// smaller one with the same tokenizer. The node of rank 0 holds it too. The answers are the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model_ref: Option<LocalReference>,
     /// How each replica is split; absent, with no `strategyRef` either: as its fields' defaults say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharding: Option<Sharding>,
@@ -107,6 +113,16 @@ pub struct ModelDeploymentSpec {
     /// What its replicas keep apart by, where that costs little; absent: as its fields' defaults say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
+}
+
+impl ModelDeploymentSpec {
+    /// Names of the Models it needs.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        [Some(&self.model_ref), self.draft_model_ref.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|model| model.name.as_str())
+    }
 }
 
 fn one() -> i32 {

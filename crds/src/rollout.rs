@@ -65,6 +65,9 @@ pub struct Proven {
     pub intent: String,
     /// Its Model.
     pub model_ref: LocalReference,
+    /// The Model that guessed for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model_ref: Option<LocalReference>,
     /// Its split.
     pub sharding: Sharding,
     /// How its engines computed.

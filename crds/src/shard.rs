@@ -93,6 +93,9 @@ pub struct ShardSpec {
     /// How the engine computes.
     #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
     pub engine: EngineOptions,
+    /// The Model that guesses the next tokens, for rank 0 alone; its ModelCopy on the node holds the files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model_ref: Option<LocalReference>,
     /// Incarnation of the group; the agent stops engines of older ones.
     #[schemars(range(min = 1), extend("x-kubernetes-validations" = [{"rule": "self >= oldSelf", "message": "epoch only grows"}]))]
     pub epoch: i64,
@@ -106,6 +109,14 @@ impl ShardSpec {
     /// Everything the node must grant.
     pub fn reserved_bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.overhead_bytes
+    }
+
+    /// Names of the Models whose files it reads: its own first, then the one that guesses.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        [Some(&self.model_ref), self.draft_model_ref.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|model| model.name.as_str())
     }
 }
 

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineOptions, LocalReference, Measured};
+use crate::{DRAFT_MODEL, EngineOptions, LocalReference, Measured};
 
 /// One replica: ranks on nodes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -92,6 +92,23 @@ pub struct GroupPlan {
     /// How the engines compute.
     #[serde(default, skip_serializing_if = "EngineOptions::is_default")]
     pub engine: EngineOptions,
+    /// The Model that guesses the next tokens, held by rank 0 beside its layers and counted in its bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model_ref: Option<LocalReference>,
+}
+
+impl GroupPlan {
+    /// What engines have to know to run it, in the words of `InferenceNode.status.engineOptions`.
+    pub fn options(&self) -> impl Iterator<Item = &'static str> {
+        self.engine.asked().chain(self.draft_model_ref.as_ref().map(|_| DRAFT_MODEL))
+    }
+
+    /// Which Models' files its ranks read, each with the node that has to hold them, where `model` is the group's own.
+    pub fn files<'a>(&'a self, model: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let own = self.members.iter().map(move |member| (model, member.node_name.as_str()));
+        let draft = self.draft_model_ref.iter().zip(self.members.first());
+        own.chain(draft.map(|(draft, first)| (draft.name.as_str(), first.node_name.as_str())))
+    }
 }
 
 fn one() -> u32 {

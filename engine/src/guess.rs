@@ -127,6 +127,11 @@ impl Guesser {
         self.draft.awaited
     }
 
+    /// Whether the newest guesses are the draft model's.
+    pub fn was_drafted(&self) -> bool {
+        self.draft.guesses
+    }
+
     /// Makes guesses of the next tokens after `text` if there are none: at most so many, and as many as are likely to be
     /// worth it. `text` goes on from the one of the call before.
     pub fn guess(&mut self, text: &[u32], most: usize, least: Least) {

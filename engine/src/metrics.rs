@@ -31,6 +31,9 @@ const REQUEST: &[f64] = &[
     960.0, 1920.0, 7680.0,
 ];
 
+/// Who guesses: what was said before, and the draft model.
+const SOURCES: [&str; 2] = ["lookup", "draft"];
+
 /// Buckets for what the loop and MLX take for a batch.
 const BATCH: &[f64] = &[
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
@@ -63,8 +66,8 @@ pub struct Metrics {
     prefix_blocks: [Gauge; 2],
     /// Tokens chosen.
     pub generated_tokens: IntCounter,
-    /// Times tokens were guessed, how many, and how many of them were right.
-    guesses: [IntCounter; 3],
+    /// Times tokens were guessed, how many, and how many of them were right, by who guessed.
+    guesses: [IntCounterVec; 3],
     /// From arrival to the first token.
     pub first_token: Histogram,
     /// From one token to the next.
@@ -130,7 +133,7 @@ impl Metrics {
             Gauge::with_opts(blocks.const_label("tier", tier))
         };
         let guesses = |name: &str, help: &str| {
-            IntCounter::with_opts(request(&format!("spec_decode_num_{name}_total"), help))
+            IntCounterVec::new(request(&format!("spec_decode_num_{name}_total"), help), &["source"])
         };
         let metrics = Self {
             running: IntGauge::with_opts(request("num_requests_running", "Requests being answered."))?,
@@ -275,7 +278,11 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
         }
         let counters = [prompt_tokens, prefix_queries, prefix_hits, generated_tokens, preemptions];
-        for counter in counters.into_iter().chain(guesses) {
+        for counter in counters {
+            registry.register(Box::new(counter.clone()))?;
+        }
+        for counter in guesses {
+            SOURCES.iter().for_each(|source| drop(counter.with_label_values(&[source])));
             registry.register(Box::new(counter.clone()))?;
         }
         for histogram in [
@@ -314,17 +321,19 @@ impl Metrics {
         self.prefix_hits.inc_by(u64::from(cached));
     }
 
-    /// So many tokens of an answer were guessed at a time, and so many of them right.
-    pub fn guessed(&self, tokens: usize, right: usize) {
+    /// So many tokens of an answer were guessed at a time, by the draft model or by what was said before, and so many of
+    /// them right.
+    pub fn guessed(&self, drafted: bool, tokens: usize, right: usize) {
+        let source = SOURCES[usize::from(drafted)];
         for (counter, count) in self.guesses.iter().zip([1, tokens, right]) {
-            counter.inc_by(count as u64);
+            counter.with_label_values(&[source]).inc_by(count as u64);
         }
     }
 
     /// Tokens that were guessed right.
     #[cfg(test)]
     pub fn guesses_right(&self) -> u64 {
-        self.guesses[2].get()
+        SOURCES.iter().map(|source| self.guesses[2].with_label_values(&[source]).get()).sum()
     }
 
     /// So many blocks are kept in memory, and on disk.

@@ -397,7 +397,7 @@ impl Schedule {
         }
         let count = job.sequence.check(&chosen);
         if chosen.len() > 1 {
-            self.metrics.guessed(chosen.len() - 1, count - 1);
+            self.metrics.guessed(job.sequence.was_drafted(), chosen.len() - 1, count - 1);
         }
         if count < chosen.len() {
             self.cache.shrink(slot, job.sequence.cached());

@@ -209,6 +209,11 @@ impl Sequence {
         self.guesser.drafted(guesses);
     }
 
+    /// Whether the newest guesses are the draft model's.
+    pub fn was_drafted(&self) -> bool {
+        self.guesser.was_drafted()
+    }
+
     /// One token is chosen anyway, and the answer ends at its limit.
     fn most_guesses(&self) -> usize {
         self.telling.limit().saturating_sub(self.telling.tokens() + 1) as usize

@@ -73,9 +73,11 @@ async fn answers(
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
+    let source = if flags.contains(&"--draft-dir") { "source=\"draft\"" } else { "source=\"lookup\"" };
     let count = |name: &str| -> u64 {
-        let line = text.lines().find(|line| line.starts_with(&format!("vllm:spec_decode_num_{name}_total")));
-        line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+        let name = format!("vllm:spec_decode_num_{name}_total");
+        let lines = text.lines().filter(|line| line.starts_with(&name) && line.contains(source));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
     };
     let counts = [count("draft_tokens"), count("accepted_tokens")];
     for engine in engines.iter().rev() {

@@ -1,6 +1,7 @@
 //! The cluster as the planner reads it: from the caches, or, before anything is promised to anybody, with what
 //! the server itself holds of promises.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -68,17 +69,16 @@ pub async fn live(context: &Context, models: Vec<Arc<Model>>) -> Result<Cluster,
     Ok(Cluster { groups, shards, tiers, ..cached(context, models) })
 }
 
-/// The Model a deployment names.
-pub fn model(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Model>> {
+/// The Models a deployment names, those there are, and those of what answered last.
+pub fn models(context: &Context, deployment: &ModelDeployment) -> Vec<Arc<Model>> {
     let namespace = deployment.namespace().unwrap_or_default();
-    context.stores.models.get(&ObjectRef::new(&deployment.spec.model_ref.name).within(&namespace))
-}
-
-/// The Model of what answered last.
-pub fn proven(context: &Context, deployment: &ModelDeployment) -> Option<Arc<Model>> {
-    let namespace = deployment.namespace().unwrap_or_default();
-    let proven = deployment.status.as_ref()?.rollout.as_ref()?.proven.as_ref()?;
-    context.stores.models.get(&ObjectRef::new(&proven.model_ref.name).within(&namespace))
+    let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let proven = rollout.and_then(|rollout| rollout.proven.as_ref());
+    let before = proven.map(|proven| [Some(&proven.model_ref), proven.draft_model_ref.as_ref()]);
+    let before = before.into_iter().flatten().flatten().map(|model| model.name.as_str());
+    let names: BTreeSet<&str> = deployment.spec.models().chain(before).collect();
+    let find = |name| context.stores.models.get(&ObjectRef::new(name).within(&namespace));
+    names.into_iter().filter_map(find).collect()
 }
 
 /// Every object of a kind that can be read, as the server holds it.

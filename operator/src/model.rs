@@ -100,7 +100,8 @@ pub async fn reconcile(model: Arc<Model>, context: Arc<Context>) -> Result<Actio
         .groups
         .state()
         .iter()
-        .filter(|group| group.namespace().as_deref() == Some(&namespace) && group.spec.model_ref.name == name)
+        .filter(|group| group.namespace().as_deref() == Some(&namespace))
+        .filter(|group| group.spec.plan.files(&group.spec.model_ref.name).any(|(model, _)| model == name))
         .map(|group| group.name_any())
         .collect();
     let decision = decide::decide(&model, &copies, &nodes, &users, now);

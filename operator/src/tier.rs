@@ -88,7 +88,7 @@ fn members(context: &Context, tier: &str) -> (Vec<Arc<ModelDeployment>>, Vec<Arc
             && deployment.metadata.deletion_timestamp.is_none()
     });
     deployments.sort_by_key(|deployment| (deployment.namespace(), deployment.name_any()));
-    let models = deployments.iter().filter_map(|deployment| cluster::model(context, deployment)).collect();
+    let models = deployments.iter().flat_map(|deployment| cluster::models(context, deployment)).collect();
     (deployments, models)
 }
 

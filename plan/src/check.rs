@@ -45,6 +45,14 @@ pub enum Violation {
         /// The option.
         option: &'static str,
     },
+    /// Another draft model than the one asked for.
+    #[error("group {group}: the draft model {draft:?} was not asked for")]
+    Draft {
+        /// The group.
+        group: String,
+        /// Its draft model.
+        draft: Option<String>,
+    },
     /// A layer cannot be cut into so many equal parts.
     #[error("group {group}: no layer can be cut into {size}")]
     Uncuttable {
@@ -244,15 +252,15 @@ fn check_disks(view: &Snapshot, want: &ValidDeployment, placement: &Placement, w
         own || placement.preempt.contains(key)
     };
     for new in &placement.create {
-        for member in &new.plan.members {
-            let node = member.node_name.as_str();
-            if disks.holds(&want.namespace, &want.model, node) {
+        for (model, node) in new.plan.files(&want.model) {
+            if disks.holds(&want.namespace, model, node) {
                 continue;
             }
             let stays = view.groups.iter().filter(|(key, group)| !group.deleting && !goes(key));
-            let there = stays.filter(|(_, group)| group.nodes().any(|other| other == node));
-            let read = there.map(|(key, group)| (key.0.as_str(), group.model.as_str()));
-            let read = read.chain([(want.namespace.as_str(), want.model.as_str())]);
+            let read = stays.flat_map(|(key, group)| group.files().map(|files| (key.0.as_str(), files)));
+            let own = new.plan.files(&want.model).map(|files| (want.namespace.as_str(), files));
+            let here = read.chain(own).filter(|(_, (_, other))| *other == node);
+            let read = here.map(|(namespace, (model, _))| (namespace, model));
             if let Some((limit, files)) = disks.least(node, read).filter(|(limit, files)| files > limit) {
                 let (group, node) = (new.name.clone(), node.to_owned());
                 wrong.push(Violation::Disk { group, node, files, limit });

@@ -6,6 +6,7 @@
 //!      + KV per token per layer, as it is kept, × its layers × the room: context × sequences, or less as asked
 //!        (of a tensor group: its share of projections and KV; norms, embedding and head are whole)
 //!      + max(headroom % of the two, the engine itself + work)
+//! rank 0 besides = weights, KV as computed and work of the draft model, where there is one, in the same room
 //! work = hidden states, MLP and projections of a piece of prompt (the last two a share in a tensor group)
 //!      + attention scores, bounded by the engine + the last step of every cache + caches that grow + logits
 //! ```
@@ -71,6 +72,15 @@ impl Room {
     }
 }
 
+/// A model that guesses the next tokens of another one; rank 0 holds all of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DraftModel {
+    /// Name of the Model, of the same namespace.
+    pub name: String,
+    /// Its sizes.
+    pub shape: ModelShape,
+}
+
 /// What one rank takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
@@ -104,6 +114,22 @@ impl Need {
     }
 }
 
+/// What a draft model adds on the node of rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addition {
+    /// Name of its Model.
+    pub model: String,
+    /// Bytes, as part of rank 0's.
+    pub need: Need,
+}
+
+impl fmt::Display for Addition {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Addition { model, need } = self;
+        write!(out, "{} for the draft model {model}, beside rank 0", show(need.total()))
+    }
+}
+
 /// A model and its room, prepared so that any run of layers is summed at once.
 #[derive(Clone, Debug)]
 pub struct Fit<'a> {
@@ -111,6 +137,7 @@ pub struct Fit<'a> {
     room: Room,
     /// `sums[i]` is the bytes of the first `i` layers.
     sums: Vec<u64>,
+    draft: Option<Addition>,
 }
 
 impl<'a> Fit<'a> {
@@ -120,7 +147,26 @@ impl<'a> Fit<'a> {
         for bytes in &shape.layer_bytes {
             sums.push(sums.last().copied().unwrap_or(0).saturating_add(*bytes));
         }
-        Self { shape, room, sums }
+        Self { shape, room, sums, draft: None }
+    }
+
+    /// The same with a model that guesses, which rank 0 holds too.
+    pub fn guessed_by(self, draft: Option<&DraftModel>) -> Self {
+        let addition = |DraftModel { name, shape }: &DraftModel| {
+            // Engines keep its caches as computed, in whatever form they keep the model's.
+            let room = Room { engine: EngineOptions::default(), headroom_percent: 0, ..self.room };
+            let Need { weights, kv, overhead } = Fit::new(shape, room).whole();
+            // One engine has both.
+            let need = Need { weights, kv, overhead: overhead.saturating_sub(ENGINE_BASE) };
+            Addition { model: name.clone(), need }
+        };
+        let draft = draft.map(addition);
+        Self { draft, ..self }
+    }
+
+    /// What the model that guesses adds to rank 0.
+    pub fn draft(&self) -> Option<&Addition> {
+        self.draft.as_ref()
     }
 
     /// Layers of the model.
@@ -171,8 +217,15 @@ impl<'a> Fit<'a> {
             weights = weights.saturating_add(self.shape.head_bytes);
         }
         let kv = self.kept_bytes().saturating_mul(count).saturating_mul(self.room.tokens()).div_ceil(size);
-        let need = Need { weights, kv, overhead: 0 };
-        Need { overhead: self.headroom(&need).max(self.base(count, head, size)), ..need }
+        // The rank that has the head is rank 0.
+        let draft = self.draft.as_ref().filter(|_| head).map(|draft| draft.need).unwrap_or_default();
+        let need = Need {
+            weights: weights.saturating_add(draft.weights),
+            kv: kv.saturating_add(draft.kv),
+            overhead: 0,
+        };
+        let work = self.base(count, head, size).saturating_add(draft.overhead);
+        Need { overhead: self.headroom(&need).max(work), ..need }
     }
 
     /// What is asked for on top of weights and KV cache.
@@ -322,6 +375,32 @@ mod tests {
             let need = Fit::new(&shape, room).share(0..4, embedding, head, size);
             assert_eq!((need.weights, need.kv), (weights, kv), "{size} ranks");
         }
+    }
+
+    #[test]
+    fn rank_0_pays_for_the_draft_model_and_one_engine_for_both() {
+        let room = Room { context_tokens: 10, max_sequences: 3, headroom_percent: 0, ..Room::default() };
+        let (shape, draft) = (shape(false), DraftModel { name: "d".to_owned(), shape: shape(true) });
+        let alone = Fit::new(&draft.shape, room).whole();
+        for (kv_cache, kv_tokens) in
+            [(KvCacheType::AsComputed, None), (KvCacheType::Int8, None), (KvCacheType::AsComputed, Some(12))]
+        {
+            let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
+            let room = Room { engine, kv_tokens, ..room };
+            let (without, with) = (Fit::new(&shape, room), Fit::new(&shape, room).guessed_by(Some(&draft)));
+            assert_eq!(with.need(0..2, true, false), without.need(0..2, true, false), "rank 1");
+            let (before, after) = (without.need(2..4, false, true), with.need(2..4, false, true));
+            assert_eq!(after.weights - before.weights, 2010);
+            assert_eq!(after.kv - before.kv, 2 * 4 * room.tokens(), "as computed, whatever is asked for");
+            assert_eq!(with.draft().unwrap().need.total() + before.total(), after.total());
+            if kv_tokens.is_none() {
+                assert_eq!(after.overhead - before.overhead, alone.overhead - ENGINE_BASE);
+            }
+        }
+        let roomy = Room { headroom_percent: 1000, ..room };
+        let need =
+            Fit::new(&shape, Room { context_tokens: 1 << 20, ..roomy }).guessed_by(Some(&draft)).whole();
+        assert_eq!(need.overhead, 10 * (need.weights + need.kv), "headroom is asked for on both");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use russet_crds::Backend;
 use russet_crds::conditions::Reason;
 
 use crate::copies::Lack;
-use crate::fit::Need;
+use crate::fit::{Addition, Need};
 use crate::pool::Demand;
 use crate::snapshot::Availability;
 
@@ -137,7 +137,7 @@ pub enum Note {
         node: String,
         /// Its build.
         build: Option<String>,
-        /// The option, by its field in `spec.engine`.
+        /// The option, in the words of `InferenceNode.status.engineOptions`.
         option: &'static str,
     },
     /// The engine of a node cannot hold parts of layers.
@@ -210,6 +210,8 @@ pub enum Note {
         replica: i32,
         /// What the whole model needs on one node.
         needed: Need,
+        /// What of that is the draft model's.
+        draft: Option<Box<Addition>>,
         /// Nodes that would hold it and take no work.
         closed: Vec<String>,
         /// Nodes to which the files cannot come.
@@ -384,6 +386,11 @@ impl Note {
         }
     }
 }
+/// What of a need is a draft model's, to be said after it.
+pub fn of_it(draft: Option<&Addition>) -> String {
+    draft.map(|draft| format!(", of it {draft}")).unwrap_or_default()
+}
+
 /// Notes as one text for a condition, bounded because conditions are.
 pub fn join(notes: &[Note]) -> String {
     // The Kubernetes limit for a condition's message is 32768; a screenful serves people better.

@@ -1,8 +1,10 @@
 //! What keeps a deployment from being planned whatever it asks for: a Model that is not there, goes, or was not
-//! read yet.
+//! read yet, its own or the one that guesses for it.
 
-use russet_crds::Model;
 use russet_crds::conditions::{self, Reason, Type, is_true};
+use russet_crds::{Model, ModelDeploymentSpec};
+
+const DRAFT: &str = "spec.draftModelRef";
 
 /// What keeps a deployment from being planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,17 +17,28 @@ pub struct Obstacle {
     pub stalled: bool,
 }
 
-/// What is in the way of a deployment that names the Model `name` of `namespace`.
-pub fn obstacle(namespace: &str, name: &str, model: Option<&Model>) -> Option<Obstacle> {
+/// The first thing in the way of a deployment in `namespace` that names these Models, of which `find` knows those there
+/// are.
+pub fn obstacle<'m>(
+    namespace: &str,
+    spec: &ModelDeploymentSpec,
+    find: impl Fn(&str) -> Option<&'m Model>,
+) -> Option<Obstacle> {
+    let fields = ["spec.modelRef", DRAFT];
+    spec.models().zip(fields).find_map(|(name, field)| of_model(namespace, name, field, find(name)))
+}
+
+fn of_model(namespace: &str, name: &str, field: &str, model: Option<&Model>) -> Option<Obstacle> {
     let Some(model) = model else {
         let message = format!(
-            "Model {name:?} does not exist in namespace {namespace}; create it, or correct spec.modelRef.name"
+            "Model {name:?} does not exist in namespace {namespace}; create it, or correct {field}.name"
         );
         return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
     };
     if model.metadata.deletion_timestamp.is_some() {
+        let without = if field == DRAFT { "leave spec.draftModelRef out, or " } else { "" };
         let message = format!(
-            "Model {name} is being deleted and waits for this deployment; delete or scale down the deployment"
+            "Model {name} is being deleted and waits for this deployment; {without}delete or scale down the deployment"
         );
         return Some(Obstacle { reason: Reason::ModelNotFound, message, stalled: true });
     }
@@ -40,4 +53,55 @@ pub fn obstacle(namespace: &str, name: &str, model: Option<&Model>) -> Option<Ob
         message: format!("Model {name}: {why}"),
         stalled: is_true(&status.conditions, Type::Stalled),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{LocalReference, ModelSpec, ModelStatus};
+    use russet_wire::shape::ModelShape;
+
+    use super::*;
+
+    fn model(name: &str, read: bool, goes: bool) -> Model {
+        let mut model = Model::new(name, ModelSpec::default());
+        let goes = goes.then_some("2026-01-01T00:00:00Z");
+        model.metadata.deletion_timestamp = serde_json::from_value(serde_json::json!(goes)).unwrap();
+        let shape = read.then(ModelShape::default);
+        model.status = Some(ModelStatus { shape, ..ModelStatus::default() });
+        model
+    }
+
+    #[test]
+    fn the_model_and_the_one_that_guesses_for_it_are_waited_for_alike() {
+        let ready = |name: &str| model(name, true, false);
+        let unread = "Model d: its headers are not read yet";
+        for (there, draft, want) in [
+            (vec![ready("m")], None, None),
+            (vec![ready("m"), ready("d")], Some("d"), None),
+            (vec![], None, Some((true, "correct spec.modelRef.name"))),
+            (vec![ready("d")], Some("d"), Some((true, "correct spec.modelRef.name"))),
+            (vec![ready("m")], Some("d"), Some((true, "Model \"d\" does not exist in namespace ns"))),
+            (vec![ready("m")], Some("d"), Some((true, "correct spec.draftModelRef.name"))),
+            (vec![ready("m"), model("d", false, false)], Some("d"), Some((false, unread))),
+            (
+                vec![ready("m"), model("d", true, true)],
+                Some("d"),
+                Some((true, "leave spec.draftModelRef out")),
+            ),
+        ] {
+            let spec = ModelDeploymentSpec {
+                model_ref: LocalReference::new("m"),
+                draft_model_ref: draft.map(LocalReference::new),
+                ..ModelDeploymentSpec::default()
+            };
+            let find = |name: &str| there.iter().find(|model| model.metadata.name.as_deref() == Some(name));
+            match (obstacle("ns", &spec, find), want) {
+                (None, None) => {}
+                (Some(Obstacle { message, stalled, .. }), Some((person, words))) => {
+                    assert!(message.contains(words) && stalled == person, "{stalled} {message}");
+                }
+                (got, want) => panic!("{got:?}, not {want:?}"),
+            }
+        }
+    }
 }

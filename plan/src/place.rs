@@ -56,8 +56,8 @@ pub struct Placement {
     pub delete: Vec<OldGroup>,
     /// Replicas of other deployments to delete, so that one of this fits.
     pub preempt: Vec<Key>,
-    /// Nodes that should have the files before anything stops for them.
-    pub prefetch: Vec<String>,
+    /// Models whose files should be on nodes before anything stops for them: model and node.
+    pub prefetch: Vec<(String, String)>,
     /// What a person is asked.
     pub asks: Vec<Ask>,
     /// Replicas that have no current group and get none yet.

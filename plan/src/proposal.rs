@@ -11,8 +11,8 @@ use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
 use russet_crds::{GroupPlan, KvCacheType, Model, ModelDeployment, PlacementReport, Residency};
 
-use crate::fit::{Fit, Room};
-use crate::note::Note;
+use crate::fit::Room;
+use crate::note::{Note, of_it};
 use crate::obstacle::{Obstacle, obstacle};
 use crate::place::{
     NewGroup, OldGroup, Placement, Removal, is_current, place_as, refused, scale_down, shown,
@@ -112,10 +112,13 @@ fn check(
     now: Option<Timestamp>,
 ) -> Result<ValidDeployment, Vec<String>> {
     let namespace = deployment.namespace().unwrap_or_default();
-    let wanted = &deployment.spec.model_ref.name;
-    let named =
-        |model: &&Arc<Model>| model.name_any() == *wanted && model.namespace().as_deref() == Some(&namespace);
-    match obstacle(&namespace, wanted, models.iter().find(named).map(AsRef::as_ref)) {
+    let find = |name: &str| {
+        let named = |model: &&Arc<Model>| {
+            model.name_any() == name && model.namespace().as_deref() == Some(&namespace)
+        };
+        models.iter().find(named).map(AsRef::as_ref)
+    };
+    match obstacle(&namespace, &deployment.spec, find) {
         Some(Obstacle { reason: Reason::WaitingForModel, message, .. }) => {
             Err(vec![format!("{message}; {SIZE}")])
         }
@@ -200,7 +203,9 @@ fn settle(view: &Snapshot, want: &ValidDeployment, rivals: &[&ValidDeployment]) 
         }
         let Settled { placement: first, mut after } = settled;
         if let Some(disks) = &mut after.disks {
-            disks.arrive(&want.namespace, &want.model, &first.prefetch);
+            for (model, node) in &first.prefetch {
+                disks.arrive(&want.namespace, model, std::slice::from_ref(node));
+            }
         }
         let (second, more) = place_as(&after, want, &solve(&after, rivals));
         let after = second.apply(&after, want);
@@ -258,14 +263,17 @@ fn report(
 /// What a replica needs, for people.
 fn needs(want: &ValidDeployment) -> String {
     let Room { context_tokens, max_sequences, kv_tokens, headroom_percent: _, engine } = want.room;
-    let needed = Fit::new(&want.shape, want.room).whole();
+    let fit = want.fit();
+    let (needed, draft) = (fit.whole(), of_it(fit.draft()));
     let together = kv_tokens.map(|tokens| format!(", {tokens} of all together")).unwrap_or_default();
     let kept = match engine.kv_cache {
         KvCacheType::AsComputed | KvCacheType::Unknown => "",
         KvCacheType::Int8 => ", kept in 8 bits",
         KvCacheType::Int4 => ", kept in 4 bits",
     };
-    format!("{needed}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kept}")
+    format!(
+        "{needed}{draft}; room for {max_sequences} conversations of {context_tokens} tokens{together}{kept}"
+    )
 }
 
 /// What its tier means for a deployment, for people.

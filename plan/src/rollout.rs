@@ -15,11 +15,15 @@ pub const ATTEMPTS: u32 = 3;
 /// The longest message kept; the schema says the same.
 const LONGEST: usize = 2048;
 
-/// Digest of what decides about a plan: the model, the split and the engine options that are asked for.
+/// Digest of what decides about a plan: the model, the split, the engine options and the draft model that are asked for.
 pub fn intent(want: &ValidDeployment) -> String {
     let (split, engine) = ((&want.model, &want.sharding), &want.room.engine);
-    // Digests that were stored before there were options stay what they are.
-    if engine.is_default() { digest(&split) } else { digest(&(split, engine)) }
+    // Digests that were stored before there were options, or draft models, stay what they are.
+    match &want.draft {
+        Some(draft) => digest(&(split, engine, &draft.name)),
+        None if engine.is_default() => digest(&split),
+        None => digest(&(split, engine)),
+    }
 }
 
 /// What to plan in place of `spec`, whose digest is `intent`, and why; nothing where it has not failed.
@@ -36,6 +40,7 @@ pub fn reverted(
     }
     let before = ModelDeploymentSpec {
         model_ref: proven.model_ref.clone(),
+        draft_model_ref: proven.draft_model_ref.clone(),
         sharding: Some(proven.sharding.clone()),
         strategy_ref: None,
         engine: proven.engine,
@@ -61,6 +66,7 @@ pub fn learned(
             proven = Some(Proven {
                 intent: want.intent.clone(),
                 model_ref: LocalReference::new(&want.model),
+                draft_model_ref: want.draft.as_ref().map(|draft| LocalReference::new(&draft.name)),
                 sharding: want.sharding.clone(),
                 engine: want.room.engine,
             });
@@ -106,7 +112,9 @@ mod tests {
             ..ModelShape::default()
         };
         let mut view = Snapshot::default();
-        view.models.insert(("ns".to_owned(), "m".to_owned()), shape);
+        for name in ["m", "d", "e"] {
+            view.models.insert(("ns".to_owned(), name.to_owned()), shape.clone());
+        }
         validate(&view, "ns", "chat", spec).unwrap()
     }
 
@@ -156,6 +164,21 @@ mod tests {
         // What was stored before there were options is still what it was.
         let default = valid(&kept(KvCacheType::AsComputed));
         assert_eq!(default.intent, digest(&("m", &default.sharding)));
+    }
+
+    #[test]
+    fn the_draft_model_of_what_answered_comes_back_with_it() {
+        let guessed = |draft: Option<&str>| ModelDeploymentSpec {
+            draft_model_ref: draft.map(LocalReference::new),
+            ..spec(1024, AutoRevert::Enabled)
+        };
+        for (old, new) in [(Some("d"), Some("e")), (None, Some("d")), (Some("d"), None)] {
+            let (old, new) = (guessed(old), guessed(new));
+            let proven = learned(None, &valid(&old), true, None);
+            let failed = learned(proven, &valid(&new), false, Some("out of luck"));
+            let (planned, _) = reverted(&new, failed.as_ref(), &valid(&new).intent).unwrap();
+            assert_eq!(planned.draft_model_ref, old.draft_model_ref);
+        }
     }
 
     #[test]

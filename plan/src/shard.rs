@@ -7,7 +7,7 @@ pub mod single;
 pub mod stages;
 pub mod tensor;
 
-use russet_crds::{Backend, GroupMember, GroupPlan};
+use russet_crds::{Backend, GroupMember, GroupPlan, LocalReference};
 
 use crate::fit::{Fit, Need};
 use crate::speed::Machine;
@@ -97,6 +97,7 @@ impl Candidate {
             max_sequences: fit.room().max_sequences,
             kv_tokens: fit.room().kv_tokens,
             engine: fit.room().engine,
+            draft_model_ref: fit.draft().map(|draft| LocalReference::new(&draft.model)),
         }
     }
 

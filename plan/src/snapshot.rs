@@ -167,6 +167,11 @@ impl Group {
         self.plan.members.iter().map(|member| member.node_name.as_str())
     }
 
+    /// The Models whose files its ranks read, each with a node that has to hold them.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.plan.files(&self.model)
+    }
+
     /// Bytes it holds on all its nodes.
     pub fn reserved_bytes(&self) -> u64 {
         self.plan.members.iter().fold(0, |sum, member| sum.saturating_add(member.reserved_bytes()))

@@ -82,7 +82,7 @@ pub fn solve(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
         let found = together(&view, &members);
         all.worth += found.worth;
         for want in members {
-            let fit = Fit::new(&want.shape, want.room);
+            let fit = want.fit();
             for replica in waiting(&view, want, &fit) {
                 let split = found.splits.get(&(want.key(), replica)).cloned();
                 // What is left for it by those before it is nothing, whatever seems to be free.
@@ -125,7 +125,7 @@ fn together(view: &Snapshot, wants: &[&ValidDeployment]) -> Advice {
         groups.entry((&key.0, &group.deployment)).or_default().push((key, group));
     }
     for want in wants {
-        let fit = Fit::new(&want.shape, want.room);
+        let fit = want.fit();
         let own = groups.get(&(want.namespace.as_str(), want.name.as_str())).map_or(&[][..], Vec::as_slice);
         let waiting = pending(view, want, &fit, own);
         let Some(first) = waiting.first() else { continue };

@@ -16,7 +16,6 @@ use russet_crds::{
     Action, LocalReference, ModelDeployment, ModelDeploymentSpec, Preemption, Residency, TierMode, TierSpec,
 };
 
-use crate::fit::Fit;
 use crate::note::Note;
 use crate::place;
 use crate::quantity::show;
@@ -300,10 +299,8 @@ impl State<'_> {
         let before = self.view.tiers.get(self.tier).and_then(|tier| tier.owned.get(group)).cloned();
         self.set(group, nodes.clone());
         let wants = self.valid(members);
-        let waiting: usize = wants
-            .iter()
-            .map(|want| place::waiting(&self.view, want, &Fit::new(&want.shape, want.room)).len())
-            .sum();
+        let waiting: usize =
+            wants.iter().map(|want| place::waiting(&self.view, want, &want.fit()).len()).sum();
         let advice = solve(&self.view, &wants.iter().collect::<Vec<_>>());
         let placed = advice.splits.values().filter(|split| split.is_some()).count();
         self.set(group, before.unwrap_or_default());
@@ -315,7 +312,7 @@ impl State<'_> {
         let needs: Vec<String> = wants
             .iter()
             .map(|want| {
-                let each = show(Fit::new(&want.shape, want.room).whole().total());
+                let each = show(want.fit().whole().total());
                 format!("{} needs {} × {each}", want.name, want.replicas)
             })
             .collect();

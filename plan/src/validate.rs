@@ -1,6 +1,7 @@
 //! From what a person wrote to what can be planned. Everything that can be wrong with a spec is
 //! found here, all of it at once; what comes out needs no second look.
 
+mod draft;
 mod promise;
 mod split;
 mod strategy;
@@ -11,14 +12,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::{
-    BackendChoice, EngineOptions, Fence, GroupPlan, KvCacheType, KvRoom, LocalReference, ModelDeployment,
-    ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
+    BackendChoice, DRAFT_MODEL, EngineOptions, Fence, GroupPlan, KvCacheType, KvRoom, LocalReference,
+    ModelDeployment, ModelDeploymentSpec, Residency, RolloutStrategy, Sharding, Speculation,
 };
 use russet_wire::kv::{KV_GROUPS, kv_group};
 use russet_wire::shape::ModelShape;
 
 use crate::demand;
-use crate::fit::Room;
+use crate::fit::{DraftModel, Fit, Room};
 use crate::note::Note;
 use crate::pool::{self, Area, Demand};
 use crate::rollout;
@@ -41,6 +42,8 @@ pub struct ValidDeployment {
     pub model: String,
     /// Sizes of the model.
     pub shape: ModelShape,
+    /// The model that guesses for it.
+    pub draft: Option<DraftModel>,
     /// What is asked for, as it was written.
     pub sharding: Sharding,
     /// Where the split is asked for, for people: `spec.sharding`, or whose spec it is.
@@ -86,6 +89,16 @@ impl ValidDeployment {
     /// Its namespace and name.
     pub fn key(&self) -> Key {
         (self.namespace.clone(), self.name.clone())
+    }
+
+    /// What its ranks take.
+    pub fn fit(&self) -> Fit<'_> {
+        Fit::new(&self.shape, self.room).guessed_by(self.draft.as_ref())
+    }
+
+    /// What engines have to know to run it, in the words of `InferenceNode.status.engineOptions`.
+    pub fn options(&self) -> impl Iterator<Item = &'static str> {
+        self.room.engine.asked().chain(self.draft.as_ref().map(|_| DRAFT_MODEL))
     }
 
     /// A replica of it that is planned and does not answer yet.
@@ -184,6 +197,7 @@ pub fn validate(
 ) -> Result<ValidDeployment, Vec<Note>> {
     let ModelDeploymentSpec {
         model_ref: LocalReference { name: model },
+        draft_model_ref,
         sharding,
         strategy_ref,
         engine,
@@ -206,6 +220,9 @@ pub fn validate(
     }
     let promised = Promised::of(view, tier_ref.as_ref(), workload_group.as_deref())?;
     let asked = asked(view, strategy_ref.as_ref(), sharding.as_ref(), &promised)?;
+    let draft = draft_model_ref
+        .as_ref()
+        .and_then(|draft| draft::read(view, (namespace, model, shape), &draft.name, engine, &mut notes));
     let room = asked.room(shape, checked(engine, shape, &mut notes), &mut notes);
     let split = split::split(&asked, shape, &mut notes);
     let links = asked.links(&mut notes);
@@ -231,6 +248,7 @@ pub fn validate(
         name: name.to_owned(),
         model: model.clone(),
         shape: shape.clone(),
+        draft,
         asked_at: asked.at,
         split,
         backend: asked.sharding.backend,

@@ -192,7 +192,7 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn all(view: &Snapshot, wants: &'a [ValidDeployment]) -> Vec<Asked<'a>> {
         let asked = wants.iter().map(|want| {
-            let fit = Fit::new(&want.shape, want.room);
+            let fit = want.fit();
             let found = ways(view, want, &fit, 0, true, |_| false).ok();
             let scale = found.and_then(|found| Scale::of(found.found.iter()));
             Asked { want, fit, scale }

@@ -3,6 +3,7 @@
 
 mod benchmarks;
 mod copies;
+mod drafts;
 mod faults;
 mod four;
 mod gitops;
@@ -84,6 +85,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_quantised_cache_reserves_less_and_an_edit_of_it_is_rolled_out", |c| {
             Box::pin(path::quantised_cache(c))
         }),
+        ("a_draft_model_guesses_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_there_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),

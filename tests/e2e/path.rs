@@ -306,7 +306,7 @@ pub async fn drain(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Applies a deployment of the smoke model, which earlier scenarios may not have left there.
-async fn apply_to_smoke(cluster: &Cluster, deployment: &str) -> Result<()> {
+pub async fn apply_to_smoke(cluster: &Cluster, deployment: &str) -> Result<()> {
     let model = repository().join("manifests/samples/quickstart/model.yaml");
     cluster.russet(&["apply", "-f", &model.display().to_string()]).await?;
     crate::mistakes::apply(cluster, deployment).await

@@ -34,12 +34,22 @@ pub struct Record {
     /// Key of the model's folder in the store.
     #[serde(default)]
     pub model_key: Option<String>,
+    /// Key of the folder of the model that guesses for it.
+    #[serde(default)]
+    pub draft_key: Option<String>,
     /// The engine, once started.
     #[serde(default)]
     pub process: Option<Process>,
     /// Why the rank is of no more use at this epoch.
     #[serde(default)]
     pub failed: Option<String>,
+}
+
+impl Record {
+    /// Keys of the folders that its engine reads.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        [&self.model_key, &self.draft_key].into_iter().filter_map(|key| key.as_deref())
+    }
 }
 
 /// A process that cannot be mistaken for another.
@@ -161,13 +171,15 @@ mod tests {
                 ring: "10.0.0.1:2".into(),
                 tensor: "10.0.0.1:3".into(),
             },
-            model_key: None,
+            model_key: Some("m".into()),
+            draft_key: Some("d".into()),
             process: None,
             failed: None,
         };
         save(folder.path(), &record).unwrap();
         std::fs::create_dir(folder.path().join("uid-2")).unwrap();
         std::fs::write(folder.path().join("uid-2/state.json"), "{").unwrap();
+        assert_eq!(record.files().collect::<Vec<_>>(), ["m", "d"], "nothing that it reads goes");
         assert_eq!(load(folder.path()), vec![record]);
         remove(folder.path(), "uid-1");
         assert_eq!(load(folder.path()), vec![]);

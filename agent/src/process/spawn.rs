@@ -37,6 +37,8 @@ pub struct Launch<'a> {
     pub rendezvous: &'a Rendezvous,
     /// Published folder of the model.
     pub model_dir: &'a Path,
+    /// Published folder of the model that guesses for it.
+    pub draft_dir: Option<&'a Path>,
     /// Folder with the node's certificate, key and CA.
     pub tls_dir: &'a Path,
     /// Control socket.
@@ -113,13 +115,17 @@ impl Addresses {
 
 /// The engine's arguments.
 pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
-    let Launch { binary: _, spec, shard_uid, rendezvous, model_dir, tls_dir, socket, prefixes } = launch;
+    let Launch { binary: _, spec, shard_uid, rendezvous, model_dir, draft_dir, tls_dir, socket, prefixes } =
+        launch;
     let layers: Vec<String> = spec.layers_per_rank.iter().map(u32::to_string).collect();
     let mut peers = spec.peers.clone();
     peers.sort_by_key(|peer| peer.rank);
     let mut arguments = Vec::new();
     let mut flag = |name: &str, value: String| arguments.extend([format!("--{name}"), value]);
     flag("model-dir", model_dir.display().to_string());
+    if let Some(draft_dir) = draft_dir {
+        flag("draft-dir", draft_dir.display().to_string());
+    }
     flag("served-model-name", spec.served_model_name.clone());
     flag("rank", spec.rank.to_string());
     flag("layers-per-rank", layers.join(","));
@@ -315,6 +321,15 @@ mod tests {
         launched(Path::new("e"), spec, |launch| arguments(launch).join(" "))
     }
 
+    #[test]
+    fn rank_0_is_told_where_its_draft_model_is() {
+        let told = |draft_dir| {
+            launched(Path::new("e"), &spec(2), |launch| arguments(&Launch { draft_dir, ..launch.clone() }))
+        };
+        assert!(told(Some(Path::new("/d"))).join(" ").starts_with("--model-dir /m --draft-dir /d --served-"));
+        assert!(!told(None).join(" ").contains("draft"));
+    }
+
     fn launched<T>(binary: &Path, spec: &ShardSpec, act: impl FnOnce(&Launch<'_>) -> T) -> T {
         act(&Launch {
             binary,
@@ -326,6 +341,7 @@ mod tests {
                 tensor: "10.0.0.0:3".into(),
             },
             model_dir: Path::new("/m"),
+            draft_dir: None,
             tls_dir: Path::new("/t"),
             socket: Path::new("/s"),
             prefixes: Prefixes::below(Path::new("/p"), spec, 64 << 30),

@@ -24,6 +24,7 @@ impl Supervisor {
             reserved,
             rendezvous: Rendezvous::default(),
             model_key: None,
+            draft_key: None,
             process: None,
             failed: None,
         };

@@ -19,7 +19,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use russet_agent::store::{Context, Store, Wanted};
 use russet_crds::{EngineOptions, KvCacheType};
-use russet_plan::fit::{ENGINE_BASE, Fit, Need, Room};
+use russet_plan::fit::{DraftModel, ENGINE_BASE, Fit, Need, Room};
 use russet_rpc::engine::GenerateRequest;
 use russet_rpc::engine::engine_client::EngineClient;
 use russet_wire::event::Event;
@@ -27,6 +27,7 @@ use russet_wire::partition::Partition;
 use russet_wire::request::GenerationRequest;
 use russet_wire::shape::ModelShape;
 
+use tempfile::TempDir;
 use tonic::transport::Channel;
 
 use engines::{Lab, say};
@@ -46,6 +47,8 @@ struct Rank {
     /// Such as `rank 1 of a pipeline of 2`.
     name: String,
     need: Need,
+    /// What of that a draft model computes with, which is seldom alive beside what the model does.
+    beside: u64,
     /// The most that MLX held.
     peak: u64,
     /// The most that the process held, where the system tells.
@@ -53,8 +56,13 @@ struct Rank {
 }
 
 /// Shows every rank of `model` to `look`: alone, of a pipeline of two, and of a tensor group of two.
-async fn measure(model: &Path, sizes: &Sizes, room: Room, look: impl Fn(Rank)) {
+/// With a draft model beside rank 0, where one is given.
+async fn measure(model: &Path, draft: Option<&Path>, sizes: &Sizes, room: Room, look: impl Fn(Rank)) {
     let shape = shape_of(model).await;
+    let guesses = match draft {
+        Some(draft) => Some(DraftModel { name: "draft".to_owned(), shape: shape_of(draft).await }),
+        None => None,
+    };
     assert_eq!(shape.total_bytes(), sizes.bytes(), "headers and file disagree");
     let (all, half) = (shape.layers as usize, shape.layers as usize / 2);
     for (group, layers, members) in [
@@ -62,15 +70,16 @@ async fn measure(model: &Path, sizes: &Sizes, room: Room, look: impl Fn(Rank)) {
         ("a pipeline of 2", vec![all - half, half], 1),
         ("a tensor group of 2", vec![all], 2),
     ] {
-        let peaks = fill(model, &layers, members, room).await;
+        let peaks = fill(model, draft, &layers, members, room).await;
         let split = layers.iter().flat_map(|&count| vec![count as u32; members]).collect();
         let partition = Partition::with_tensor(split, members as u32, shape.layers).unwrap();
-        let fit = Fit::new(&shape, room);
+        let fit = Fit::new(&shape, room).guessed_by(guesses.as_ref());
         for (rank, (peak, process)) in peaks.into_iter().enumerate() {
             let need = fit.part(&partition.part(rank as u32).unwrap());
+            let beside = fit.draft().filter(|_| rank == 0).map_or(0, |draft| draft.need.overhead);
             let name =
                 if partition.size() == 1 { group.to_owned() } else { format!("rank {rank} of {group}") };
-            look(Rank { name, need, peak, process });
+            look(Rank { name, need, beside, peak, process });
         }
     }
 }
@@ -88,7 +97,13 @@ async fn shape_of(model: &Path) -> ModelShape {
 }
 
 /// Peaks of MLX and of the process, by rank, once every sequence there is room for was as long as it may be.
-async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec<(u64, Option<u64>)> {
+async fn fill(
+    model: &Path,
+    draft: Option<&Path>,
+    layers: &[usize],
+    members: usize,
+    room: Room,
+) -> Vec<(u64, Option<u64>)> {
     let mut lab = Lab::new();
     lab.dtype = "auto"; // as agents start them
     lab.context_tokens = room.context_tokens;
@@ -97,6 +112,10 @@ async fn fill(model: &Path, layers: &[usize], members: usize, room: Room) -> Vec
         vec!["--orphan-seconds", "3600", "--no-smoke-prompt", "--kv-cache", word(room.engine.kv_cache)];
     if let Some(tokens) = room.kv_tokens {
         lab.flags.extend(["--kv-tokens", tokens.to_string().leak()]);
+    }
+    if let Some(draft) = draft {
+        // Nobody else guesses, so that it is asked in any case.
+        lab.flags.extend(["--speculation", "off", "--draft-dir", draft.display().to_string().leak()]);
     }
     let engines = lab.start_stages(model, layers, members);
     let client = lab.client(&engines[0]).await;
@@ -145,12 +164,21 @@ async fn engines_never_take_more_than_was_planned() {
         for kv_cache in [KvCacheType::AsComputed, KvCacheType::Int8, KvCacheType::Int4] {
             let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
             let room = Room { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
-            small_model_takes_no_more(room).await;
+            small_model_takes_no_more(room, false).await;
         }
     }
 }
 
-async fn small_model_takes_no_more(room: Room) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_with_a_draft_model_never_take_more_than_was_planned() {
+    for kv_tokens in [None, Some(1500)] {
+        let engine = EngineOptions { kv_cache: KvCacheType::Int8, ..EngineOptions::default() };
+        let room = Room { context_tokens: 700, max_sequences: 3, kv_tokens, headroom_percent: 0, engine };
+        small_model_takes_no_more(room, true).await;
+    }
+}
+
+async fn small_model_takes_no_more(room: Room, drafted: bool) {
     let sizes = Sizes {
         model_type: "llama",
         numbers: Numbers::F32,
@@ -164,15 +192,25 @@ async fn small_model_takes_no_more(room: Room) {
         tied: false,
     };
     let model = weights::write(&sizes);
-    measure(model.path(), &sizes, room, |Rank { name, need, peak, .. }| {
-        let planned = need.total() - ENGINE_BASE;
-        assert!(peak <= planned, "{name}: {peak} bytes at the most, {planned} planned: {need:?}, {room:?}");
-        let bound = peak + peak / 10 + 16 * MIB;
-        assert!(
-            planned <= bound,
-            "{name}: {planned} bytes planned for {peak} at the most: {need:?}, {room:?}"
-        );
-    })
+    let draft = drafted.then(|| weights::write(&Sizes { layers: 2, hidden: 64, tied: true, ..sizes }));
+    measure(
+        model.path(),
+        draft.as_ref().map(TempDir::path),
+        &sizes,
+        room,
+        |Rank { name, need, beside, peak, .. }| {
+            let planned = need.total() - ENGINE_BASE;
+            assert!(
+                peak <= planned,
+                "{name}: {peak} bytes at the most, {planned} planned: {need:?}, {room:?}"
+            );
+            let bound = peak + peak / 10 + 16 * MIB + beside;
+            assert!(
+                planned <= bound,
+                "{name}: {planned} bytes planned for {peak} at the most: {need:?}, {room:?}"
+            );
+        },
+    )
     .await;
 }
 
@@ -186,7 +224,7 @@ async fn large_models() {
         let engine = EngineOptions { kv_cache, ..EngineOptions::default() };
         let room = Room { context_tokens, max_sequences, kv_tokens: None, headroom_percent, engine };
         let model = weights::write(&sizes);
-        measure(model.path(), &sizes, room, |Rank { name, need, peak, process }| {
+        measure(model.path(), None, &sizes, room, |Rank { name, need, peak, process, .. }| {
             let Need { weights, kv, overhead } = need;
             let line = serde_json::json!({
                 "what": format!("{what}, {max_sequences} × {context_tokens} tokens, {name}"),

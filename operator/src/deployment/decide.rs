@@ -2,12 +2,13 @@
 //! and what keeps it from being asked is put into words.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{ModelCopySpec, Want};
+use russet_crds::{Model, ModelCopySpec, Want};
 use russet_plan::obstacle::{Obstacle, obstacle};
 use russet_plan::place::{place_as, scale_down};
 use russet_plan::solve::{Advice, solve};
@@ -40,7 +41,7 @@ pub struct Planned {
 pub fn decide(resources: Resources<Observed>) -> Resources<Planned> {
     let Resources { deployment, stage: observed } = resources;
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
-    let checked = match obstacle(&namespace, &deployment.spec.model_ref.name, observed.model.as_deref()) {
+    let checked = match obstacle(&namespace, &deployment.spec, |name| named(&observed.models, name)) {
         Some(obstacle) => Err((obstacle, Vec::new())),
         None => read_at(&observed.view, &deployment, observed.now).map_err(|notes| {
             let reason = notes.first().map_or(Reason::InvalidSpec, Note::reason);
@@ -77,9 +78,9 @@ pub fn again(resources: &Resources<Applied>, now: Timestamp) -> Option<Duration>
 
 /// Where its new replicas go when everything that waits is placed together.
 fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
-    let rivals = observed.rivals.iter().filter_map(|(deployment, model)| {
+    let rivals = observed.rivals.iter().filter_map(|(deployment, models)| {
         let namespace = deployment.namespace().unwrap_or_default();
-        match obstacle(&namespace, &deployment.spec.model_ref.name, model.as_deref()) {
+        match obstacle(&namespace, &deployment.spec, |name| named(models, name)) {
             Some(_) => None,
             None => read_at(&observed.view, deployment, observed.now).ok(),
         }
@@ -92,19 +93,18 @@ fn advice(observed: &Observed, valid: &ValidDeployment) -> Advice {
     solve(&observed.view, &all)
 }
 
-/// Every node of every current group holds the files.
+/// Every node of every current group holds the files of the model, and that of rank 0 those of the draft model.
 fn copies(observed: &Observed, model: &str, placement: &Placement) -> Vec<ModelCopySpec> {
-    let mut models = [&observed.model, &observed.proven].into_iter().flatten();
-    let Some(model) = models.find(|one| one.name_any() == model) else { return Vec::new() };
-    let kept = placement
-        .keep
-        .iter()
-        .filter_map(|key| observed.view.groups.get(key))
-        .filter(|group| group.model == model.name_any())
-        .map(|group| &group.plan);
-    let created = placement.create.iter().map(|new| &new.plan);
-    let ahead = placement.prefetch.iter().map(String::as_str);
-    let members = kept.chain(created).flat_map(|plan| &plan.members);
-    let nodes: BTreeSet<&str> = members.map(|member| member.node_name.as_str()).chain(ahead).collect();
-    nodes.into_iter().map(|node| copy_spec(model, node, Want::Files)).collect()
+    let kept = placement.keep.iter().filter_map(|key| observed.view.groups.get(key));
+    let kept = kept.filter(|group| group.model == model).flat_map(|group| group.files());
+    let created = placement.create.iter().flat_map(|new| new.plan.files(model));
+    let ahead = placement.prefetch.iter().map(|(model, node)| (model.as_str(), node.as_str()));
+    let files: BTreeSet<(&str, &str)> = kept.chain(created).chain(ahead).collect();
+    let copy = |(model, node)| Some(copy_spec(named(&observed.models, model)?, node, Want::Files));
+    files.into_iter().filter_map(copy).collect()
+}
+
+/// The Model of that name.
+fn named<'m>(models: &'m [Arc<Model>], name: &str) -> Option<&'m Model> {
+    models.iter().map(AsRef::as_ref).find(|model| model.name_any() == name)
 }

@@ -21,13 +21,12 @@ use crate::context::Context;
 pub struct Observed {
     /// When it was seen.
     pub now: Timestamp,
-    /// The Model it names, when there is one.
-    pub model: Option<Arc<Model>>,
-    /// The Model of what answered last, which is planned where what is asked for never comes to answer.
-    pub proven: Option<Arc<Model>>,
+    /// The Models it names, those there are, and those of what answered last, which is planned where what is asked for
+    /// never comes to answer.
+    pub models: Vec<Arc<Model>>,
     /// The cluster.
     pub view: Arc<Snapshot>,
-    /// The other deployments, each with its Model; only where something is about to be placed.
+    /// The other deployments, each with its Models; only where something is about to be placed.
     pub rivals: Vec<Rival>,
     /// The deployment's own groups, those being deleted included.
     pub groups: Vec<Arc<ShardGroup>>,
@@ -35,8 +34,7 @@ pub struct Observed {
 
 /// From the caches.
 pub fn cached(context: &Context, deployment: &Arc<ModelDeployment>, now: Timestamp) -> Resources<Observed> {
-    let model = cluster::model(context, deployment);
-    let models = (model, cluster::proven(context, deployment));
+    let models = cluster::models(context, deployment);
     let view = cluster::view(context, now);
     observed(deployment, models, Vec::new(), view, context.stores.groups.state(), now)
 }
@@ -47,16 +45,15 @@ pub async fn live(
     deployment: &Arc<ModelDeployment>,
     now: Timestamp,
 ) -> Result<Resources<Observed>, Error> {
-    let model = cluster::model(context, deployment);
     let rivals = rivals(context, deployment);
-    let models = (model, cluster::proven(context, deployment));
+    let models = cluster::models(context, deployment);
     let cluster = cluster::live(context, context.stores.models.state())
         .await
         .map_err(|source| Error::Observe { name: deployment.name_any(), source })?;
     Ok(observed(deployment, models, rivals, Arc::new(cluster.snapshot(now)), cluster.groups, now))
 }
 
-type Rival = (Arc<ModelDeployment>, Option<Arc<Model>>);
+type Rival = (Arc<ModelDeployment>, Vec<Arc<Model>>);
 
 /// The other deployments.
 fn rivals(context: &Context, deployment: &ModelDeployment) -> Vec<Rival> {
@@ -64,12 +61,12 @@ fn rivals(context: &Context, deployment: &ModelDeployment) -> Vec<Rival> {
     others.retain(|other| {
         other.metadata.uid != deployment.metadata.uid && other.metadata.deletion_timestamp.is_none()
     });
-    others.into_iter().map(|other| (other.clone(), cluster::model(context, &other))).collect()
+    others.into_iter().map(|other| (other.clone(), cluster::models(context, &other))).collect()
 }
 
 fn observed(
     deployment: &Arc<ModelDeployment>,
-    (model, proven): (Option<Arc<Model>>, Option<Arc<Model>>),
+    models: Vec<Arc<Model>>,
     rivals: Vec<Rival>,
     view: Arc<Snapshot>,
     mut groups: Vec<Arc<ShardGroup>>,
@@ -81,7 +78,7 @@ fn observed(
             && group.spec.deployment_ref.name == deployment.name_any()
     });
     groups.sort_by_key(|group| (group.spec.replica, group.name_any()));
-    Resources { deployment: deployment.clone(), stage: Observed { now, model, proven, view, rivals, groups } }
+    Resources { deployment: deployment.clone(), stage: Observed { now, models, view, rivals, groups } }
 }
 
 /// When the next node of this deployment will count as lost; nothing else wakes it then.

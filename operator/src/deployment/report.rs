@@ -20,12 +20,7 @@ pub async fn report(context: &Context, applied: &Resources<Applied>, now: Timest
     let namespace = deployment.namespace().unwrap_or_default();
     let mut missing = BTreeMap::new();
     for group in &applied.stage.groups {
-        let model = &group.spec.model_ref.name;
-        for node in group.spec.plan.members.iter().map(|member| &member.node_name) {
-            if let Some(lacking) = missing_files(context, &namespace, model, node) {
-                missing.insert(node.clone(), lacking);
-            }
-        }
+        missing.extend(missing_files(context, &namespace, &group.spec));
     }
     let name = deployment.name_any();
     let api: Api<ModelDeployment> = ssa::beside(&context.client, deployment.as_ref());

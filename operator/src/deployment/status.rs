@@ -346,7 +346,13 @@ mod tests {
         let view = Arc::new(cluster.snapshot(NOW));
         decide(Resources {
             deployment: deployment(replicas),
-            stage: Observed { now: NOW, model, proven: None, view, rivals: Vec::new(), groups },
+            stage: Observed {
+                now: NOW,
+                models: model.into_iter().collect(),
+                view,
+                rivals: Vec::new(),
+                groups,
+            },
         })
     }
 

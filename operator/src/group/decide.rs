@@ -250,6 +250,7 @@ fn shard_spec(observed: &Observed, rank: u32, epoch: i64, told: &Told) -> ShardS
         max_sequences: plan.max_sequences,
         kv_tokens: plan.kv_tokens,
         engine: plan.engine,
+        draft_model_ref: plan.draft_model_ref.clone().filter(|_| rank == 0),
         epoch,
         peers: told.peers.clone(),
     }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::conditions::{self, Type, is_true};
-use russet_crds::{Link, Shard, ShardGroup, names};
+use russet_crds::{Link, Shard, ShardGroup, ShardGroupSpec, names};
 use russet_plan::snapshot::Availability;
 
 use super::decide::Told;
@@ -69,7 +69,7 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
         group: group.clone(),
         shards,
         strangers,
-        missing_files: BTreeMap::new(),
+        missing_files: missing_files(context, &namespace, &group.spec),
         unreachable: BTreeSet::new(),
         lost: BTreeSet::new(),
         until_lost: None,
@@ -79,9 +79,6 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
     };
     for member in &group.spec.plan.members {
         let node = &member.node_name;
-        if let Some(missing) = missing_files(context, &namespace, &group.spec.model_ref.name, node) {
-            observed.missing_files.insert(node.clone(), missing);
-        }
         let known = context.stores.nodes.get(&ObjectRef::new(node));
         let links = known.as_ref().and_then(|known| Some(known.status.as_ref()?.links.clone()));
         observed.links.insert(node.clone(), links.unwrap_or_default());
@@ -101,8 +98,21 @@ pub fn observe(context: &Context, group: &Arc<ShardGroup>, now: Timestamp) -> Ob
     observed
 }
 
+/// What is missing of the files that a group's ranks read, for people, by node; nodes that hold all are left out.
+pub fn missing_files(context: &Context, namespace: &str, spec: &ShardGroupSpec) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let own = &spec.model_ref.name;
+    for (model, node) in spec.plan.files(own) {
+        let Some(missing) = missing(context, namespace, model, node) else { continue };
+        let missing = if model == own { missing } else { format!("draft model {model}: {missing}") };
+        // What lacks of the model comes first.
+        all.entry(node.to_owned()).or_insert(missing);
+    }
+    all
+}
+
 /// What is missing of a model's files on a node, for people; `None` when all are there and verified.
-pub fn missing_files(context: &Context, namespace: &str, model: &str, node: &str) -> Option<String> {
+fn missing(context: &Context, namespace: &str, model: &str, node: &str) -> Option<String> {
     let key = ObjectRef::new(&names::model_copy(namespace, model, node));
     let Some(copy) = context.stores.copies.get(&key) else { return Some("not asked for yet".to_owned()) };
     let status = copy.status.clone().unwrap_or_default();

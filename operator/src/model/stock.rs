@@ -56,13 +56,14 @@ impl Seen {
             .filter(|copy| copy.spec.want == Want::Files && copy.metadata.deletion_timestamp.is_none())
             .collect();
         let of_groups = groups.iter().flat_map(|group| {
-            let key = (group.namespace().unwrap_or_default(), group.spec.model_ref.name.clone());
-            let members = group.spec.plan.members.iter();
-            members.map(move |member| (key.clone(), member.node_name.clone()))
+            let namespace = group.namespace().unwrap_or_default();
+            let files = group.spec.plan.files(&group.spec.model_ref.name);
+            files.map(move |(model, node)| ((namespace.clone(), model.to_owned()), node.to_owned()))
         });
-        let of_shards = shards.iter().map(|shard| {
-            let model = shard.spec.model_ref.name.clone();
-            ((shard.namespace().unwrap_or_default(), model), shard.spec.node_name.clone())
+        let of_shards = shards.iter().flat_map(|shard| {
+            let namespace = shard.namespace().unwrap_or_default();
+            let node = &shard.spec.node_name;
+            shard.spec.models().map(move |model| ((namespace.clone(), model.to_owned()), node.clone()))
         });
         Stock {
             nodes: nodes.iter().map(|node| (node.name_any(), disk(node, &files, now))).collect(),
@@ -143,7 +144,7 @@ fn naming<'a>(
     deployments.iter().filter(move |deployment| {
         deployment.metadata.deletion_timestamp.is_none()
             && deployment.metadata.namespace.as_ref() == Some(namespace)
-            && deployment.spec.model_ref.name == *model
+            && deployment.spec.models().any(|named| named == model)
     })
 }
 

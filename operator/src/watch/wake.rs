@@ -167,9 +167,9 @@ impl Wake {
         }
         // How far it has come is told where its model is to run.
         for group in self.stores.groups.state() {
+            let here = (reference.name.as_str(), copy.spec.node_name.as_str());
             if group.namespace().as_deref() == Some(&reference.namespace)
-                && group.spec.model_ref.name == reference.name
-                && group.spec.plan.members.iter().any(|member| member.node_name == copy.spec.node_name)
+                && group.spec.plan.files(&group.spec.model_ref.name).any(|files| files == here)
             {
                 let deployment = ObjectRef::new(&group.spec.deployment_ref.name);
                 self.deployments.put(deployment.within(&reference.namespace));
@@ -191,8 +191,10 @@ impl Wake {
         }
         self.outweighed();
         // How long files are kept, and where they are worth most, is also its deployments' business.
-        let model = ObjectRef::new(&deployment.spec.model_ref.name);
-        self.models.put(model.within(&deployment.namespace().unwrap_or_default()));
+        let namespace = deployment.namespace().unwrap_or_default();
+        for model in deployment.spec.models() {
+            self.models.put(ObjectRef::new(model).within(&namespace));
+        }
         // Also those it named before, which nobody remembers.
         self.all_strategies();
         self.all_tiers();
@@ -289,7 +291,8 @@ impl Wake {
 
     fn deployments_of_model(&self, namespace: Option<&str>, model: &str) {
         wake(&self.stores.deployments, &self.deployments, |deployment| {
-            deployment.namespace().as_deref() == namespace && deployment.spec.model_ref.name == model
+            deployment.namespace().as_deref() == namespace
+                && deployment.spec.models().any(|named| named == model)
         });
     }
 }

@@ -13,7 +13,8 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{
-    InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus, Want, names,
+    ENGINE_OPTIONS, InferenceNode, ModelCopy, ModelCopyStatus, NodeMemory, Rendezvous, Shard, ShardStatus,
+    Want, names,
 };
 use russet_wire::shape::ModelShape;
 use serde_json::{Value, json};
@@ -145,7 +146,8 @@ impl Machine {
         let mut node = json!({
             "apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name},
             "status": {"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),
-                       "engineBuild": "1", "backends": ["ring"], "shardingModes": ["Tensor"]},
+                       "engineBuild": "1", "backends": ["ring"], "shardingModes": ["Tensor"],
+                       "engineOptions": ENGINE_OPTIONS},
         });
         if let Some(limit) = disk {
             node["status"]["disk"] =

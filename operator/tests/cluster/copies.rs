@@ -4,7 +4,8 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{
-    LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, ShardGroup, Sharding, Want,
+    LocalReference, Model, ModelCopy, ModelDeployment, Preload, PreloadPolicy, Shard, ShardGroup, Sharding,
+    ShardingMode, Want,
 };
 use serde_json::{Value, json};
 
@@ -104,6 +105,59 @@ async fn files_are_there_before_they_are_needed_and_make_room_in_order() {
     let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
     let error = models.create(&Default::default(), &wrong).await.unwrap_err().to_string();
     assert!(error.contains("OnDemand preloads nothing"), "{error}");
+    cluster.stop().await;
+}
+
+/// Waits until a deployment says this of its place.
+async fn placed(cluster: &Cluster, name: &str, words: &str) {
+    let api: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    until(&format!("{name} says {words}"), || async {
+        let status = api.get(name).await.ok()?.status?;
+        get(&status.conditions, Type::Placed)?.message.contains(words).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draft_models_files_are_where_rank_0_is_and_stay_while_it_guesses() {
+    let cluster = start().await;
+    let deployments: Api<ModelDeployment> = Api::default_namespaced(cluster.admin.clone());
+    let models: Api<Model> = Api::default_namespaced(cluster.admin.clone());
+    let groups: Api<ShardGroup> = Api::default_namespaced(cluster.admin.clone());
+    let shards: Api<Shard> = Api::default_namespaced(cluster.admin.clone());
+    cluster.create(model("m", "llama", 4, GIB)).await;
+    let split = Sharding { mode: ShardingMode::Pipeline, ..Sharding::default() };
+    let mut chat = deployment("chat", "m", split);
+    chat.spec.draft_model_ref = Some(LocalReference::new("m"));
+    let error = deployments.create(&Default::default(), &chat).await.unwrap_err().to_string();
+    assert!(error.contains("a model that guesses for itself saves nothing"), "{error}");
+    chat.spec.draft_model_ref = Some(LocalReference::new("d"));
+    cluster.create(chat).await;
+    placed(&cluster, "chat", "Model \"d\" does not exist in namespace default").await;
+
+    cluster.create(model("d", "llama", 1, GIB)).await;
+    until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
+    let plan = groups.list(&Default::default()).await.unwrap().items[0].spec.plan.clone();
+    let first = plan.members[0].node_name.clone();
+    assert_eq!(plan.members[0].weight_bytes - plan.members[1].weight_bytes, GIB, "{plan:?}");
+    assert_eq!(files(&cluster).await, format!("d@{first} m@a m@b"));
+    for shard in shards.list(&Default::default()).await.unwrap() {
+        assert_eq!(shard.spec.draft_model_ref.is_some(), shard.spec.rank == 0);
+    }
+
+    // As with the model itself: what runs goes on, and its files stay until it is gone.
+    models.delete("d", &Default::default()).await.unwrap();
+    placed(&cluster, "chat", "Model d is being deleted and waits for this deployment").await;
+    assert_eq!(groups.list(&Default::default()).await.unwrap().items.len(), 1);
+    assert_eq!(files(&cluster).await, format!("d@{first} m@a m@b"));
+    let edit = Patch::Merge(json!({"spec": {"draftModelRef": null}}));
+    deployments.patch("chat", &PatchParams::default(), &edit).await.unwrap();
+    until("the draft model is gone", || async {
+        let gone = models.get_opt("d").await.ok()?.is_none();
+        (gone && files(&cluster).await == "m@a m@b").then_some(())
+    })
+    .await;
+    until("chat is ready", || async { deployments.get("chat").await.ok().filter(ready) }).await;
     cluster.stop().await;
 }
 

@@ -63,6 +63,10 @@ pub fn check(
     if size > 1 && parts.iter().any(|&part| part == 0 || !(part as usize).is_multiple_of(size)) {
         wrong.push(Violation::Uncuttable { group: group(), size: plan.tensor_size });
     }
+    let guesses = |plan: &GroupPlan| plan.draft_model_ref.as_ref().map(|draft| draft.name.clone());
+    if guesses(plan) != want.draft.as_ref().map(|draft| draft.name.clone()) {
+        wrong.push(Violation::Draft { group: group(), draft: guesses(plan) });
+    }
     check_reservations(want, name, plan, wrong);
     let mut seen = BTreeSet::new();
     let mut builds = BTreeSet::new();
@@ -74,7 +78,7 @@ pub fn check(
             Some(node) if node.availability == Availability::Open => {
                 builds.insert(&node.engine_build);
                 let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
-                for option in plan.engine.asked().filter(lacks) {
+                for option in plan.options().filter(lacks) {
                     let (group, node) = (group(), member.node_name.clone());
                     wrong.push(Violation::Option { group, node, option });
                 }
@@ -122,6 +126,10 @@ fn within(view: &Snapshot, area: &Area, nodes: &BTreeSet<&String>) -> bool {
 
 fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wrong: &mut Vec<Violation>) {
     let (shape, size) = (&want.shape, plan.tensor_size as usize);
+    let tokens = u128::from(match want.room.kv_tokens {
+        Some(tokens) => tokens,
+        None => u64::from(want.room.context_tokens) * u64::from(want.room.max_sequences),
+    });
     // Walk the layers from the end, as rank 0 holds the last ones.
     let mut rest: &[u64] = &shape.layer_bytes;
     for stage in plan.members.chunks(size) {
@@ -140,13 +148,11 @@ fn check_reservations(want: &ValidDeployment, name: &str, plan: &GroupPlan, wron
             if embeds || (head && shape.tied) {
                 takes += u128::from(shape.embedding_bytes);
             }
-            takes += kept(want)
-                * u128::from(member.layers)
-                * u128::from(match want.room.kv_tokens {
-                    Some(tokens) => tokens,
-                    None => u64::from(want.room.context_tokens) * u64::from(want.room.max_sequences),
-                })
-                / size as u128;
+            takes += kept(want) * u128::from(member.layers) * tokens / size as u128;
+            if let Some(draft) = want.draft.as_ref().filter(|_| head) {
+                takes += u128::from(draft.shape.total_bytes());
+                takes += u128::from(draft.shape.kv_bytes_per_token()) * tokens;
+            }
             let headroom = takes * u128::from(want.room.headroom_percent) / 100;
             let reserved = member.reserved_bytes();
             if u128::from(reserved) < takes + headroom || u128::from(member.overhead_bytes) < 64 << 20 {

@@ -244,6 +244,8 @@ pub struct Outlook<'v, W> {
     files: usize,
     bytes: u64,
     without: W,
+    /// Files that come to whichever node these come to.
+    together: Option<usize>,
     /// Files that ranks wait for, by node.
     coming: BTreeMap<&'v str, BTreeSet<usize>>,
     /// Files that ranks read or wait for, by node; asked for where a disk is full only.
@@ -267,7 +269,13 @@ impl<'v, W: Fn(&Key) -> bool> Outlook<'v, W> {
                 disks.read(key, group, &mut coming);
             }
         }
-        (bytes > 0).then(|| Self { view, disks, files, bytes, without, coming, used: OnceCell::new() })
+        let (together, used) = (None, OnceCell::new());
+        (bytes > 0).then(|| Self { view, disks, files, bytes, without, together, coming, used })
+    }
+
+    /// The same where the files of another model are to be on the same node.
+    pub fn together_with(self, namespace: &str, model: &str) -> Self {
+        Self { together: self.disks.files_of(namespace, model), ..self }
     }
 
     /// What it costs to have them on a node: from 0, where they are, over up to ½, where they have room, to 1, where
@@ -275,12 +283,12 @@ impl<'v, W: Fn(&Key) -> bool> Outlook<'v, W> {
     pub fn fetch(&self, node: &str) -> Result<f64, Lack> {
         let Some(shelf) = self.disks.nodes.get(node) else { return Ok(0.0) };
         let own = shelf.held.iter().find(|held| held.files == self.files);
-        let coming = self.coming.get(node);
+        let mut coming = self.coming.get(node).cloned().unwrap_or_default();
+        coming.extend(self.together);
         // What is there may have to go for what others wait for, if nobody reads it.
         let there = |files: &usize| shelf.held.iter().any(|held| held.files == *files && held.ready);
-        let stays =
-            own.is_some_and(|held| held.ready) && coming.is_none_or(|coming| coming.iter().all(there));
-        if stays || coming.is_some_and(|coming| coming.contains(&self.files)) {
+        let stays = own.is_some_and(|held| held.ready) && coming.iter().all(there);
+        if stays || coming.contains(&self.files) {
             return Ok(0.0);
         }
         let bytes = own.map_or(self.bytes, |held| held.bytes);
@@ -290,13 +298,14 @@ impl<'v, W: Fn(&Key) -> bool> Outlook<'v, W> {
         let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0, u64::saturating_add);
         let new = |files: &usize| !shelf.held.iter().any(|held| held.files == *files);
         let bytes_of = |files: &usize| self.disks.bytes.get(*files).copied().unwrap_or(0);
-        let expected = sum(&mut coming.into_iter().flatten().filter(|files| new(files)).map(bytes_of));
+        let expected = sum(&mut coming.iter().filter(|files| new(files)).map(bytes_of));
         let all = sum(&mut others().map(|held| held.bytes)).saturating_add(expected);
         let Some(limit) = shelf.limit.filter(|limit| all.saturating_add(bytes) > *limit) else {
             return Ok(missing / 2.0);
         };
         let used = self.used.get_or_init(|| self.used()).get(node);
-        let read = |files: usize| used.is_some_and(|used| used.contains(&files));
+        let read =
+            |files: usize| self.together == Some(files) || used.is_some_and(|used| used.contains(&files));
         let (mut kept, mut spare) = (expected, 0_u64);
         for held in others() {
             match held.stays {
@@ -326,8 +335,8 @@ impl<'v, W: Fn(&Key) -> bool> Outlook<'v, W> {
 impl Disks {
     /// Adds the files that the ranks of a group read, where they do.
     fn read<'v>(&self, key: &Key, group: &'v Group, by_node: &mut BTreeMap<&'v str, BTreeSet<usize>>) {
-        let Some(files) = self.files_of(&key.0, &group.model) else { return };
-        for node in group.nodes() {
+        for (model, node) in group.files() {
+            let Some(files) = self.files_of(&key.0, model) else { continue };
             by_node.entry(node).or_default().insert(files);
         }
     }

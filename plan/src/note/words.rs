@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use russet_crds::FabricKind;
+use russet_crds::{DRAFT_MODEL, FabricKind};
 
-use super::{Drain, Note};
+use super::{Drain, Note, of_it};
 use crate::fabric::show_bits;
 use crate::pool::Demand;
 use crate::quantity::show;
@@ -106,11 +106,17 @@ impl fmt::Display for Note {
                     "node {node}: its engine does not offer the ring backend, which groups of several ranks need"
                 )
             }
-            Note::NoOption { node, build, option } => write!(
-                out,
-                "node {node}: its engine ({}) is of a release that has no engine.{option}; update the node",
-                build.as_deref().unwrap_or("an unknown build")
-            ),
+            Note::NoOption { node, build, option } => {
+                let build = build.as_deref().unwrap_or("an unknown build");
+                let lacks = match *option {
+                    DRAFT_MODEL => "draft models".to_owned(),
+                    field => format!("engine.{field}"),
+                };
+                write!(
+                    out,
+                    "node {node}: its engine ({build}) is of a release that has no {lacks}; update the node"
+                )
+            }
             Note::NoTensor { node, build } => write!(
                 out,
                 "node {node}: its engine ({}) is of a release that cannot cut layers; update the node",
@@ -153,25 +159,33 @@ impl fmt::Display for Note {
             ),
             Note::NoNodes => write!(out, "no node can take work; join one with `russet join`"),
             Note::Disk { lack } => write!(out, "the model's files do not come to {lack}"),
-            Note::NothingFits { replica, needed, closed: _, full, ports: _ } if !full.is_empty() => write!(
-                out,
-                "replica {replica} fits nowhere ({needed}) where its model's files could come: not to {}; free some disk there, lower spec.disk.reserve of these nodes, unpin or delete a Model, free memory on others, or join another node",
-                full.join(", ")
-            ),
-            Note::NothingFits { replica, needed: _, closed: _, full: _, ports: true } => write!(
+            Note::NothingFits { replica, needed, draft, closed: _, full, ports: _ } if !full.is_empty() => {
+                write!(
+                    out,
+                    "replica {replica} fits nowhere ({needed}{}) where its model's files could come: not to {}; free some disk there, lower spec.disk.reserve of these nodes, unpin or delete a Model, free memory on others, or join another node",
+                    of_it(draft.as_deref()),
+                    full.join(", ")
+                )
+            }
+            Note::NothingFits { replica, needed: _, draft: _, closed: _, full: _, ports: true } => write!(
                 out,
                 "replica {replica} fits nowhere: there is memory for it, and the RDMA ports it needs are in use; delete or scale down what uses them, cable other nodes, or leave the backend to Auto"
             ),
-            Note::NothingFits { replica, needed, closed, full: _, ports: false } if !closed.is_empty() => {
+            Note::NothingFits { replica, needed, draft, closed, full: _, ports: false }
+                if !closed.is_empty() =>
+            {
                 write!(
                     out,
-                    "replica {replica} fits nowhere else ({needed}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
+                    "replica {replica} fits nowhere else ({needed}{}) than on {}, which take no work now: start the agent of one, or set its spec.scheduling to Enabled",
+                    of_it(draft.as_deref()),
                     closed.join(", ")
                 )
             }
-            Note::NothingFits { replica, needed, closed: _, full: _, ports: false } => write!(
+            Note::NothingFits { replica, needed, draft, closed: _, full: _, ports: false } => write!(
                 out,
-                "replica {replica} fits nowhere ({needed}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model, or join another node"
+                "replica {replica} fits nowhere ({needed}{}); free memory by deleting or scaling down other deployments, lower kv.contextTokens or kv.maxSequences of its sharding, choose a smaller or quantised model{}, or join another node",
+                of_it(draft.as_deref()),
+                if draft.is_some() { ", do without the draft model" } else { "" },
             ),
             Note::Outweighed { replica, by } => write!(
                 out,

@@ -34,7 +34,7 @@ pub fn waiting(view: &Snapshot, want: &ValidDeployment, fit: &Fit<'_>) -> Vec<i3
 
 /// Whether a running plan is what the deployment asks for, on nodes it may stay on.
 pub fn is_current(view: &Snapshot, want: &ValidDeployment, group: &Group) -> bool {
-    serves(want, &Fit::new(&want.shape, want.room), group) && may_stay(view, want, group)
+    serves(want, &want.fit(), group) && may_stay(view, want, group)
 }
 
 /// Whether another replica has a successor that does not answer yet, or none because it makes room for one.
@@ -118,6 +118,8 @@ fn serves(want: &ValidDeployment, fit: &Fit<'_>, group: &Group) -> bool {
         && plan.max_sequences == want.room.max_sequences
         && plan.kv_tokens == want.room.kv_tokens
         && plan.engine == want.room.engine
+        && plan.draft_model_ref.as_ref().map(|draft| &draft.name)
+            == want.draft.as_ref().map(|draft| &draft.name)
 }
 
 /// Whether its nodes may go on with it. Pools count when a group is placed: one that was placed in those

@@ -115,7 +115,11 @@ pub fn preempt(
 pub fn hash(want: &ValidDeployment, action: Action, affects: &[String]) -> String {
     let ValidDeployment { namespace, name, model, sharding, replicas, .. } = want;
     let intent = (namespace, name, model, sharding, replicas, action, affects);
-    let mut hash = digest(&intent);
+    // What was approved before there were draft models stays approved.
+    let mut hash = match &want.draft {
+        None => digest(&intent),
+        Some(draft) => digest(&(intent, &draft.name)),
+    };
     hash.truncate(DIGITS);
     hash
 }

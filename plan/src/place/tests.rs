@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use russet_crds::{
-    BackendChoice, EngineOptions, FabricKind, GroupMember, KvCacheType, KvRoom, Link, LinkKind,
-    LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
+    BackendChoice, ENGINE_OPTIONS, EngineOptions, FabricKind, GroupMember, KvCacheType, KvRoom, Link,
+    LinkKind, LocalReference, ModelDeploymentSpec, Sharding, ShardingMode,
 };
 use russet_wire::shape::ModelShape;
 
 mod cut;
+mod draft;
 mod files;
 mod pools;
 mod room;
@@ -34,9 +35,27 @@ fn node(gib: u64) -> Node {
         engine_build: Some("1".to_owned()),
         backends: vec!["ring".to_owned()],
         cuts_layers: true,
-        engine_options: vec!["kvCache".to_owned()],
+        engine_options: options(),
         ..Node::default()
     }
+}
+
+/// What engines of this release know.
+fn options() -> Vec<String> {
+    ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect()
+}
+
+/// The same with a model `d` of one layer that takes so many bytes and may guess.
+fn with_draft(mut view: Snapshot, bytes: u64) -> Snapshot {
+    let shape = ModelShape {
+        architecture: "llama".to_owned(),
+        layers: 1,
+        layer_bytes: vec![bytes],
+        kv_bytes_per_token_per_layer: 1 << 10,
+        ..ModelShape::default()
+    };
+    view.models.insert(("ns".to_owned(), "d".to_owned()), shape);
+    view
 }
 
 fn view(nodes: &[(&str, u64)], layers: u32) -> Snapshot {
@@ -93,8 +112,9 @@ fn ready(mut view: Snapshot) -> Snapshot {
     if let Some(disks) = &mut view.disks {
         // What answers has read its files.
         for ((namespace, _), group) in &view.groups {
-            let nodes: Vec<String> = group.nodes().map(str::to_owned).collect();
-            disks.arrive(namespace, &group.model, &nodes);
+            for (model, node) in group.files() {
+                disks.arrive(namespace, model, &[node.to_owned()]);
+            }
         }
     }
     view
@@ -334,7 +354,7 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
                 _ => vec!["ring".to_owned(), "jaccl".to_owned()],
             },
             cuts_layers: seeded.below(8) > 0,
-            engine_options: (0..apart.below(32).min(1)).map(|_| "kvCache".to_owned()).collect(),
+            engine_options: if apart.below(32) > 0 { options() } else { Vec::new() },
             links: Vec::new(),
             machine: None,
             labels: match seeded.below(4) {
@@ -372,6 +392,11 @@ fn random_view(seeded: &mut Seeded) -> Snapshot {
         view.models.insert(("ns".to_owned(), model.to_owned()), shape);
     }
     view.disks = random_disks(seeded, &view);
+    let mut view = with_draft(view, apart.below(4 * GIB));
+    if let Some(disks) = &mut view.disks {
+        let nodes: Vec<String> = view.nodes.keys().filter(|_| apart.below(2) == 0).cloned().collect();
+        disks.arrive("ns", "d", &nodes);
+    }
     view
 }
 
@@ -510,6 +535,7 @@ fn random_spec(seeded: &mut Seeded, view: &Snapshot) -> ModelDeploymentSpec {
             _ => Vec::new(),
         },
         replicas: seeded.below(4) as i32,
+        draft_model_ref: (Seeded(seeded.0 ^ 2).below(5) == 0).then(|| LocalReference::new("d")),
         engine: EngineOptions {
             kv_cache: match Seeded(seeded.0 ^ 1).below(6) {
                 0 => KvCacheType::Int8,
@@ -620,7 +646,7 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
         }
         for node in view.nodes.values_mut() {
             (node.engine_build, node.links) = (None, Vec::new());
-            node.engine_options = vec!["kvCache".to_owned()];
+            node.engine_options = options();
             // Else it may wait until fewer nodes will do.
             node.unreleased = 0;
         }
@@ -634,7 +660,7 @@ fn what_the_planner_refuses_no_order_and_no_cut_could_hold() {
             ..spec
         };
         let want = want(&view, &spec);
-        let fit = Fit::new(&want.shape, want.room);
+        let fit = want.fit();
         let (placement, notes) = checked(&view, &want);
         let committed = view.committed(|_| false);
         let taken = |name: &String| committed.get(name.as_str()).copied().unwrap_or(0);

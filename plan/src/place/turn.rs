@@ -42,7 +42,7 @@ pub struct Turn<'a> {
 impl<'a> Turn<'a> {
     /// Nothing is decided yet. Of a large cluster nothing is copied while nothing changes.
     pub fn new(view: &'a Snapshot, want: &'a ValidDeployment, advice: &'a Advice) -> Self {
-        let fit = Fit::new(&want.shape, want.room);
+        let fit = want.fit();
         let own = view.groups_of(&want.namespace, &want.name).filter(|(_, group)| !group.deleting);
         let own: Vec<(&Key, &Group)> = own.collect();
         let (wanted, surplus) = counted(view, &own, want.replicas, &want.topology_key);
@@ -204,9 +204,9 @@ impl<'a> Turn<'a> {
             Some(Outcome::Wait(note)) => Some(note),
             None => None,
         };
-        let needed = fit.whole();
+        let (needed, draft) = (fit.whole(), fit.draft().cloned().map(Box::new));
         let closed = closed(&self.view, want, needed.total());
-        self.notes.push(Note::NothingFits { replica, needed, closed, full, ports });
+        self.notes.push(Note::NothingFits { replica, needed, draft, closed, full, ports });
         // Last, because it is what will help.
         self.notes.extend(remedy);
         let kept = self.answering(&outdated).map(|key| Note::KeptOutdated { group: key.1.clone() });
@@ -249,14 +249,22 @@ impl<'a> Turn<'a> {
 
     /// Whether some of these nodes lack the model's files, which then come first: nothing stops for a model that
     /// is not there yet.
-    fn fetches(&mut self, replica: i32, mut nodes: Vec<String>) -> bool {
-        let Some(disks) = &self.view.disks else { return false };
-        nodes.retain(|node| !disks.holds(&self.want.namespace, &self.want.model, node));
-        if nodes.is_empty() {
+    fn fetches(&mut self, replica: i32, nodes: Vec<String>) -> bool {
+        let Self { view, want, .. } = self;
+        let Some(disks) = &view.disks else { return false };
+        // Rank 0 is the first.
+        let draft = want.draft.iter().zip(nodes.first()).map(|(draft, node)| (&draft.name, node));
+        let files = nodes.iter().map(|node| (&want.model, node)).chain(draft);
+        let lacking = files.filter(|(model, node)| !disks.holds(&want.namespace, model, node));
+        let lacking: Vec<(String, String)> =
+            lacking.map(|(model, node)| (model.clone(), node.clone())).collect();
+        if lacking.is_empty() {
             return false;
         }
-        self.notes.push(Note::FetchFirst { replica, nodes: nodes.clone() });
-        self.placement.prefetch.extend(nodes);
+        let lacks = |node: &String| lacking.iter().any(|(_, lacks)| lacks == node);
+        let nodes = nodes.iter().filter(|node| lacks(node)).cloned().collect();
+        self.notes.push(Note::FetchFirst { replica, nodes });
+        self.placement.prefetch.extend(lacking);
         true
     }
 

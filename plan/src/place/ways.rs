@@ -78,6 +78,11 @@ pub fn ways(
         fetches: BTreeMap::new(),
     };
     let outlook = Outlook::of(view, &want.namespace, &want.model, without);
+    // Any of the nodes may become that of rank 0.
+    let draft = want.draft.as_ref().and_then(|draft| {
+        let outlook = Outlook::of(view, &want.namespace, &draft.name, without)?;
+        Some(outlook.together_with(&want.namespace, &want.model))
+    });
     let committed = view.committed(without);
     let others = view
         .groups_of(&want.namespace, &want.name)
@@ -101,14 +106,19 @@ pub fn ways(
         }
         // The engine of an older release would compute as it always did, in memory that was not reserved for that.
         let lacks = |option: &&str| !node.engine_options.iter().any(|known| known == option);
-        if let Some(option) = want.room.engine.asked().find(lacks) {
+        if let Some(option) = want.options().find(lacks) {
             let build = node.engine_build.clone();
             notes.push(Note::NoOption { node: name.clone(), build, option });
             continue;
         }
-        match outlook.as_ref().map_or(Ok(0.0), |outlook| outlook.fetch(name)) {
-            Ok(0.0) => {}
-            Ok(fetch) => drop(look.fetches.insert(name, fetch)),
+        let fetches = [&outlook, &draft].into_iter().flatten().map(|outlook| outlook.fetch(name));
+        match fetches.collect::<Result<Vec<f64>, _>>() {
+            Ok(fetches) => {
+                let most = fetches.into_iter().fold(0.0, f64::max);
+                if most > 0.0 {
+                    look.fetches.insert(name, most);
+                }
+            }
             Err(lack) => {
                 notes.push(Note::Disk { lack });
                 continue;

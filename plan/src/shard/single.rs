@@ -29,7 +29,10 @@ pub fn candidates(fit: &Fit<'_>, seats: &[Seat<'_>]) -> (Vec<Candidate>, Vec<Not
             }
             None => notes.push(Note::TooSmall {
                 node: seat.node.to_owned(),
-                what: "the whole model".to_owned(),
+                what: match fit.draft() {
+                    None => "the whole model".to_owned(),
+                    Some(draft) => format!("the whole model beside the draft model {}", draft.model),
+                },
                 needed: need.total(),
                 free: seat.free,
                 limit: seat.limit,

@@ -142,8 +142,12 @@ pub fn explicit(fit: &Fit<'_>, teams: &[Team<'_>], layers: &[u32]) -> Result<Vec
             Some(members) => ranks[stage] = members,
             None => {
                 let tightest = team.seats.iter().min_by_key(|seat| seat.free);
-                let what = match size {
-                    1 => format!("rank {stage} with {} layers", layers[stage]),
+                let draft = fit.draft().filter(|_| stage == 0);
+                let what = match (size, draft) {
+                    (1, Some(draft)) => {
+                        format!("rank 0 with {} layers and the draft model {}", layers[stage], draft.model)
+                    }
+                    (1, None) => format!("rank {stage} with {} layers", layers[stage]),
                     _ => format!("a member of stage {stage} with 1/{size} of {} layers", layers[stage]),
                 };
                 return Err(Note::TooSmall {

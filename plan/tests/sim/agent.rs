@@ -49,8 +49,8 @@ fn serve(world: &mut World, only: Option<&str>) -> bool {
         let fails = world.failing.get(deployment).is_some_and(|exempt| !exempt.contains(&uid));
         let claimed =
             world.cluster.shards.iter().filter(|shard| shard.spec.group_uid == uid && is_claimed(shard));
-        let model = &group.spec.model_ref.name;
-        let files = group.spec.plan.members.iter().all(|member| disk::holds(world, model, &member.node_name));
+        let mut files = group.spec.plan.files(&group.spec.model_ref.name);
+        let files = files.all(|(model, node)| disk::holds(world, model, node));
         let formed = files && claimed.count() == group.spec.plan.members.len();
         let before = answers(&group);
         // While a node is merely silent, nobody has seen its engine end.
@@ -157,6 +157,7 @@ fn shard(group: &ShardGroup, member: &GroupMember) -> Shard {
         kv_bytes: member.kv_bytes,
         overhead_bytes: member.overhead_bytes,
         engine: group.spec.plan.engine,
+        draft_model_ref: group.spec.plan.draft_model_ref.clone().filter(|_| member.rank == 0),
         epoch: 1,
         ..ShardSpec::default()
     };

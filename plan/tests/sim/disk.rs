@@ -76,12 +76,10 @@ pub fn lacks(world: &World, model: &str, node: &str) -> bool {
     let pinned = copies.filter(|copy| {
         copy.spec.node_name == node && copy.spec.retention.is_some_and(|retention| retention.pinned)
     });
-    let living = world
-        .living()
-        .into_iter()
-        .filter(|group| group.spec.plan.members.iter().any(|member| member.node_name == node));
+    let living = world.living();
+    let read = living.iter().flat_map(|group| group.spec.plan.files(&group.spec.model_ref.name));
     let mut models: BTreeSet<String> = pinned.map(|copy| copy.spec.model_ref.name.clone()).collect();
-    models.extend(living.map(|group| group.spec.model_ref.name.clone()));
+    models.extend(read.filter(|(_, other)| *other == node).map(|(model, _)| model.to_owned()));
     models.insert(model.to_owned());
     models.iter().map(|model| bytes(world, model)).sum::<u64>() > limit
 }
@@ -90,8 +88,8 @@ pub fn lacks(world: &World, model: &str, node: &str) -> bool {
 fn read(world: &World) -> BTreeSet<(String, String)> {
     let groups = world.cluster.groups.iter();
     let of = groups.flat_map(|group| {
-        let nodes = group.spec.plan.members.iter().map(|member| member.node_name.clone());
-        nodes.map(|node| (group.spec.model_ref.name.clone(), node))
+        let files = group.spec.plan.files(&group.spec.model_ref.name);
+        files.map(|(model, node)| (model.to_owned(), node.to_owned()))
     });
     of.collect()
 }

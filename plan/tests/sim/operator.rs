@@ -88,9 +88,7 @@ pub fn turn(world: &mut World, name: &str, trace: &mut Trace) -> Result<Vec<Writ
         .into_iter()
         .filter_map(|(_, group)| Some(Write::Preempt(uid(&group)?, world.short(&group), name.to_owned())));
     let creates = create.into_iter().map(|new| Write::Create(Box::new(owner.clone()), pools.clone(), new));
-    let model = &owner.spec.model_ref.name;
-    let fetches = prefetch.into_iter().map(|node| (model.clone(), node));
-    let fetches = fetches.filter(|(model, node)| {
+    let fetches = prefetch.into_iter().filter(|(model, node)| {
         let asked = world.fetching.contains(&(model.clone(), node.clone()));
         !asked && !disk::holds(world, model, node)
     });

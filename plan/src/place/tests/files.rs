@@ -18,6 +18,15 @@ fn edited(gib: u64, strategy: RolloutStrategy) -> (Snapshot, ValidDeployment) {
     (view, after)
 }
 
+/// The files that are to come first: their nodes, and the model where it is not the deployment's own.
+fn fetched(prefetch: &[(String, String)]) -> String {
+    let one = |(model, node): &(String, String)| match model.as_str() {
+        "m" => node.clone(),
+        other => format!("{node} {other}"),
+    };
+    prefetch.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
 fn held(nodes: &[&str]) -> Option<Shared<Disks>> {
     let copies: Vec<_> = nodes.iter().map(|node| ("m", *node, 4 * GIB, 4 * GIB, false)).collect();
     Some(disks(&[], &copies).into())
@@ -45,8 +54,59 @@ fn nothing_stops_before_the_files_are_there() {
         let (placement, notes) = checked(&view, &after);
         let Placement { create, delete, prefetch, .. } = &placement;
         let got =
-            format!("creates {}, deletes {}, fetches {}", create.len(), delete.len(), prefetch.join(" "));
+            format!("creates {}, deletes {}, fetches {}", create.len(), delete.len(), fetched(prefetch));
         assert_eq!(got, want, "{story}: {notes}");
+    }
+}
+
+#[test]
+fn nothing_stops_before_the_draft_models_files_are_where_rank_0_will_be() {
+    let view = with_draft(view(&[("a", 4), ("b", 4)], 4), GIB);
+    let before = want(&view, &spec(ShardingMode::Pipeline, None, 1));
+    let (placement, _) = checked(&view, &before);
+    assert_eq!(shown(&placement), "a2 b2");
+    let view = ready(placement.apply(&view, &before));
+    let spec = ModelDeploymentSpec {
+        draft_model_ref: Some(LocalReference::new("d")),
+        ..spec(ShardingMode::Pipeline, None, 1)
+    };
+    let after = want(&view, &spec);
+    let there = |files: &[(&str, &str)]| {
+        let copies: Vec<_> = files.iter().map(|(model, node)| (*model, *node, GIB, GIB, false)).collect();
+        Snapshot { disks: Some(disks(&[], &copies).into()), ..view.clone() }
+    };
+    for (files, want) in [
+        (vec![("m", "a"), ("m", "b"), ("d", "b")], "deletes 0, fetches a d"),
+        (vec![("m", "a")], "deletes 0, fetches b, a d"),
+        (vec![("m", "a"), ("m", "b"), ("d", "a")], "deletes 1, fetches "),
+    ] {
+        let (Placement { delete, prefetch, .. }, notes) = checked(&there(&files), &after);
+        let got = format!("deletes {}, fetches {}", delete.len(), fetched(&prefetch));
+        assert_eq!(got, want, "{files:?}: {notes}");
+    }
+}
+
+#[test]
+fn a_node_holds_the_files_of_both_models_or_takes_no_rank() {
+    for (story, limit, copies, shows) in [
+        ("room for both", 6, vec![], "a4"),
+        ("room for one", 5, vec![], "b4"),
+        ("one is there, and the other has no room beside it", 5, vec![("m", "a", 4, 4, false)], "b4"),
+        ("also the other way round", 5, vec![("d", "a", 2, 2, false)], "b4"),
+        ("both are there", 6, vec![("m", "a", 4, 4, false), ("d", "a", 2, 2, false)], "a4"),
+        ("others go for them", 6, vec![("x", "a", 6, 6, false)], "b4"),
+    ] {
+        let mut view = with_draft(view(&[("a", 16), ("b", 32)], 4), 2 * GIB);
+        // Somebody knows every model.
+        let gone = [("m", "gone", 4, 4, false), ("d", "gone", 2, 2, false)];
+        let copies: Vec<Stored<'_>> = copies.into_iter().chain(gone).collect();
+        view.disks = stored(&[("a", Some(limit)), ("b", Some(99))], &copies);
+        let spec = ModelDeploymentSpec {
+            draft_model_ref: Some(LocalReference::new("d")),
+            ..spec(ShardingMode::Auto, None, 1)
+        };
+        let (placement, notes) = checked(&view, &want(&view, &spec));
+        assert_eq!(shown(&placement), shows, "{story}: {notes}");
     }
 }
 

@@ -156,7 +156,7 @@ fn of_too_many_replicas_those_in_the_fullest_domain_go_and_what_is_left_keeps_it
             names.iter().zip(zones).map(|(name, zone)| (*name, 16, "", zone.trim_end_matches('!'))).collect();
         let mut view = zoned(&machines, 4);
         let all = want(&view, &spec(ShardingMode::Auto, None, zones.len() as i32));
-        let fit = Fit::new(&all.shape, all.room);
+        let fit = all.fit();
         for (replica, zone) in zones.iter().enumerate() {
             // One by one, so that each is where the story has it.
             let alone = Snapshot {

@@ -1,0 +1,91 @@
+//! A draft model beside a model: its files, its memory, its guesses, and what becomes of it when its Model is deleted.
+
+use anyhow::{Result, ensure};
+use russet_tests::ask;
+use russet_tests::cluster::Cluster;
+use serde_json::{Value, json};
+
+use crate::mistakes::{apply, until_says};
+use crate::path::{answers, apply_to_smoke, delete_object, gone, prompts, rank_0_metrics, serves, shards_of};
+
+/// A draft model is copied to the node of rank 0 and counted there, guesses, and stays while it does; what is answered
+/// stays the same.
+pub async fn draft_model(cluster: &mut Cluster) -> Result<()> {
+    // Whose metrics can be read from here.
+    cluster.russet(&["cordon", "node-b"]).await?;
+    let outcome = guessed(cluster).await;
+    cluster.russet(&["uncordon", "node-b"]).await?;
+    outcome
+}
+
+async fn guessed(cluster: &mut Cluster) -> Result<()> {
+    let deployment = |draft: &str| {
+        format!(
+            "apiVersion: russet.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: guessed}}\n\
+             spec:\n  modelRef: {{name: smoke}}\n{draft}  sharding:\n    mode: Single\n    \
+             kv: {{contextTokens: 1024, maxSequences: 4}}\n"
+        )
+    };
+    let (without, with) = (deployment(""), deployment("  draftModelRef: {name: drafter}\n"));
+    apply_to_smoke(cluster, &with).await?;
+    until_says(
+        cluster,
+        "modeldeployments guessed",
+        "Ready",
+        &["drafter", "does not exist", "correct spec.draftModelRef.name"],
+    )
+    .await?;
+    // The same numbers from another repository: copies of their own.
+    let model = "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {name: drafter}\n\
+                 spec: {source: {uri: hf://russet/cut}}\n";
+    apply(cluster, model).await?;
+    let mut reserved = Vec::new();
+    for (deployment, draft) in [(&without, Value::Null), (&with, json!("drafter"))] {
+        apply(cluster, deployment).await?;
+        serves(cluster, "guessed").await?;
+        cluster
+            .until("one shard guesses as was asked", async |cluster| {
+                let shards = shards_of(cluster, "guessed").await?;
+                Ok(shards.len() == 1 && shards[0]["spec"]["draftModelRef"]["name"] == draft)
+            })
+            .await?;
+        serves(cluster, "guessed").await?;
+        for (question, expect) in prompts()? {
+            let answer = ask::answer(&cluster.base_url(), "guessed", &question).await?;
+            ensure!(
+                answer.trim() == expect.trim(),
+                "\"{question}\" was answered \"{answer}\", not \"{expect}\""
+            );
+        }
+        let shards = shards_of(cluster, "guessed").await?;
+        reserved.push(["weightBytes", "kvBytes"].map(|bytes| shards[0]["spec"][bytes].as_u64().unwrap_or(0)));
+    }
+    let doubled = reserved[0].map(|bytes| 2 * bytes);
+    ensure!(reserved[1] == doubled && doubled[0] > 0, "{reserved:?} bytes are reserved without and with it");
+    let url = rank_0_metrics(cluster).await?;
+    let text = ask::client()?.get(&url).send().await?.text().await?;
+    let right = text.lines().find(|line| {
+        line.starts_with("vllm:spec_decode_num_accepted_tokens_total") && line.contains("source=\"draft\"")
+    });
+    let right = right.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    ensure!(right.is_some_and(|right| right > 0.0), "no guess of the draft model was right: {right:?}");
+    let told = cluster.russet(&["explain", "guessed"]).await?;
+    ensure!(told.contains("for the draft model drafter, beside rank 0"), "{told}");
+
+    // A Model goes once nobody reads it any more.
+    delete_object(cluster, "models/drafter").await?;
+    let goes = cluster.get("models drafter").await?;
+    ensure!(!goes["metadata"]["deletionTimestamp"].is_null(), "drafter is not on its way out: {goes}");
+    answers(cluster, "guessed").await?;
+    apply(cluster, &without).await?;
+    cluster
+        .until("drafter is gone with its copies", async |cluster| {
+            let copies = cluster.get("modelcopies").await?;
+            let named = |copy: &Value| copy["spec"]["modelRef"]["name"] == "drafter";
+            let copies = copies["items"].as_array().is_some_and(|all| all.iter().any(named));
+            Ok(!copies && cluster.get("models drafter").await.is_err())
+        })
+        .await?;
+    serves(cluster, "guessed").await?;
+    gone(cluster, "guessed").await
+}
