@@ -1,8 +1,10 @@
 //! An engine without a model, for this crate's tests: it takes the real arguments, serves the real
 //! control socket, goes through the real phases and beats. It computes nothing; after SIGUSR1 it seems to compute the
-//! same batch for ever.
+//! same batch for ever. One that serves a model `again` leaves its group when asked and is a rank of the next one; where
+//! the model is called `mute` it does not answer the second question; else it knows neither, as a release before.
 
 use std::collections::HashMap;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +26,8 @@ struct Engine {
     shard_uid: String,
     watchers: Arc<AtomicUsize>,
     hangs: Arc<AtomicBool>,
+    model: String,
+    left: Arc<AtomicBool>,
 }
 
 impl Engine {
@@ -63,7 +67,7 @@ impl Control for Engine {
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let states =
             [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
-        let (last, hangs) = (self.state(pb::Phase::Serving), self.hangs.clone());
+        let (last, hangs, left) = (self.state(pb::Phase::Serving), self.hangs.clone(), self.left.clone());
         tokio::spawn(async move {
             let _watcher = watcher;
             for state in states {
@@ -74,7 +78,10 @@ impl Control for Engine {
             loop {
                 tokio::time::sleep(Duration::from_millis(250)).await;
                 let batch_forecast_seconds = if hangs.load(Ordering::SeqCst) { 0.02 } else { 0.0 };
-                let beat = pb::EngineState { batch_forecast_seconds, ..last.clone() };
+                let mut beat = pb::EngineState { batch_forecast_seconds, ..last.clone() };
+                if left.load(Ordering::SeqCst) {
+                    (beat.phase, beat.reuse) = (pb::Phase::Failed as i32, pb::Reuse::Yes as i32);
+                }
                 if sender.send(Ok(beat)).await.is_err() {
                     return;
                 }
@@ -85,6 +92,27 @@ impl Control for Engine {
 
     async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopReply>, Status> {
         std::process::exit(0);
+    }
+
+    async fn disband(&self, _: Request<pb::DisbandRequest>) -> Result<Response<pb::DisbandReply>, Status> {
+        if !["again", "mute"].contains(&self.model.as_str()) {
+            return Err(Status::unimplemented("this engine forms no group anew"));
+        }
+        self.left.store(true, Ordering::SeqCst);
+        Ok(Response::new(pb::DisbandReply {}))
+    }
+
+    async fn form(&self, request: Request<pb::FormRequest>) -> Result<Response<pb::FormReply>, Status> {
+        if self.model == "mute" {
+            std::future::pending::<()>().await;
+        }
+        tokio::spawn(async move {
+            // The answer is sent first; this stays the same process.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let program = std::env::current_exe().expect("a program has a path");
+            std::process::Command::new(program).args(request.into_inner().arguments).exec()
+        });
+        Ok(Response::new(pb::FormReply {}))
     }
 }
 
@@ -112,7 +140,10 @@ async fn main() {
         shard_uid: flags["shard-uid"].to_owned(),
         watchers: watchers.clone(),
         hangs,
+        model: flags["served-model-name"].to_owned(),
+        left: Arc::default(),
     };
+    let _ = std::fs::remove_file(flags["control-socket"]);
     let socket = tokio::net::UnixListener::bind(flags["control-socket"]).expect("a free socket");
     let server = tonic::transport::Server::builder()
         .add_service(ControlServer::new(engine))

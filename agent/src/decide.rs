@@ -5,6 +5,7 @@
 //! ```text
 //! no slot ──Claim──▶ claimed ──(peers known, files here)──Start──▶ engine
 //! older epoch: Stop, then Claim anew        failed: wait for a higher epoch
+//!   with weights: Disband, then Claim with the process that has them; instead of Start it is told to Form
 //! Shard gone:  Drain, then Forget (only now the memory is free)
 //! ```
 
@@ -61,8 +62,18 @@ pub enum Engine {
     /// Not started, or gone.
     #[default]
     None,
-    /// Alive.
+    /// Alive, without its weights, or failed and of no use to another formation.
     Alive,
+    /// Alive, with its weights in memory.
+    Loaded,
+    /// Leaving its group, which is lost.
+    Leaving,
+    /// Without a group: its weights are there for the next one.
+    Free,
+    /// Told the next formation, and has not answered yet.
+    Forming,
+    /// Asked for another formation in vain.
+    Refused,
     /// Alive, and told to go.
     Stopping,
 }
@@ -79,6 +90,16 @@ pub enum Action {
     },
     /// Start the engine.
     Start {
+        /// UID of the Shard.
+        shard: String,
+    },
+    /// Have the engine, which has its weights and no group, begin the next formation.
+    Form {
+        /// UID of the Shard.
+        shard: String,
+    },
+    /// Have the engine leave a group that formed anew without it.
+    Disband {
         /// UID of the Shard.
         shard: String,
     },
@@ -119,8 +140,13 @@ pub fn decide(wanted: Option<&BTreeMap<String, Wanted>>, held: &BTreeMap<String,
         match held.engine {
             Engine::None => Some(Action::Forget { shard }),
             // Its group goes as a whole and on purpose: nobody waits for these ranks to form anew.
-            Engine::Alive if held.failed => Some(Action::Stop { shard, why: "the rank failed" }),
-            Engine::Alive => Some(Action::Drain { shard }),
+            Engine::Alive | Engine::Loaded if held.failed => {
+                Some(Action::Stop { shard, why: "the rank failed" })
+            }
+            Engine::Alive | Engine::Loaded => Some(Action::Drain { shard }),
+            Engine::Leaving | Engine::Free | Engine::Forming | Engine::Refused => {
+                Some(Action::Stop { shard, why: "the Shard was deleted, and the rank has no group" })
+            }
             Engine::Stopping => None,
         }
     });
@@ -140,22 +166,32 @@ fn one(uid: &str, wanted: &Wanted, held: &Held) -> Option<Action> {
     }
     if held.epoch < wanted.epoch {
         return match held.engine {
-            Engine::None => Some(Action::Claim { shard, epoch: wanted.epoch }),
-            Engine::Alive => Some(Action::Stop { shard, why: "the group has a higher epoch" }),
-            Engine::Stopping => None,
+            Engine::None | Engine::Free => Some(Action::Claim { shard, epoch: wanted.epoch }),
+            // What it has read may be of use.
+            Engine::Loaded if wanted.size > 1 => Some(Action::Disband { shard }),
+            Engine::Alive | Engine::Loaded | Engine::Refused => {
+                Some(Action::Stop { shard, why: "the group has a higher epoch" })
+            }
+            // It answers soon, or has refused.
+            Engine::Leaving | Engine::Forming | Engine::Stopping => None,
         };
     }
-    if held.failed {
-        return (held.engine == Engine::Alive).then_some(Action::Stop { shard, why: "the rank failed" });
+    if held.engine == Engine::Refused {
+        return Some(Action::Stop { shard, why: "it is of no use to another formation" });
     }
-    if let (Engine::Alive, Place::Lost, Some(rendezvous)) = (held.engine, held.place, &held.rendezvous) {
+    if held.failed {
+        let useless = matches!(held.engine, Engine::Alive | Engine::Loaded);
+        return useless.then_some(Action::Stop { shard, why: "the rank failed" });
+    }
+    let runs = matches!(held.engine, Engine::Alive | Engine::Loaded);
+    if let (true, Place::Lost, Some(rendezvous)) = (runs, held.place, &held.rendezvous) {
         let message = format!(
             "this machine no longer has the address of {}; the group must form anew at another one",
             rendezvous.rpc
         );
         return Some(Action::Fail { shard, reason: Reason::AddressLost, message });
     }
-    if held.engine != Engine::None {
+    if !matches!(held.engine, Engine::None | Engine::Free) {
         return None;
     }
     // Nobody was told the old address yet, or nobody can reach it any more.
@@ -179,7 +215,11 @@ fn one(uid: &str, wanted: &Wanted, held: &Held) -> Option<Action> {
         );
         return Some(Action::Fail { shard, reason: Reason::EngineNotStarted, message });
     }
-    wanted.files.then_some(Action::Start { shard })
+    let begin = match held.engine {
+        Engine::Free => Action::Form { shard },
+        _ => Action::Start { shard },
+    };
+    wanted.files.then_some(begin)
 }
 
 #[cfg(test)]
@@ -219,6 +259,8 @@ mod tests {
         let ready = Wanted { peers: peers(7000), ..wanted(1) };
         let alive = Held { engine: Engine::Alive, ..held(1) };
         let stopping = Held { engine: Engine::Stopping, ..held(1) };
+        let does = |engine| Held { engine, ..held(1) };
+        let failed = |engine| Held { failed: true, ..does(engine) };
         for (story, wanted, held, action) in [
             ("a new Shard is claimed", Some(wanted(1)), None, "Claim"),
             ("a claimed one waits for its peers", Some(wanted(1)), Some(held(1)), ""),
@@ -273,7 +315,56 @@ mod tests {
                 Some(Held { place: Place::Lost, ..alive.clone() }),
                 "Fail",
             ),
-            ("a higher epoch stops the engine", Some(wanted(2)), Some(alive.clone()), "Stop"),
+            (
+                "a higher epoch stops an engine that has nothing to keep",
+                Some(wanted(2)),
+                Some(alive.clone()),
+                "Stop",
+            ),
+            (
+                "one with weights leaves its group instead",
+                Some(wanted(2)),
+                Some(does(Engine::Loaded)),
+                "Disband",
+            ),
+            (
+                "unless it is the whole group",
+                Some(Wanted { size: 1, ..wanted(2) }),
+                Some(does(Engine::Loaded)),
+                "Stop",
+            ),
+            ("that takes a moment", Some(wanted(2)), Some(does(Engine::Leaving)), ""),
+            ("it may be in vain", Some(wanted(2)), Some(does(Engine::Refused)), "Stop"),
+            ("who has left is claimed for, as it is", Some(wanted(2)), Some(does(Engine::Free)), "Claim"),
+            ("it waits for its peers like others", Some(wanted(1)), Some(does(Engine::Free)), ""),
+            (
+                "and for its files",
+                Some(Wanted { files: false, ..ready.clone() }),
+                Some(does(Engine::Free)),
+                "",
+            ),
+            ("then it is told to form", Some(ready.clone()), Some(does(Engine::Free)), "Form"),
+            ("once", Some(ready.clone()), Some(does(Engine::Forming)), ""),
+            ("also if the epoch rises meanwhile", Some(wanted(2)), Some(does(Engine::Forming)), ""),
+            ("and if it does not, it goes", Some(ready.clone()), Some(does(Engine::Refused)), "Stop"),
+            (
+                "where it listens moves with its machine",
+                Some(wanted(1)),
+                Some(Held { place: Place::Old, ..does(Engine::Free) }),
+                "Claim",
+            ),
+            (
+                "a rank that has lost its group waits for a higher epoch",
+                Some(ready.clone()),
+                Some(failed(Engine::Free)),
+                "",
+            ),
+            ("also while it leaves", Some(ready.clone()), Some(failed(Engine::Leaving)), ""),
+            ("but not if it cannot", Some(ready.clone()), Some(failed(Engine::Refused)), "Stop"),
+            ("a deleted Shard's engine without a group goes", None, Some(failed(Engine::Free)), "Stop"),
+            ("whatever it was asked", None, Some(does(Engine::Forming)), "Stop"),
+            ("a serving engine is left alone", Some(ready.clone()), Some(does(Engine::Loaded)), ""),
+            ("a deleted Shard's serving engine answers", None, Some(does(Engine::Loaded)), "Drain"),
             ("once", Some(wanted(2)), Some(stopping.clone()), ""),
             ("and is claimed when it is gone", Some(wanted(2)), Some(held(1)), "Claim"),
             ("even after a failure", Some(wanted(2)), Some(Held { failed: true, ..held(1) }), "Claim"),

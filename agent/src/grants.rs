@@ -80,7 +80,7 @@ struct Grant {
 
 impl Grants {
     /// Grants `bytes` to `holder`, or says why not. What the holder had before counts as free:
-    /// it asks anew for the same thing.
+    /// it asks anew for the same thing, and what it uses of it need not be available once more.
     pub fn grant(
         &mut self,
         holder: &str,
@@ -95,10 +95,11 @@ impl Grants {
         if bytes > limit.saturating_sub(granted) {
             return Err(Refusal::Limit { needed: bytes, limit, granted });
         }
-        if bytes > available.saturating_sub(promised) {
+        let used = self.held.get(holder).map_or(0, |grant| grant.used);
+        if bytes.saturating_sub(used) > available.saturating_sub(promised) {
             return Err(Refusal::Available { needed: bytes, available, promised });
         }
-        self.held.insert(holder.to_owned(), Grant { bytes, used: 0 });
+        self.held.insert(holder.to_owned(), Grant { bytes, used });
         Ok(())
     }
 
@@ -168,5 +169,21 @@ mod tests {
         assert_eq!(grants.grant("b", 250, &LIMITS, 500), Err(refusal));
         grants.uses("a", 300);
         grants.grant("b", 250, &LIMITS, 250).unwrap();
+    }
+
+    #[test]
+    fn a_holder_that_asks_again_with_its_process_alive_needs_no_second_room() {
+        let mut grants = Grants::default();
+        grants.grant("a", 500, &LIMITS, 500).unwrap();
+        grants.uses("a", 450);
+        let refusal = Refusal::Available { needed: 500, available: 40, promised: 0 };
+        assert_eq!(grants.grant("a", 500, &LIMITS, 40), Err(refusal));
+        grants.grant("a", 500, &LIMITS, 60).unwrap();
+        assert_eq!(grants.total(), 500);
+        // What it uses is still not counted as still to come.
+        grants.grant("b", 50, &LIMITS, 100).unwrap();
+        // Its process is gone.
+        grants.uses("a", 0);
+        assert!(grants.grant("a", 500, &LIMITS, 60).is_err());
     }
 }

@@ -14,6 +14,7 @@ pub(crate) struct Metrics {
     copy_bytes: IntGaugeVec,
     engines: IntGaugeVec,
     starts: IntCounterVec,
+    reforms: IntCounterVec,
     ends: IntCounterVec,
     kills: IntCounterVec,
     refusals: IntCounterVec,
@@ -56,6 +57,11 @@ impl Metrics {
             ),
             engines: gauges("russet_node_engines", "Engines of this node by what they do.", &["state"]),
             starts: counters("russet_engine_starts_total", "Engines started.", &["shard"]),
+            reforms: counters(
+                "russet_engine_reforms_total",
+                "Engines that formed their group anew with the weights they had.",
+                &["shard"],
+            ),
             ends: counters(
                 "russet_engine_ends_total",
                 "Engines that ended, and whether the agent wanted it.",
@@ -90,6 +96,7 @@ impl Metrics {
             copy_bytes,
             engines,
             starts,
+            reforms,
             ends,
             kills,
             refusals,
@@ -105,6 +112,7 @@ impl Metrics {
             Box::new(copy_bytes),
             Box::new(engines),
             Box::new(starts),
+            Box::new(reforms),
             Box::new(ends),
             Box::new(kills),
             Box::new(refusals),
@@ -152,6 +160,10 @@ impl Metrics {
 
     pub fn started(&self, shard: &str) {
         self.starts.with_label_values(&[shard]).inc();
+    }
+
+    pub fn formed_again(&self, shard: &str) {
+        self.reforms.with_label_values(&[shard]).inc();
     }
 
     pub fn ended(&self, shard: &str, wanted: bool) {

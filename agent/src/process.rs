@@ -6,8 +6,11 @@
 //!     └──────────┴─────────┴──────────┴──▶ Failed (said so itself, or stood still) ─▶ Gone
 //!                                     └──▶ Gone   (the process ended)
 //! ```
+//!
+//! A process that outlives its group ([`again`]) begins anew at Starting, for the next formation.
 
 pub mod adopt;
+pub mod again;
 pub mod spawn;
 pub mod stop;
 pub mod watch;
@@ -43,6 +46,10 @@ pub enum Event {
     Reported(Box<pb::EngineState>),
     /// It stands still and is of no more use.
     Stalled(Trouble),
+    /// It begins the next formation.
+    Formed,
+    /// It does not do what was asked of it for another formation, for this reason.
+    Refused(String),
     /// Its process ended.
     Exited(String),
 }
@@ -55,6 +62,7 @@ impl State {
             (Self::Gone(how), _) => Self::Gone(how),
             (_, Event::Exited(how)) => Self::Gone(how.clone()),
             (Self::Failed(reason, why), _) => Self::Failed(reason, why),
+            (state, Event::Formed | Event::Refused(_)) => state,
             (_, Event::Stalled(trouble)) => Self::Failed(trouble.reason(), trouble.to_string()),
             (state, Event::Reported(report)) => match report.phase() {
                 pb::Phase::Unspecified => state,

@@ -6,7 +6,7 @@ mod claim;
 mod slot;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use crate::grants::Grants;
 use crate::metrics::Metrics;
 use crate::node::Memory;
 use crate::process::adopt::{self, Process, Record};
+use crate::process::again::Asking;
 use crate::process::spawn::{self, Addresses, Launch, Prefixes};
 use crate::process::stop;
 use crate::process::watch::{self, Notice, Target};
@@ -34,7 +35,7 @@ use crate::status;
 use crate::store::Published;
 use crate::watcher::Listed;
 
-use self::slot::{Running, Slot, due};
+use self::slot::{Part, Running, Slot, due};
 
 /// A refused claim is tried again this often: memory comes free without telling anybody.
 const TICK: Duration = Duration::from_secs(1);
@@ -132,7 +133,14 @@ impl Supervisor {
                         epoch = record.epoch,
                         "engine re-adopted"
                     );
-                    slot.engine = Some(self.running(&record, process.clone(), None));
+                    let mut running = self.running(&record, process.clone(), None);
+                    if record.kept {
+                        // It waits to be told of this epoch, or was told and did not begin yet. Another one starts in
+                        // its place: who of the two is heard next could not be told.
+                        process.kill(&self.setup.boot_id);
+                        running.stopping = true;
+                    }
+                    slot.engine = Some(running);
                 }
                 Some(process) => {
                     let words = spawn::last_words(&folder);
@@ -159,15 +167,10 @@ impl Supervisor {
     }
 
     fn running(&self, record: &Record, process: Process, child: Option<tokio::process::Child>) -> Running {
-        let target = Target {
-            shard: record.shard.clone(),
-            epoch: record.epoch,
-            process: process.clone(),
-            socket: adopt::socket(&self.setup.engines, &record.shard),
-            folder: adopt::folder(&self.setup.engines, &record.shard),
-        };
-        let watching = watch::watch(target, child, self.notices.clone());
-        Running { process, state: State::default(), stopping: false, ending: None, _watching: watching }
+        let watching =
+            watch::watch(target(&self.setup.engines, record, &process), child, self.notices.clone());
+        let (state, part) = (State::default(), Part::Rank);
+        Running { process, state, stopping: false, ending: None, part, watching }
     }
 
     /// An engine that serves for months must not fill the disk either.
@@ -186,12 +189,39 @@ impl Supervisor {
     }
 
     /// Takes note of what an engine did.
-    fn notice(&mut self, (uid, epoch, event): Notice) {
-        let Some(slot) = self.slots.get_mut(&uid).filter(|slot| slot.record.epoch == epoch) else { return };
-        let Some(engine) = &mut slot.engine else { return };
+    fn notice(&mut self, (uid, process, event): Notice) {
+        let Some(slot) = self.slots.get_mut(&uid) else { return };
+        let kept = slot.record.kept;
+        let Some(engine) = slot.engine.as_mut().filter(|engine| engine.process == process) else { return };
         // One that was told to end has its own time for that.
         if matches!(event, Event::Stalled(_)) && engine.stopping {
             return;
+        }
+        match &event {
+            // What it says of an earlier formation is of no interest to this one.
+            Event::Reported(_) if kept => return,
+            Event::Reported(report) => engine.part = engine.part.after(report),
+            Event::Formed => {
+                tracing::info!(
+                    shard = slot.record.name,
+                    pid = process.pid,
+                    epoch = slot.record.epoch,
+                    "engine forms the group anew"
+                );
+                self.setup.metrics.formed_again(&slot.record.name);
+                engine.part = Part::Rank;
+                engine
+                    .watching
+                    .again(target(&self.setup.engines, &slot.record, &process), self.notices.clone());
+                slot.record.kept = false;
+                return self.save(&uid);
+            }
+            Event::Refused(why) => {
+                tracing::info!(shard = slot.record.name, pid = process.pid, why, "engine is not used again");
+                engine.part = Part::Refused;
+                return;
+            }
+            Event::Stalled(_) | Event::Exited(_) => {}
         }
         engine.state = std::mem::take(&mut engine.state).step(&event);
         if let Event::Stalled(trouble) = &event {
@@ -199,6 +229,8 @@ impl Supervisor {
             // and its peers wait for it. Nothing gentler than a kill reaches a frozen process.
             engine.process.kill(&self.setup.boot_id);
             self.setup.metrics.killed(&slot.record.name, trouble.reason());
+            // Another one starts in its place, and this epoch has lost nobody yet.
+            engine.stopping |= kept;
         }
         if let Event::Reported(report) = event {
             self.grants.uses(&uid, report.memory_bytes);
@@ -206,15 +238,20 @@ impl Supervisor {
         }
         let stopping = engine.stopping;
         match &engine.state {
-            State::Failed(reason, message) if slot.failure.is_none() => {
+            State::Failed(reason, message) if slot.failure.is_none() && !kept => {
                 tracing::warn!(shard = slot.record.name, ?reason, message, "engine failed");
                 slot.failure = Some((*reason, message.clone()));
             }
             State::Gone(how) => {
                 tracing::info!(shard = slot.record.name, how, stopping, "engine is gone");
-                if !stopping && slot.failure.is_none() {
+                if !stopping && !kept && slot.failure.is_none() {
                     slot.failure = Some((Reason::EngineExited, how.clone()));
                 }
+                // One that was told of the next formation has its addresses; the next process is told the same.
+                if slot.addresses.is_none() && kept {
+                    slot.addresses = Addresses::again(&slot.record.rendezvous).ok();
+                }
+                slot.record.kept = false;
                 self.setup.metrics.ended(&slot.record.name, stopping);
                 slot.engine = None;
                 slot.report = None;
@@ -246,7 +283,8 @@ impl Supervisor {
         for action in decide(wanted.as_ref(), &held) {
             match action {
                 Action::Claim { shard, epoch } => self.claim(&shard, epoch),
-                Action::Start { shard } => self.start(&shard),
+                Action::Start { shard } | Action::Form { shard } => self.start(&shard),
+                Action::Disband { shard } => self.disband(&shard),
                 Action::Drain { shard } => self.drain(&shard),
                 Action::Stop { shard, why } => self.stop(&shard, why),
                 Action::Fail { shard, reason, message } => self.fail(&shard, reason, message),
@@ -293,6 +331,7 @@ impl Supervisor {
         self.shards.as_ref()?.get(uid).cloned()
     }
 
+    /// Begins the engine's part in this epoch: with the process that is there, or with a new one.
     fn start(&mut self, uid: &str) {
         let Some(shard) = self.shard(uid) else { return };
         let Some((published, draft)) = published(&self.setup.copies, &shard) else { return };
@@ -319,6 +358,12 @@ impl Supervisor {
         slot.record.model_key = Some(published.key);
         slot.record.draft_key = draft.as_ref().map(|draft| draft.key.clone());
         addresses.release();
+        if let Some(engine) = &mut slot.engine {
+            engine.part = Part::Forming;
+            let (process, notices) = (engine.process.clone(), self.notices.clone());
+            let asking = Asking { shard: uid.to_owned(), process, socket: socket.clone(), notices };
+            return asking.form(spawn::arguments(&launch));
+        }
         let child = match spawn::start(&launch, &folder) {
             Ok(child) => child,
             Err(error) => {
@@ -342,6 +387,17 @@ impl Supervisor {
             slot.engine = Some(running);
         }
         self.save(uid);
+    }
+
+    /// Has an engine leave a group that begins anew without it.
+    fn disband(&mut self, uid: &str) {
+        let socket = adopt::socket(&self.setup.engines, uid);
+        let Some(slot) = self.slots.get_mut(uid) else { return };
+        let Some(engine) = &mut slot.engine else { return };
+        engine.part = Part::Leaving(Instant::now());
+        let (process, notices) = (engine.process.clone(), self.notices.clone());
+        let asking = Asking { shard: uid.to_owned(), process, socket, notices };
+        asking.disband("the group has a higher epoch");
     }
 
     /// Lets an engine answer what runs. Its memory stays granted until its process is gone.
@@ -388,7 +444,12 @@ impl Supervisor {
                 rendezvous: slot.claimed.then_some(&slot.record.rendezvous),
                 refusal: slot.refusal.as_ref().map(|(reason, why)| (*reason, why.as_str())),
                 files: published(&self.setup.copies, shard).is_some(),
-                engine: slot.engine.as_ref().map(|engine| (engine.process.pid, &engine.state)),
+                // One that waits to be told of this epoch is no part of it yet.
+                engine: slot
+                    .engine
+                    .as_ref()
+                    .filter(|_| !slot.record.kept)
+                    .map(|engine| (engine.process.pid, &engine.state)),
                 report: slot.report.as_ref(),
                 measured: slot.sent.as_ref().and_then(|(sent, _)| sent.measured.as_ref()),
                 failure: slot.failure.as_ref().map(|(reason, message)| (*reason, message.as_str())),
@@ -406,6 +467,17 @@ impl Supervisor {
                 slot.sent = Some((status, Instant::now()));
             }
         }
+    }
+}
+
+/// What a process is watched for.
+fn target(engines: &Path, record: &Record, process: &Process) -> Target {
+    Target {
+        shard: record.shard.clone(),
+        epoch: record.epoch,
+        process: process.clone(),
+        socket: adopt::socket(engines, &record.shard),
+        folder: adopt::folder(engines, &record.shard),
     }
 }
 

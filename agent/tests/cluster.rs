@@ -262,6 +262,10 @@ fn model(folder: &Path) -> String {
 }
 
 fn deployment() -> ModelDeployment {
+    deployment_of("chat")
+}
+
+fn deployment_of(name: &str) -> ModelDeployment {
     let sharding = Sharding {
         mode: ShardingMode::Pipeline,
         ranks: Some(2),
@@ -274,7 +278,7 @@ fn deployment() -> ModelDeployment {
         replicas: 1,
         ..ModelDeploymentSpec::default()
     };
-    ModelDeployment::new("chat", spec)
+    ModelDeployment::new(name, spec)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -566,6 +570,50 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
         entries.filter(|entry| !hidden(entry.as_ref().unwrap().file_name())).count()
     };
     until("stores that are empty", || async { (published(&one) + published(&two) == 0).then_some(()) }).await;
+    one.stop().await;
+    two.stop().await;
+    plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_lost_its_group_is_of_the_next_one_and_replaced_if_it_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
+    let mut two = Agent::join(&plane, folder.path(), "two", None).await;
+    let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
+    let tiny = Model::new("tiny", ModelSpec { source, preload: None });
+    let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
+    models.create(&PostParams::default(), &tiny).await.unwrap();
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    for (name, restarts, stays) in [("again", false, true), ("mute", false, false), ("mute", true, false)] {
+        let story = format!("{name}, its agent restarts meanwhile: {restarts}");
+        deployments.create(&PostParams::default(), &deployment_of(name)).await.unwrap();
+        let before = plane.serving(1).await;
+        // The survivor is rank 0's; which of the agents has it is the planner's business.
+        signal(pid(&before[1]), "-9");
+        let left = if before[0].spec.node_name == "one" { &mut one } else { &mut two };
+        if restarts {
+            let engines = left.config.data_dir.join("agent/engines");
+            until("an engine that is kept for the next formation", || async {
+                adopt::load(&engines).iter().any(|record| record.kept).then_some(())
+            })
+            .await;
+            left.stop().await;
+            left.start();
+        }
+        let after = plane.serving(before[0].spec.epoch + 1).await;
+        assert_eq!(after[0].spec.epoch, before[0].spec.epoch + 1, "{story}: more than one epoch passed");
+        assert_eq!(pid(&after[0]) == pid(&before[0]), stays, "{story}");
+        assert_eq!(alive(pid(&before[0])), stays, "{story}: an engine of an older epoch lives on");
+        assert_ne!(pid(&after[1]), pid(&before[1]), "{story}");
+        deployments.delete(name, &DeleteParams::default()).await.unwrap();
+        until("ranks that are gone", || async {
+            let gone = !after.iter().any(|shard| alive(pid(shard)));
+            (gone && plane.shards().await.is_empty()).then_some(())
+        })
+        .await;
+    }
     one.stop().await;
     two.stop().await;
     plane.stop().await;

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::jaccl::{Devices, DevicesError, Topology};
 
 /// One rank of a group that serves a model. Agents start it; the flags say everything it knows.
-#[derive(Clone, Debug, Parser)]
+#[derive(Clone, Debug, PartialEq, Eq, Parser)]
 #[command(name = "russet-engine", version)]
 pub struct Args {
     /// Folder of the model: config.json, safetensors, tokenizer.json and a chat template.

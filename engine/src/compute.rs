@@ -5,6 +5,7 @@
 //! ```text
 //! rank 0:      load ─▶ join ─▶ run [(slot, offset, tokens, choice), …] ─▶ [[token, …], …]
 //! other ranks: load ─▶ join ─▶ run [(slot, offset, tokens), …]         ─▶ nothing to say
+//! all:         … ─▶ the group is lost ─▶ disband ─▶ load (there already) ─▶ join ─▶ …
 //! ```
 
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::kept::{Order, chain::Key};
+use crate::life::{Cause, Failure};
 use crate::meter::Totals;
 use crate::pulse::Pulse;
 
@@ -139,8 +141,23 @@ pub struct Memory {
 
 /// This rank cannot go on: the group must be re-formed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct ComputeError(pub String);
+pub enum ComputeError {
+    /// For a reason of its own.
+    #[error("{0}")]
+    Own(String),
+    /// The way to another rank broke.
+    #[error("{0}")]
+    Group(String),
+}
+
+impl From<ComputeError> for Failure {
+    fn from(error: ComputeError) -> Self {
+        match error {
+            ComputeError::Own(reason) => Self { cause: Cause::Other, reason },
+            ComputeError::Group(reason) => Self::group(reason),
+        }
+    }
+}
 
 /// What came of one step of a batch: a token for each of its [choices](Step::choices), the first of which counts, and
 /// each one behind it if the guess before is the token chosen there. An error ends that sequence and no other.
@@ -153,13 +170,18 @@ pub type Answer<T> = oneshot::Receiver<Result<T, ComputeError>>;
 /// One rank's share of the model. Calls return at once and are carried out **in the order of the
 /// calls**, whatever thread made them: with more than one rank that order is the protocol.
 pub trait Compute: Send + Sync + 'static {
-    /// Read this rank's weights into memory.
+    /// Read this rank's weights into memory. A rank that has them answers at once, and has nothing left of an earlier
+    /// group.
     fn load(&self) -> Answer<()>;
     /// How far `load` has come; cheap, asked four times a second.
     fn progress(&self) -> Progress;
     /// Join the rings of ranks; answers when every neighbour is connected. With one rank it answers
     /// at once. May block for ever when a peer dies, so nobody waits for it alone.
     fn join(&self, addresses: Addresses) -> Answer<()>;
+    /// Leave the groups and forget every sequence and block in memory; weights and what is on disk stay. From the call on
+    /// nothing that is computed is kept or told, whatever came from neighbours. It answers once what was begun before has
+    /// ended, so never where MLX waits for a lost neighbour for ever: who asks waits a while.
+    fn disband(&self) -> Answer<()>;
     /// Run steps of different sequences together; what came of each, in their order.
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>>;
     /// Have the draft model guess tokens: for each text as many as asked, or none where that cannot be. An error says why

@@ -19,8 +19,9 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::args::Args;
 use crate::compute::Compute;
-use crate::life::{Cause, Life, Now, Phase};
+use crate::life::{Cause, Failure, Life, Now, Phase, Reuse};
 use crate::metrics::Metrics;
 
 /// The rate of tokens is taken over this many beats.
@@ -33,18 +34,11 @@ pub struct Agent {
     life: Life,
     metrics: Metrics,
     adoption: Arc<Mutex<Adoption>>,
-    identity: Identity,
-}
-
-/// What stays the same for the life of the process.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// Which formation of the group.
-    pub epoch: u64,
-    /// Uid of the Shard.
-    pub shard_uid: String,
+    args: Arc<Args>,
     /// Where metrics are served.
-    pub metrics_address: String,
+    metrics_address: String,
+    /// The next formation, once the rank was taken for it.
+    next: Arc<Mutex<Option<Args>>>,
 }
 
 /// Who watches.
@@ -76,22 +70,50 @@ impl Drop for Watcher {
 }
 
 impl Agent {
-    /// A service over this rank.
-    pub fn new(compute: Arc<dyn Compute>, life: Life, metrics: Metrics, identity: Identity) -> Self {
+    /// A service over this rank, which was told `args` and shows its metrics at an address.
+    pub fn new(
+        compute: Arc<dyn Compute>,
+        life: Life,
+        metrics: Metrics,
+        args: Arc<Args>,
+        metrics_address: String,
+    ) -> Self {
         let adoption = Adoption { watchers: 0, since: Instant::now(), ever: false };
-        Self { compute, life, metrics, adoption: Arc::new(Mutex::new(adoption)), identity }
+        let adoption = Arc::new(Mutex::new(adoption));
+        Self { compute, life, metrics, adoption, args, metrics_address, next: Arc::default() }
     }
 
     /// Fails the rank once nobody watched it for `patience`.
     pub async fn expect_adoption(&self, patience: Duration) {
+        self.unwatched(patience).await;
+        self.life.fail(format!("no agent has watched this engine for {} s", patience.as_secs()));
+    }
+
+    /// Waits for the next formation of a rank that is of use to one; `None` once it is to stop, or nobody watched it
+    /// for `patience`.
+    pub async fn next_formation(&self, patience: Duration) -> Option<Args> {
+        let decided = |now: &Now| now.reuse != Reuse::Yes || now.draining.is_some();
+        tokio::select! {
+            _ = self.life.until(decided) => {}
+            () = self.unwatched(patience) => {}
+        }
+        // Whoever takes it holds the lock until the arguments are there.
+        let next = self.next.lock().take();
+        if next.is_none() {
+            self.life.reuse(Reuse::No);
+        }
+        next
+    }
+
+    /// Waits until nobody has watched for `patience`.
+    async fn unwatched(&self, patience: Duration) {
         loop {
             let alone = {
                 let adoption = self.adoption.lock();
                 if adoption.watchers > 0 { Duration::ZERO } else { adoption.since.elapsed() }
             };
             if alone >= patience {
-                let seconds = patience.as_secs();
-                return self.life.fail(format!("no agent has watched this engine for {seconds} s"));
+                return;
             }
             tokio::time::sleep((patience - alone).min(Duration::from_secs(1))).await;
         }
@@ -114,8 +136,13 @@ impl Agent {
             Phase::Failed => pb::Phase::Failed,
         };
         let cause = match now.cause {
-            Cause::Other => pb::FailureCause::Unspecified,
+            Cause::Other | Cause::Group => pb::FailureCause::Unspecified,
             Cause::Smoke => pb::FailureCause::Smoke,
+        };
+        let reuse = match now.reuse {
+            Reuse::No | Reuse::Taken => pb::Reuse::No,
+            Reuse::Asked => pb::Reuse::Asked,
+            Reuse::Yes => pb::Reuse::Yes,
         };
         let message = match (&now.draining, now.phase) {
             (Some(reason), Phase::Loading | Phase::Loaded | Phase::Serving) => format!("stopping: {reason}"),
@@ -132,14 +159,15 @@ impl Agent {
             tokens_per_second,
             message,
             build: russet_rpc::ENGINE_BUILD.to_owned(),
-            epoch: self.identity.epoch,
-            shard_uid: self.identity.shard_uid.clone(),
-            metrics_address: self.identity.metrics_address.clone(),
+            epoch: self.args.epoch,
+            shard_uid: self.args.shard_uid.clone(),
+            metrics_address: self.metrics_address.clone(),
             measured: self.metrics.rates.lock().measured(),
             cause: cause as i32,
             batches_ended: pulse.ended,
             batch_forecast_seconds: pulse.running.map_or(0.0, |forecast| forecast.as_secs_f64()),
             beat_milliseconds: BEAT.as_millis() as u32,
+            reuse: reuse as i32,
         }
     }
 
@@ -149,18 +177,24 @@ impl Agent {
         let mut counts = VecDeque::from([(Instant::now(), self.metrics.generated_tokens.get())]);
         loop {
             let now = life.borrow_and_update().clone();
+            // What comes now is another formation's to tell.
+            if now.reuse == Reuse::Taken {
+                return;
+            }
             // Also when it says nothing new: that it comes says that this process runs.
             if sender.send(Ok(self.state(&now, rate(&counts)))).is_err() {
                 return;
             }
-            if now.phase == Phase::Failed || now.stopped {
+            if (now.phase == Phase::Failed && now.reuse == Reuse::No) || now.stopped {
                 return;
             }
             // A change of phase is told at once; the message alone can wait for the beat.
             let beat = tokio::time::sleep(BEAT);
             tokio::select! {
                 () = beat => {}
-                _ = life.wait_for(|next| next.phase != now.phase || next.stopped) => {}
+                _ = life.wait_for(|next| {
+                    next.phase != now.phase || next.reuse != now.reuse || next.stopped
+                }) => {}
                 () = sender.closed() => return,
             }
             counts.push_back((Instant::now(), self.metrics.generated_tokens.get()));
@@ -194,6 +228,28 @@ impl Control for Agent {
     async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopReply>, Status> {
         self.life.drain("its agent asked it to");
         Ok(Response::new(pb::StopReply {}))
+    }
+
+    async fn disband(
+        &self,
+        request: Request<pb::DisbandRequest>,
+    ) -> Result<Response<pb::DisbandReply>, Status> {
+        self.life.fail_with(Failure::group(request.into_inner().why));
+        Ok(Response::new(pb::DisbandReply {}))
+    }
+
+    async fn form(&self, request: Request<pb::FormRequest>) -> Result<Response<pb::FormReply>, Status> {
+        let next = self.args.again(request.into_inner().arguments);
+        let next = next.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
+        let mut place = self.next.lock();
+        if !self.life.take() {
+            let reuse = self.life.now().reuse;
+            return Err(Status::failed_precondition(format!(
+                "this engine is of no use to another formation (reuse: {reuse:?}); start a new one"
+            )));
+        }
+        *place = Some(next);
+        Ok(Response::new(pb::FormReply {}))
     }
 }
 

@@ -282,7 +282,7 @@ impl Compute for Fake {
         let result = if self.state.lock().loadable {
             Ok(())
         } else {
-            Err(ComputeError("model.safetensors is broken: its header ends at byte 7".into()))
+            Err(ComputeError::Own("model.safetensors is broken: its header ends at byte 7".into()))
         };
         let _ = sender.send(result);
         answer
@@ -294,6 +294,22 @@ impl Compute for Fake {
 
     fn join(&self, _: Addresses) -> Answer<()> {
         let (sender, answer) = oneshot::channel();
+        let _ = sender.send(Ok(()));
+        answer
+    }
+
+    fn disband(&self) -> Answer<()> {
+        let (sender, answer) = oneshot::channel();
+        let mut state = self.state.lock();
+        // One that hangs never gets there.
+        if state.mood == Mood::Hung {
+            std::mem::forget(sender);
+            return answer;
+        }
+        state.sequences.clear();
+        state.chosen.clear();
+        state.held.clear();
+        state.drafts.clear();
         let _ = sender.send(Ok(()));
         answer
     }
@@ -325,7 +341,8 @@ impl Compute for Fake {
             match mood {
                 Mood::Fine | Mood::Stuck(_) | Mood::Poisoned(_) => drop(sender.send(Ok(tokens))),
                 Mood::Broken => {
-                    drop(sender.send(Err(ComputeError("[ring] connection to a peer was lost".into()))))
+                    let lost = "[ring] connection to a peer was lost";
+                    drop(sender.send(Err(ComputeError::Group(lost.into()))));
                 }
                 Mood::Hung | Mood::Buggy => {
                     std::future::pending::<()>().await;
@@ -340,7 +357,7 @@ impl Compute for Fake {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
         let guesses = if state.draft_broken {
-            Err(ComputeError("the draft model's weights are gone".into()))
+            Err(ComputeError::Own("the draft model's weights are gone".into()))
         } else {
             Ok(drafts.iter().map(|draft| state.draft(draft)).collect())
         };

@@ -8,9 +8,10 @@
 //!
 //! The serving half: [`serve`] is the life of a process, [`server`] and [`control`] answer gateways
 //! and the agent, [`schedule`] gives [`sequence`]s their steps, [`guess`] says what may come next in them, [`tokens`]
-//! turns text into tokens and back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet, and
-//! [`life`] says when it is over. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
+//! turns text into tokens and back, [`follow`] keeps the ranks of a group together, [`rings`] and [`tunnel`] let MLX's ranks meet,
+//! [`life`] says when it is over, and [`again`] whether the process is of use to the group that comes after. [`pulse`] and [`forecast`] tell a rank that hangs from one that has much to do.
 
+pub mod again;
 pub mod args;
 pub mod compute;
 pub mod control;

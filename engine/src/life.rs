@@ -5,7 +5,8 @@
 //!    └───────────┴──────────┴──────▶ Failed  (flushed, exit 1)
 //! ```
 //!
-//! The first failure is the one that counts: what breaks afterwards is its consequence.
+//! The first failure is the one that counts: what breaks afterwards is its consequence. Where it was the group's and
+//! not the rank's own, the weights may be of use to the next group ([`Reuse`]).
 
 use tokio::sync::watch;
 
@@ -30,6 +31,44 @@ pub enum Cause {
     Other,
     /// The group does not answer the smoke prompt.
     Smoke,
+    /// The group: another rank is lost, or the way to it. What this rank has in memory may be sound.
+    Group,
+}
+
+/// Whether a rank that failed is of use to the next formation of its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reuse {
+    /// It is not; its process ends.
+    #[default]
+    No,
+    /// MLX's thread was asked to leave the group: nobody knows whether it is stuck there.
+    Asked,
+    /// It has its weights and no group.
+    Yes,
+    /// The next formation has begun with it, and this one says nothing more.
+    Taken,
+}
+
+/// Why a rank is of no more use, where who finds out is not who says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What it failed at.
+    pub cause: Cause,
+    /// Why.
+    pub reason: String,
+}
+
+impl Failure {
+    /// At its group.
+    pub fn group(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Group, reason: reason.into() }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(reason: String) -> Self {
+        Self { cause: Cause::Other, reason }
+    }
 }
 
 /// What is known of this rank now.
@@ -39,8 +78,12 @@ pub struct Now {
     pub phase: Phase,
     /// What it waits for, or why it failed; empty when there is nothing to say.
     pub message: String,
+    /// Whether it has come so far as to serve.
+    pub served: bool,
     /// What it failed at, once it did.
     pub cause: Cause,
+    /// Whether it is of use to the next group, once it failed.
+    pub reuse: Reuse,
     /// Why no new requests are taken, once somebody asked the rank to stop.
     pub draining: Option<String>,
     /// Everything is answered and the process may end.
@@ -51,6 +94,8 @@ pub struct Now {
 #[derive(Clone, Debug)]
 pub struct Life {
     now: watch::Sender<Now>,
+    /// Whether a rank that lost its group may be of use to the next one.
+    outlives: bool,
 }
 
 impl Default for Life {
@@ -58,15 +103,22 @@ impl Default for Life {
         let now = Now {
             phase: Phase::Loading,
             message: String::new(),
+            served: false,
             cause: Cause::Other,
+            reuse: Reuse::No,
             draining: None,
             stopped: false,
         };
-        Self { now: watch::Sender::new(now) }
+        Self { now: watch::Sender::new(now), outlives: false }
     }
 }
 
 impl Life {
+    /// Of a rank that may be of use to another group after this one, if it `outlives` it.
+    pub fn new(outlives: bool) -> Self {
+        Self { outlives, ..Self::default() }
+    }
+
     /// What is known now.
     pub fn now(&self) -> Now {
         self.now.borrow().clone()
@@ -82,6 +134,7 @@ impl Life {
         self.change(|now| {
             if now.phase != Phase::Failed && now.phase <= phase {
                 now.phase = phase;
+                now.served |= phase == Phase::Serving;
                 message.clone_into(&mut now.message);
             }
         });
@@ -99,9 +152,37 @@ impl Life {
                 now.phase = Phase::Failed;
                 now.message = reason.into();
                 now.cause = cause;
+                if self.outlives && cause == Cause::Group && now.draining.is_none() {
+                    now.reuse = Reuse::Asked;
+                }
                 tracing::error!(reason = now.message, "this rank failed");
             }
         });
+    }
+
+    /// The same, as somebody else found.
+    pub fn fail_with(&self, Failure { cause, reason }: Failure) {
+        self.fail_at(cause, reason);
+    }
+
+    /// What became of a failed rank whose group is lost.
+    pub fn reuse(&self, reuse: Reuse) {
+        self.change(|now| {
+            if now.phase == Phase::Failed {
+                now.reuse = reuse;
+            }
+        });
+    }
+
+    /// Gives a rank that is of use to the next formation; whether it was there to be had.
+    pub fn take(&self) -> bool {
+        self.now.send_if_modified(|now| {
+            let there = now.reuse == Reuse::Yes;
+            if there {
+                now.reuse = Reuse::Taken;
+            }
+            there
+        })
     }
 
     /// Take no new requests, answer the running ones, then stop.
@@ -175,6 +256,36 @@ mod tests {
         let now = life.now();
         assert_eq!((now.phase, now.message.as_str(), now.stopped), (Phase::Failed, "rank 1 is gone", false));
         assert_eq!(now.cause, Cause::Other);
+    }
+
+    #[test]
+    fn only_a_rank_that_lost_its_group_and_is_not_to_stop_may_outlive_it() {
+        for (outlives, cause, draining, reuse) in [
+            (true, Cause::Group, false, Reuse::Asked),
+            (true, Cause::Group, true, Reuse::No),
+            (true, Cause::Other, false, Reuse::No),
+            (true, Cause::Smoke, false, Reuse::No),
+            (false, Cause::Group, false, Reuse::No),
+        ] {
+            let life = Life::new(outlives);
+            life.reuse(Reuse::Yes);
+            assert_eq!(life.now().reuse, Reuse::No, "it has not failed yet");
+            if draining {
+                life.drain("SIGTERM");
+            }
+            life.fail_at(cause, "rank 1 is gone");
+            assert_eq!(life.now().reuse, reuse, "{outlives} {cause:?} {draining}");
+            assert!(!life.take(), "nobody knows yet");
+        }
+    }
+
+    #[test]
+    fn a_rank_is_given_once() {
+        let life = Life::new(true);
+        life.fail_at(Cause::Group, "rank 1 is gone");
+        life.reuse(Reuse::Yes);
+        assert_eq!([life.take(), life.take()], [true, false]);
+        assert_eq!(life.now().reuse, Reuse::Taken);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod engine {
     use russet_engine::serve::{Outcome, Rank};
     use russet_engine::weights::LoadDtype;
     use tokio::signal::unix::{SignalKind, signal};
+    use tokio::task::AbortHandle;
 
     pub fn main() -> anyhow::Result<()> {
         let args = Args::parse();
@@ -42,8 +43,8 @@ mod engine {
             .build()?;
         let outcome = runtime.block_on(run(args));
         let code = match outcome {
-            Ok(Outcome::Stopped) => 0,
-            Ok(Outcome::Failed(reason)) => {
+            Ok(None) => 0,
+            Ok(Some(reason)) => {
                 tracing::error!(reason, "exiting");
                 1
             }
@@ -65,7 +66,8 @@ mod engine {
         (args.size() > 1).then_some(Place { rank: args.rank, files, jaccl, fast_fence })
     }
 
-    async fn run(args: Args) -> anyhow::Result<Outcome> {
+    /// One formation of the group after the other, as long as the weights are of use; why the last one failed, if it did.
+    async fn run(mut args: Args) -> anyhow::Result<Option<String>> {
         let compute = Runtime::start(RuntimeConfig {
             model_dir: args.model_dir.clone(),
             layers_per_rank: (!args.layers_per_rank.is_empty()).then(|| args.layers_per_rank.clone()),
@@ -87,21 +89,31 @@ mod engine {
             draft_dir: args.draft_dir.clone(),
         })
         .context("cannot start the MLX thread")?;
-        let rank = Rank::bind(args, Arc::new(compute)).await?;
-        tracing::info!(address = %rank.address()?, pid = std::process::id(), "listening");
-        watch_signals(rank.life())?;
-        Ok(rank.run().await?)
+        let compute = Arc::new(compute);
+        loop {
+            let epoch = args.epoch;
+            let rank = Rank::bind(args, compute.clone()).await?;
+            tracing::info!(address = %rank.address()?, pid = std::process::id(), epoch, "listening");
+            let signals = watch_signals(rank.life())?;
+            let outcome = rank.run().await?;
+            signals.abort();
+            args = match outcome {
+                Outcome::Stopped => return Ok(None),
+                Outcome::Failed(reason) => return Ok(Some(reason)),
+                Outcome::Again(next) => *next,
+            };
+        }
     }
 
-    fn watch_signals(life: Life) -> anyhow::Result<()> {
+    fn watch_signals(life: Life) -> anyhow::Result<AbortHandle> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        tokio::spawn(async move {
+        let signals = tokio::spawn(async move {
             tokio::select! {
                 _ = terminate.recv() => life.drain("it got SIGTERM"),
                 _ = interrupt.recv() => life.drain("it got SIGINT"),
             }
         });
-        Ok(())
+        Ok(signals.abort_handle())
     }
 }

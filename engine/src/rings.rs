@@ -14,8 +14,8 @@ use russet_rpc::tls::Files;
 
 use crate::args::{Args, ArgsError, Backend, Transport};
 use crate::compute::Addresses;
-use crate::life::Life;
-use crate::tunnel::{Tunnel, TunnelError};
+use crate::life::{Failure, Life};
+use crate::tunnel::{Alone, Tunnel, TunnelError};
 
 /// One of MLX's groups, as one of its members sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,6 +131,11 @@ impl Carriers {
         }
     }
 
+    /// For whoever knows that the group is lost.
+    pub fn alone(&self) -> Vec<Alone> {
+        self.tunnels.iter().map(Tunnel::alone).collect()
+    }
+
     /// Keeps the tunnels open until it is cancelled. A neighbour that never came fails this rank; one that
     /// left is only told, since whether that was in order the control path knows.
     pub async fn watch(self, life: Life) {
@@ -141,7 +146,7 @@ impl Carriers {
                 if matches!(error, TunnelError::Lost { .. }) {
                     tracing::info!("{error}");
                 } else {
-                    life.fail(error.to_string());
+                    life.fail_with(Failure::group(error.to_string()));
                 }
                 // The other way may still carry what was sent before.
                 std::future::pending::<()>().await;

@@ -17,7 +17,11 @@ mod thread;
 use std::{
     ops::Range,
     path::PathBuf,
-    sync::{Arc, OnceLock, mpsc},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -95,6 +99,8 @@ pub struct Runtime {
     meter: Meter,
     /// Opened once the weights are loaded.
     shelf: Arc<OnceLock<Arc<Shelf>>>,
+    /// Groups that it was asked to leave so far.
+    disbanded: Arc<AtomicU64>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -110,8 +116,10 @@ impl Runtime {
         let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
         let batches = Batches::new(ranks / config.tensor_size.max(1));
         let meter = Meter::default();
+        let disbanded = Arc::<AtomicU64>::default();
         let shared = Shared {
             config,
+            disbanded: disbanded.clone(),
             bytes: bytes.clone(),
             shelf: shelf.clone(),
             batches: batches.clone(),
@@ -121,7 +129,7 @@ impl Runtime {
         let thread = std::thread::Builder::new()
             .name("mlx".to_owned())
             .spawn(move || Thread::new(shared).run(&inbox))?;
-        Ok(Self { commands, bytes, shelf, batches, meter, thread: Some(thread) })
+        Ok(Self { commands, bytes, shelf, batches, meter, disbanded, thread: Some(thread) })
     }
 
     /// As [`Compute::run`], with the log-probabilities too.
@@ -168,6 +176,12 @@ impl Compute for Runtime {
         self.ask(|reply| Command::Join(addresses, reply))
     }
 
+    fn disband(&self) -> Answer<()> {
+        // Before what comes of it: the thread looks at this behind everything it has waited for.
+        self.disbanded.fetch_add(1, Ordering::SeqCst);
+        self.ask(Command::Disband)
+    }
+
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
         self.batches.begin(&batch);
         self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
@@ -185,6 +199,7 @@ impl Compute for Runtime {
     fn fetch(&self, slot: u32, keys: Vec<Key>) -> Answer<u32> {
         let (reply, answer) = oneshot::channel();
         let (commands, shelf) = (self.commands.clone(), self.shelf.get().cloned());
+        let group = self.disbanded.load(Ordering::SeqCst);
         let read = move |key: &Key| {
             let record = shelf.as_ref().map(|shelf| shelf.read(*key));
             let record = record.and_then(|record| {
@@ -201,7 +216,7 @@ impl Compute for Runtime {
             for keys in keys.chunks(blocks::AT_ONCE) {
                 let (filled, count) = mpsc::channel();
                 let pieces = keys.iter().map(&read).collect();
-                if commands.send(Command::Fill(slot, pieces, filled)).is_err() {
+                if commands.send(Command::Fill(group, slot, pieces, filled)).is_err() {
                     return;
                 }
                 let Ok(count) = count.recv() else { return };
@@ -307,8 +322,8 @@ mod tests {
     fn a_missing_model_and_early_steps_are_answers_not_the_end() {
         let runtime = Runtime::start(config(None, 0)).unwrap();
         let early = runtime.run(vec![Step { slot: 0, offset: 0, tokens: vec![1], guesses: 0, choice: None }]);
-        assert!(early.blocking_recv().unwrap().unwrap_err().0.contains("before it could"));
+        assert!(early.blocking_recv().unwrap().unwrap_err().to_string().contains("before it could"));
         let error = runtime.load().blocking_recv().unwrap().unwrap_err();
-        assert!(error.0.contains("/nowhere/config.json"), "{error}");
+        assert!(error.to_string().contains("/nowhere/config.json"), "{error}");
     }
 }

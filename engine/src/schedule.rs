@@ -219,8 +219,8 @@ impl Schedule {
                         (self.since, self.ended) = (now, now);
                         self.end(rows, reads || guesses > 0, chosen);
                     }
-                    Err(reason) => {
-                        life.fail(reason);
+                    Err(failure) => {
+                        life.fail_with(failure);
                         return self.fail(&life.failed().await);
                     }
                 },

@@ -13,25 +13,25 @@ use russet_rpc::tls::{Files, TlsError};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::args::{Args, ArgsError, Peer, Speculation, Switch};
-use crate::compute::{Addresses, Compute};
-use crate::control::{self, Agent, Identity};
+use crate::args::{Args, ArgsError, Peer, Speculation, Switch, Transport};
+use crate::compute::{Addresses, Answer, Compute};
+use crate::control::{self, Agent};
 use crate::follow::lead;
 use crate::follow::obey::Follower;
 use crate::guess::Sources;
 use crate::kept::{chain::Key, identity};
-use crate::life::{Cause, Life, Phase};
+use crate::life::{Cause, Life, Now, Phase, Reuse};
 use crate::metrics::Metrics;
 use crate::rings::Carriers;
 use crate::schedule::{Entrance, Room, Schedule};
 use crate::server::{Role, Service};
 use crate::tokens::Tokens;
-use crate::tunnel::TunnelError;
+use crate::tunnel::{Alone, TunnelError};
 
 /// A peer that froze or lost its power is given up after this long without an answer to a ping.
 const PING: Duration = Duration::from_secs(5);
@@ -40,6 +40,16 @@ const PING: Duration = Duration::from_secs(5);
 const LONGEST_REQUEST: usize = 32 << 20;
 /// Time for the last events to reach those who wait for them, once everything has ended.
 const FLUSH: Duration = Duration::from_secs(3);
+/// Time for MLX's thread to leave a group that is lost: to compute what it has begun, which may be a piece of a prompt.
+/// Reading the weights of a model that takes long for that would take longer.
+const LEAVING: Duration = Duration::from_secs(10);
+/// The same where it is stuck, as a rule, and should not keep its group waiting: without tunnels, since MLX's rings fail
+/// twice after a neighbour is lost and the next operation waits for ever; before it served, when it may be reading weights
+/// or waiting for a neighbour to join.
+const LEAVING_AT_ONCE: Duration = Duration::from_millis(250);
+/// A rank that is of use to the next group is told so by the agent that watches it; without one, its memory is better
+/// given back.
+const KEPT: Duration = Duration::from_secs(2);
 /// A young engine that failed waits until this age for its agent to ask why.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -77,6 +87,8 @@ pub enum Outcome {
     Stopped,
     /// It was of no more use, for this reason.
     Failed(String),
+    /// Its group was lost, and the same compute half is to be a rank of the next formation, told these arguments.
+    Again(Box<Args>),
 }
 
 /// A rank whose sockets are bound; it does nothing yet.
@@ -118,7 +130,7 @@ impl Rank {
         let engine = listen("--listen", args.listen).await?;
         let admin = listen("--metrics-listen", args.metrics_listen).await?;
         let (carriers, addresses) = rings.open(&args, &tls).await?;
-        let life = Life::default();
+        let life = Life::new(args.outlives_its_group());
         Ok(Self { args, followers, tls, compute, carriers, addresses, life, metrics, engine, control, admin })
     }
 
@@ -174,9 +186,8 @@ impl Rank {
         let ready = Arc::new(AtomicBool::new(false));
         let admin =
             tokio::spawn(russet_telemetry::admin::serve(admin, metrics.registry.clone(), ready.clone()));
-        let identity =
-            Identity { epoch: args.epoch, shard_uid: args.shard_uid.clone(), metrics_address: admin_address };
-        let agent = Agent::new(compute.clone(), life.clone(), metrics.clone(), identity);
+        let own = Arc::new(args.clone());
+        let agent = Agent::new(compute.clone(), life.clone(), metrics.clone(), own.clone(), admin_address);
         let service = Service { description: describe(&args), role, life: life.clone() };
         let engine = serve_engine(&tls, engine, service, &life)?;
         let (close_control, closed) = oneshot::channel();
@@ -189,33 +200,62 @@ impl Rank {
         });
         let drain = tokio::spawn(bound_drain(life.clone(), Duration::from_secs(args.drain_seconds)));
         let readiness = tokio::spawn(follow_readiness(life.clone(), ready));
+        let alone = carriers.alone();
         let carriers = tokio::spawn(carriers.watch(life.clone()));
-        let work = work(args, followers, tls, hello, compute, addresses, life.clone(), metrics, entrance);
+        let work =
+            work(args, followers, tls, hello, compute.clone(), addresses, life.clone(), metrics, entrance);
         let work = tokio::spawn(supervise(life.clone(), work));
 
         life.ended().await;
-        let outcome = match life.now() {
-            now if now.phase == Phase::Failed => Outcome::Failed(now.message),
-            _ => Outcome::Stopped,
-        };
-        if matches!(outcome, Outcome::Failed(_)) {
+        let servers = [engine.abort_handle(), control.abort_handle()];
+        // The scheduler ends every stream, and the servers wait for the streams; a peer that reads
+        // no more must not keep this process.
+        let flushed = tokio::time::timeout(FLUSH, async {
+            let _ = work.await;
+            let _ = engine.await;
+        });
+        let mut outcome = Outcome::Stopped;
+        if life.now().reuse == Reuse::Asked {
+            let direct = own.transport == Transport::Direct && compute.pulse().running.is_some();
+            let patience = if direct || !life.now().served { LEAVING_AT_ONCE } else { LEAVING };
+            // From here on nothing that MLX computes is believed, so it may be told anything to have it end.
+            let left = compute.disband();
+            alone.iter().for_each(Alone::say);
+            let (left, _) = tokio::join!(leave(left, &life, patience), flushed);
+            carriers.abort();
+            drop(alone);
+            if left && let Some(next) = agent.next_formation(KEPT).await {
+                outcome = Outcome::Again(Box::new(next));
+            }
+        } else {
+            let _ = flushed.await;
+        }
+        if let (Outcome::Stopped, Now { phase: Phase::Failed, message, .. }) = (&outcome, life.now()) {
+            outcome = Outcome::Failed(message);
             farewell(&agent, born).await;
         }
         drop(close_control);
-        // The scheduler ends every stream, and the servers wait for the streams; a peer that reads
-        // no more must not keep this process.
-        let _ = tokio::time::timeout(FLUSH, async {
-            let _ = work.await;
-            let _ = engine.await;
-            let _ = control.await;
-        })
-        .await;
+        let _ = tokio::time::timeout(FLUSH, control).await;
         for task in [orphan, drain, readiness, carriers] {
             task.abort();
         }
+        servers.iter().for_each(AbortHandle::abort);
         admin.abort();
         Ok(outcome)
     }
+}
+
+/// Has MLX leave a group that is lost, and says whether the rank is of use to another one.
+async fn leave(left: Answer<()>, life: &Life, patience: Duration) -> bool {
+    let answered = tokio::time::timeout(patience, left).await;
+    let left = matches!(answered, Ok(Ok(Ok(()))));
+    if left {
+        tracing::info!("left the group; the weights stay for the next one");
+    } else {
+        tracing::warn!("MLX does not leave the group within {} s", patience.as_secs_f64());
+    }
+    life.reuse(if left { Reuse::Yes } else { Reuse::No });
+    left
 }
 
 fn describe(args: &Args) -> pb::EngineDescription {
@@ -311,7 +351,7 @@ async fn work(
     };
     let followers = match gathered {
         Ok(followers) => followers,
-        Err(reason) => return life.fail(reason),
+        Err(failure) => return life.fail_with(failure),
     };
     let (schedule, door) = Schedule::new(
         compute,

@@ -12,6 +12,7 @@
 //! Each way carries exactly one connection: of this process on loopback, of the neighbour's node
 //! outside. It lives in the engine and not in the agent, because engines outlive their agents.
 
+mod alone;
 mod greeting;
 mod identity;
 mod local;
@@ -29,6 +30,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+pub use alone::Alone;
+use alone::Told;
 use identity::Identity;
 use local::Reserved;
 
@@ -126,10 +129,11 @@ pub enum TunnelError {
 }
 
 /// A rank's neighbourhood in one MLX ring, made to look like loopback. Its connections end when it
-/// is dropped.
+/// is dropped, and whoever may say that the group is lost.
 #[derive(Debug)]
 pub struct Tunnel {
     ways: JoinSet<TunnelError>,
+    alone: Alone,
 }
 
 /// What both ways of a tunnel need.
@@ -167,10 +171,15 @@ impl Tunnel {
         told[own].set_port(reserved.port());
         told[next] = forwarder.local_addr().map_err(listen(loopback))?;
 
-        let mut ways = JoinSet::new();
-        ways.spawn(inward(ring.clone(), published, nodes[previous].clone(), reserved));
-        ways.spawn(outward(ring, forwarder, nodes[next].clone(), hosts[next]));
-        Ok((Self { ways }, told))
+        let (mut ways, alone) = (JoinSet::new(), Alone::default());
+        ways.spawn(inward(ring.clone(), published, nodes[previous].clone(), reserved, alone.hear()));
+        ways.spawn(outward(ring, forwarder, nodes[next].clone(), hosts[next], alone.hear()));
+        Ok((Self { ways, alone }, told))
+    }
+
+    /// For whoever knows that the group is lost.
+    pub fn alone(&self) -> Alone {
+        self.alone.clone()
     }
 
     /// Waits until one way is of no more use and says why. A neighbour that stops in good order looks the
@@ -188,7 +197,13 @@ impl Tunnel {
 }
 
 /// From the previous member to MLX's own port.
-async fn inward(ring: Arc<Ring>, published: TcpListener, node: String, reserved: Reserved) -> TunnelError {
+async fn inward(
+    ring: Arc<Ring>,
+    published: TcpListener,
+    node: String,
+    reserved: Reserved,
+    told: Told,
+) -> TunnelError {
     let remote = neighbour(&ring, published, &node).await;
     let label = ring.label.clone();
     let local = match local::connect(reserved, PATIENCE).await {
@@ -197,7 +212,7 @@ async fn inward(ring: Arc<Ring>, published: TcpListener, node: String, reserved:
         Err(local::Refused::Intruder(port)) => return TunnelError::Intruder { label, port },
     };
     tracing::info!(ring = label, node, "the previous rank is connected");
-    let reason = relay::run(local, remote).await;
+    let reason = relay::run(local, remote, told).await;
     TunnelError::Lost { label, way: "from", node, reason }
 }
 
@@ -238,7 +253,13 @@ async fn greet_guest(ring: &Ring, stream: TcpStream, node: &str) -> Result<ident
 }
 
 /// From MLX's own connection to the next member.
-async fn outward(ring: Arc<Ring>, forwarder: TcpListener, node: String, address: SocketAddr) -> TunnelError {
+async fn outward(
+    ring: Arc<Ring>,
+    forwarder: TcpListener,
+    node: String,
+    address: SocketAddr,
+    told: Told,
+) -> TunnelError {
     let local = local::accept_own(forwarder).await;
     let label = ring.label.clone();
     let (since, mut pause) = (Instant::now(), RETRY.0);
@@ -256,7 +277,7 @@ async fn outward(ring: Arc<Ring>, forwarder: TcpListener, node: String, address:
         pause = (2 * pause).min(RETRY.1);
     };
     tracing::info!(ring = label, node, %address, "connected to the next rank");
-    let reason = relay::run(local, remote).await;
+    let reason = relay::run(local, remote, told).await;
     TunnelError::Lost { label, way: "to", node, reason }
 }
 

@@ -238,7 +238,12 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let continued = continued(cluster).await? - before;
     ensure!(continued == 2, "of two streams {continued} went on elsewhere");
     path::ready(cluster).await?;
-    ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the dead engine is still named");
+    let now = cluster.engines().await?;
+    ensure!(now.iter().all(|(_, new)| *new != pid), "the dead engine is still named");
+    let survivors = engines.iter().filter(|(known, _)| *known != rank);
+    for survivor in survivors {
+        ensure!(now.contains(survivor), "rank {} read its weights again: {engines:?}, {now:?}", survivor.0);
+    }
     sound(cluster).await
 }
 

@@ -30,13 +30,14 @@ const UNSEEN_QUERIES: [&str; 2] =
     ];
 
 /// Metrics of the docs that this cluster has no reason to show.
-const UNSEEN_METRICS: [&str; 12] = [
+const UNSEEN_METRICS: [&str; 13] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
     // Nothing ends that ran or stands still, and no request is sent twice.
     "russet_engine_ends_total",
     "russet_engine_kills_total",
+    "russet_engine_reforms_total",
     "russet_gateway_request_retry_total",
     "russet_gateway_request_continued_total",
     // Nobody's claim is refused, no engine fails a request, no client leaves, and there are no keys.

@@ -40,6 +40,9 @@ pub struct Record {
     /// The engine, once started.
     #[serde(default)]
     pub process: Option<Process>,
+    /// Whether the process is of an earlier epoch and waits to be told of this one.
+    #[serde(default)]
+    pub kept: bool,
     /// Why the rank is of no more use at this epoch.
     #[serde(default)]
     pub failed: Option<String>,
@@ -174,6 +177,7 @@ mod tests {
             model_key: Some("m".into()),
             draft_key: Some("d".into()),
             process: None,
+            kept: false,
             failed: None,
         };
         save(folder.path(), &record).unwrap();

@@ -95,6 +95,17 @@ mod tests {
             }
             Ok(Response::new(pb::StopReply {}))
         }
+
+        async fn disband(
+            &self,
+            _: Request<pb::DisbandRequest>,
+        ) -> Result<Response<pb::DisbandReply>, Status> {
+            Err(Status::unimplemented("nobody forms groups here"))
+        }
+
+        async fn form(&self, _: Request<pb::FormRequest>) -> Result<Response<pb::FormReply>, Status> {
+            Err(Status::unimplemented("nobody forms groups here"))
+        }
     }
 
     /// How a `cat` ended after its engine was asked to stop; the engine listens or does not.

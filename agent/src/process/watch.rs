@@ -36,37 +36,47 @@ pub struct Target {
     pub folder: PathBuf,
 }
 
-/// An event and whose it is.
-pub type Notice = (String, i64, Event);
+/// An event and whose it is: of which Shard, and which process.
+pub type Notice = (String, Process, Event);
 
 /// Ends the watching, not the engine, when dropped.
 #[derive(Debug)]
-pub struct Watching(Vec<AbortHandle>);
+pub struct Watching {
+    reports: AbortHandle,
+    end: AbortHandle,
+}
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
+        self.reports.abort();
+        self.end.abort();
+    }
+}
+
+impl Watching {
+    /// From now on the same process is another formation's.
+    pub fn again(&mut self, target: Target, notices: mpsc::UnboundedSender<Notice>) {
+        self.reports.abort();
+        self.reports = tokio::spawn(reports(target, notices)).abort_handle();
     }
 }
 
 /// Watches an engine; `child` is given when this very process started it.
 pub fn watch(target: Target, child: Option<Child>, notices: mpsc::UnboundedSender<Notice>) -> Watching {
-    let reports = tokio::spawn(reports(target.clone(), notices.clone()));
-    let reader = reports.abort_handle();
+    let reports = tokio::spawn(reports(target.clone(), notices.clone())).abort_handle();
     let end = tokio::spawn(async move {
         let how = match child {
             Some(child) => ended_child(child).await,
             None => ended_process(&target.process).await,
         };
-        reports.abort();
         let words = spawn::last_words(&target.folder);
         let how = match words.is_empty() {
             true => format!("engine process {} {how}", target.process.pid),
             false => format!("engine process {} {how}; its last line: {words}", target.process.pid),
         };
-        notices.send((target.shard, target.epoch, Event::Exited(how))).ok();
+        notices.send((target.shard, target.process, Event::Exited(how))).ok();
     });
-    Watching(vec![reader, end.abort_handle()])
+    Watching { reports, end: end.abort_handle() }
 }
 
 async fn ended_child(mut child: Child) -> String {
@@ -118,7 +128,7 @@ async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
             },
         };
         let stalled = matches!(event, Event::Stalled(_));
-        if notices.send((target.shard.clone(), target.epoch, event)).is_err() || stalled {
+        if notices.send((target.shard.clone(), target.process.clone(), event)).is_err() || stalled {
             return;
         }
     }

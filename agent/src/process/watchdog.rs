@@ -112,7 +112,9 @@ impl Watchdog {
         if !same {
             self.batch.end(now);
         }
-        self.running = (!forecast.is_zero()).then(|| (forecast, self.batch.look(now)));
+        // One that has failed gives up its batches by itself, or is given up by itself.
+        let judged = !forecast.is_zero() && state.phase() != pb::Phase::Failed;
+        self.running = judged.then(|| (forecast, self.batch.look(now)));
     }
 
     /// What is wrong with it, as far as was heard.
@@ -269,6 +271,16 @@ mod tests {
                 None,
             ),
             ("and for long: nothing says that it hangs", vec![works, (600.0, Starves(1.4))], None),
+            (
+                "a rank that has lost its group leaves its batch",
+                vec![(1.0, Waits(serving, 0.02)), (9.0, Waits(pb::Phase::Failed, 0.02))],
+                None,
+            ),
+            (
+                "or is frozen",
+                vec![works, (1.0, Rests(pb::Phase::Failed)), (9.0, Nothing)],
+                Some(("silent", 8.0)),
+            ),
             ("an engine of the release before", vec![(0.25, Old), (600.0, Nothing)], None),
         ] {
             assert_eq!(live(&lives), seen, "{story}");

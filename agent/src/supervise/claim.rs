@@ -26,9 +26,12 @@ impl Supervisor {
             model_key: None,
             draft_key: None,
             process: None,
+            kept: false,
             failed: None,
         };
-        let before = self.slots.remove(uid);
+        let mut before = self.slots.remove(uid);
+        // Only one that has no group is there at a claim.
+        let kept = before.as_mut().and_then(|slot| slot.engine.take());
         let known = before.as_ref().and_then(|slot| slot.refusal.clone());
         let mut slot = Slot::new(record);
         (slot.conditions, slot.sent) = match before {
@@ -55,7 +58,24 @@ impl Supervisor {
                 slot.record.rendezvous = addresses.rendezvous().clone();
                 slot.addresses = Some(addresses);
                 slot.claimed = true;
-                tracing::info!(shard = slot.record.name, epoch, rpc = slot.record.rendezvous.rpc, "claimed");
+                let pid = kept.as_ref().map(|engine| engine.process.pid);
+                tracing::info!(
+                    shard = slot.record.name,
+                    epoch,
+                    rpc = slot.record.rendezvous.rpc,
+                    pid,
+                    "claimed"
+                );
+                if let Some(engine) = kept {
+                    slot.keep(engine);
+                }
+            }
+            Err((_, why)) if let Some(engine) = kept => {
+                // What was granted is free once it is gone, and then it is asked for again.
+                tracing::info!(shard = slot.record.name, why, "claim refused with the weights in memory");
+                slot.keep(engine);
+                self.slots.insert(uid.to_owned(), slot);
+                return self.stop(uid, "its claim was refused");
             }
             Err(refusal) => {
                 self.grants.release(uid);

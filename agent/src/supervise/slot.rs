@@ -10,11 +10,11 @@ use russet_rpc::engine as pb;
 
 use crate::address::{self, Lost};
 use crate::decide::{self, Held, Place};
-use crate::process::State;
 use crate::process::adopt::{Process, Record};
 use crate::process::spawn::Addresses;
 use crate::process::stop::Ending;
 use crate::process::watch::Watching;
+use crate::process::{State, again};
 
 /// Between two reports that differ only in bytes read.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -43,8 +43,51 @@ pub(super) struct Running {
     pub stopping: bool,
     /// While it is given time to answer what runs.
     pub ending: Option<Ending>,
+    /// What it is to its group.
+    pub part: Part,
     /// Ends the watching with the slot.
-    pub _watching: Watching,
+    pub watching: Watching,
+}
+
+/// What an engine is to its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A rank of it, or of no use to the next one.
+    Rank,
+    /// Since then leaving it.
+    Leaving(Instant),
+    /// It has left it.
+    Free,
+    /// Told of the next one.
+    Forming,
+    /// Asked in vain.
+    Refused,
+}
+
+impl Part {
+    /// What it is once the engine has said this of itself.
+    pub fn after(self, report: &pb::EngineState) -> Self {
+        match (report.phase(), report.reuse(), self) {
+            (pb::Phase::Failed, pb::Reuse::Asked, Self::Rank) => Self::Leaving(Instant::now()),
+            (pb::Phase::Failed, pb::Reuse::Yes, Self::Rank | Self::Leaving(_)) => Self::Free,
+            (pb::Phase::Failed, pb::Reuse::No, Self::Leaving(_) | Self::Free) => Self::Refused,
+            (.., part) => part,
+        }
+    }
+}
+
+impl Running {
+    fn as_decided_on(&self) -> decide::Engine {
+        match (self.part, &self.state) {
+            _ if self.stopping => decide::Engine::Stopping,
+            (Part::Rank, State::Loaded | State::Serving) => decide::Engine::Loaded,
+            (Part::Rank, _) => decide::Engine::Alive,
+            (Part::Leaving(since), _) if since.elapsed() < again::LEAVING => decide::Engine::Leaving,
+            (Part::Leaving(_) | Part::Refused, _) => decide::Engine::Refused,
+            (Part::Free, _) => decide::Engine::Free,
+            (Part::Forming, _) => decide::Engine::Forming,
+        }
+    }
 }
 
 impl Slot {
@@ -60,6 +103,14 @@ impl Slot {
             conditions: Vec::new(),
             sent: None,
         }
+    }
+
+    /// Takes over the process of an earlier epoch, which has its weights and no group.
+    pub fn keep(&mut self, engine: Running) {
+        self.record.process = Some(engine.process.clone());
+        self.record.kept = true;
+        // What it said was about another formation.
+        self.engine = Some(Running { state: State::default(), ..engine });
     }
 
     fn rendezvous(&self) -> Option<&Rendezvous> {
@@ -79,11 +130,7 @@ impl Slot {
             place,
             epoch: self.record.epoch,
             rendezvous: self.rendezvous().cloned(),
-            engine: match &self.engine {
-                None => decide::Engine::None,
-                Some(engine) if engine.stopping => decide::Engine::Stopping,
-                Some(_) => decide::Engine::Alive,
-            },
+            engine: self.engine.as_ref().map_or(decide::Engine::None, Running::as_decided_on),
             failed: self.failure.is_some(),
         }
     }
@@ -125,6 +172,40 @@ mod tests {
     use russet_crds::Measured;
 
     use super::*;
+
+    #[test]
+    fn an_engine_is_of_use_to_the_next_group_once_it_says_so_and_until_it_takes_it_back() {
+        use pb::{Phase, Reuse};
+        let say = |part: Part, phase: Phase, reuse: Reuse| {
+            let report =
+                pb::EngineState { phase: phase as i32, reuse: reuse as i32, ..pb::EngineState::default() };
+            match part.after(&report) {
+                Part::Rank => "rank",
+                Part::Leaving(_) => "leaving",
+                Part::Free => "free",
+                Part::Forming => "forming",
+                Part::Refused => "refused",
+            }
+        };
+        let leaving = Part::Leaving(Instant::now());
+        for (part, phase, reuse, next) in [
+            (Part::Rank, Phase::Serving, Reuse::No, "rank"),
+            (Part::Rank, Phase::Failed, Reuse::No, "rank"),
+            (Part::Rank, Phase::Failed, Reuse::Asked, "leaving"),
+            (Part::Rank, Phase::Failed, Reuse::Yes, "free"),
+            // It was asked to, and has not heard of it yet.
+            (leaving, Phase::Serving, Reuse::No, "leaving"),
+            (leaving, Phase::Failed, Reuse::Asked, "leaving"),
+            (leaving, Phase::Failed, Reuse::Yes, "free"),
+            (leaving, Phase::Failed, Reuse::No, "refused"),
+            (Part::Free, Phase::Failed, Reuse::Yes, "free"),
+            (Part::Free, Phase::Failed, Reuse::No, "refused"),
+            (Part::Forming, Phase::Failed, Reuse::Yes, "forming"),
+            (Part::Refused, Phase::Failed, Reuse::Yes, "refused"),
+        ] {
+            assert_eq!(say(part, phase, reuse), next, "{part:?} {phase:?} {reuse:?}");
+        }
+    }
 
     #[test]
     fn news_go_out_at_once_and_moving_numbers_now_and_then() {

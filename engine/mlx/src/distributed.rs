@@ -4,7 +4,8 @@
 //!
 //! The wire has no authentication and no timeouts, and any TCP connection to a rank's port is taken
 //! for its neighbour: whoever starts a group keeps it on a trusted network and watches it from
-//! outside. After one wire error a process is done for.
+//! outside. After a wire error a group is done for: the next operation on it fails too, and those after
+//! that wait for ever. Rings can be joined anew by the same process.
 
 use std::ffi::{CString, OsStr};
 use std::sync::Mutex;
@@ -24,7 +25,8 @@ unsafe extern "C" {
     fn clear_backends();
 }
 
-/// A joined group. Dropping it leaves the connections open until the process ends.
+/// A joined group. Its connections are open until it is dropped, no array that waits for it is left, and
+/// MLX has forgotten it ([`forget`], or the next [`Group::join`]).
 #[derive(Debug)]
 pub struct Group {
     handle: mlx_sys::mlx_distributed_group,
@@ -117,6 +119,14 @@ impl Group {
             unsafe { mlx_sys::mlx_distributed_all_gather(out, x.as_ptr(), self.handle, stream.as_ptr()) }
         })
     }
+}
+
+/// Has MLX forget the group that was joined last, which it would otherwise keep for whoever asks for it
+/// again.
+pub fn forget() {
+    let _one = JOINING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // SAFETY: as in `Group::join`; the lock is held.
+    unsafe { clear_backends() };
 }
 
 impl Drop for Group {

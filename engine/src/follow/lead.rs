@@ -21,7 +21,7 @@ use super::{Ear, Followers, keys_of};
 use crate::args::Peer;
 use crate::compute::{Addresses, Answer, Compute};
 use crate::kept::chain::Key;
-use crate::life::{Life, Phase};
+use crate::life::{Failure, Life, Phase};
 
 /// Between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(250);
@@ -40,7 +40,7 @@ struct Follower {
 }
 
 /// Forms the group. On the way back every rank has joined; from then on a lost follower fails this
-/// rank. An error is the reason why the group cannot be.
+/// rank. An error says why the group cannot be.
 pub async fn gather(
     peers: &[Peer],
     tls: &Files,
@@ -48,7 +48,7 @@ pub async fn gather(
     compute: &Arc<dyn Compute>,
     addresses: Addresses,
     life: &Life,
-) -> Result<Followers, String> {
+) -> Result<Followers, Failure> {
     let mut followers = Followers::default();
     let mut members = Vec::new();
     // One that refuses ends the waiting for all others: the reason is what a person has to see.
@@ -64,8 +64,10 @@ pub async fn gather(
     }
     let joining = everyone_joins(compute.join(addresses), &mut members);
     followers.join();
-    let too_long =
-        |_| Err(format!("the ranks did not reach each other's rings within {} s", JOINING.as_secs()));
+    let too_long = |_| {
+        let seconds = JOINING.as_secs();
+        Err(Failure::group(format!("the ranks did not reach each other's rings within {seconds} s")))
+    };
     followers.shelved = tokio::time::timeout(JOINING, joining).await.unwrap_or_else(too_long)?;
     if !peers.is_empty() {
         tracing::info!("joined the rings");
@@ -75,10 +77,8 @@ pub async fn gather(
 }
 
 /// This rank and every other one has joined; blocks that are on every other one's disk, if there are others.
-async fn everyone_joins(own: Answer<()>, members: &mut [Follower]) -> Result<Option<Vec<Key>>, String> {
-    let own = async {
-        own.await.map_err(|_| "the compute thread is gone".to_owned())?.map_err(|error| error.to_string())
-    };
+async fn everyone_joins(own: Answer<()>, members: &mut [Follower]) -> Result<Option<Vec<Key>>, Failure> {
+    let own = async { Ok::<_, Failure>(own.await.map_err(|_| "the compute thread is gone".to_owned())??) };
     let ((), shelved) = tokio::try_join!(own, try_join_all(members.iter_mut().map(Follower::joined)))?;
     Ok(shelved.into_iter().reduce(|one, other| {
         let other: HashSet<Key> = other.into_iter().collect();
@@ -94,7 +94,7 @@ async fn find(
     hello: &pb::Hello,
     compute: &Arc<dyn Compute>,
     life: &Life,
-) -> Result<(mpsc::UnboundedSender<pb::FollowCommand>, Follower), String> {
+) -> Result<(mpsc::UnboundedSender<pb::FollowCommand>, Follower), Failure> {
     let Peer { rank, address, node } = peer;
     let channel = tls.channel(address, node).map_err(|error| error.to_string())?;
     let mut client = EngineClient::new(channel);
@@ -110,7 +110,8 @@ async fn find(
                 return Ok((sender, Follower { peer: peer.clone(), replies, ear: Ear::new(), compute }));
             }
             Err(status) if is_final(&status) => {
-                return Err(format!("rank {rank} on {node} at {address} refused: {}", status.message()));
+                let message = status.message();
+                return Err(Failure::group(format!("rank {rank} on {node} at {address} refused: {message}")));
             }
             Err(status) => {
                 let reason = describe(&status);
@@ -167,37 +168,40 @@ impl Follower {
     }
 
     /// Waits until it has joined; the blocks on its disk.
-    async fn joined(&mut self) -> Result<Vec<Key>, String> {
+    async fn joined(&mut self) -> Result<Vec<Key>, Failure> {
         match self.word().await? {
             Reply::Joined(pb::Joined { rank, shelved }) if rank == self.peer.rank => Ok(keys_of(&shelved)),
             Reply::Joined(pb::Joined { rank, .. }) => {
-                Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()))
+                Err(format!("{} says it is rank {rank}; the peers are mixed up", self.name()).into())
             }
-            Reply::Failed(_) | Reply::Fetched(_) | Reply::Beat(_) => {
-                Err(format!("{} broke the protocol", self.name()))
-            }
+            Reply::Failed(_) | Reply::Fetched(_) | Reply::Beat(_) => Err(self.broke_the_protocol()),
         }
     }
 
+    /// One of the two has a bug.
+    fn broke_the_protocol(&self) -> Failure {
+        format!("{} broke the protocol", self.name()).into()
+    }
+
     /// Waits for the end of the stream; returns why the follower is of no more use.
-    async fn end(&mut self, fetches: Fetches) -> String {
+    async fn end(&mut self, fetches: Fetches) -> Failure {
         loop {
             match self.word().await {
                 Ok(Reply::Fetched(pb::Fetched { slot, count })) => fetches.came(slot, count),
-                Ok(_) => return format!("{} broke the protocol", self.name()),
-                Err(reason) => return reason,
+                Ok(_) => return self.broke_the_protocol(),
+                Err(failure) => return failure,
             }
         }
     }
 
     /// The next thing it says beside its beats, or why it is of no more use.
-    async fn word(&mut self) -> Result<Reply, String> {
+    async fn word(&mut self) -> Result<Reply, Failure> {
         loop {
             let message = tokio::select! {
                 biased;
                 message = self.replies.message() => self.ear.heard(message),
                 lost = self.ear.look(self.compute.as_ref()) => match lost {
-                    Some(how) => return Err(format!("{} is lost: {how}", self.name())),
+                    Some(how) => return Err(Failure::group(format!("{} is lost: {how}", self.name()))),
                     None => continue,
                 },
             };
@@ -205,14 +209,14 @@ impl Follower {
             return match message {
                 Ok(Some(pb::FollowReply { reply: Some(Reply::Beat(pb::Beat {})) })) => continue,
                 Ok(Some(pb::FollowReply { reply: Some(Reply::Failed(failed)) })) => {
-                    Err(format!("{name} failed: {}", failed.message))
+                    Err(Failure::group(format!("{name} failed: {}", failed.message)))
                 }
                 Ok(Some(pb::FollowReply { reply: Some(reply) })) => Ok(reply),
-                Ok(Some(_)) => Err(format!("{name} broke the protocol")),
-                Ok(None) => Err(format!("{name} closed its stream")),
+                Ok(Some(_)) => Err(self.broke_the_protocol()),
+                Ok(None) => Err(Failure::group(format!("{name} closed its stream"))),
                 Err(status) => {
                     tracing::warn!(error = describe(&status), "{name} is gone");
-                    Err(format!("{name} is gone: its connection broke"))
+                    Err(Failure::group(format!("{name} is gone: its connection broke")))
                 }
             };
         }
@@ -223,6 +227,7 @@ async fn watch(mut members: Vec<Follower>, fetches: Fetches, life: Life) {
     if members.is_empty() {
         return;
     }
-    let (reason, ..) = select_all(members.iter_mut().map(|member| member.end(fetches.clone()).boxed())).await;
-    life.fail(reason);
+    let (failure, ..) =
+        select_all(members.iter_mut().map(|member| member.end(fetches.clone()).boxed())).await;
+    life.fail_with(failure);
 }

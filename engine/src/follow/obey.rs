@@ -16,7 +16,7 @@ use tonic::{Status, Streaming};
 
 use super::{Ear, bytes_of, keys_of, order_of};
 use crate::compute::{Addresses, Compute, ComputeError, Step};
-use crate::life::{Cause, Life, Phase};
+use crate::life::{Cause, Failure, Life, Phase};
 use crate::metrics::Metrics;
 
 /// Time for the first message; it is sent with the request.
@@ -108,8 +108,8 @@ impl Follower {
                 biased;
                 _ = self.life.failed() => return,
                 Some(result) = running.next() => {
-                    if let Some(reason) = trouble(result) {
-                        return self.life.fail(format!("rank {}: {reason}", self.rank));
+                    if let Some(Failure { cause, reason }) = trouble(result) {
+                        return self.life.fail_at(cause, format!("rank {}: {reason}", self.rank));
                     }
                 }
                 Some((slot, count)) = fetching.next() => {
@@ -121,8 +121,9 @@ impl Follower {
                 }
                 result = async { joining.as_mut().expect("polled only while joining").await }, if joining.is_some() => {
                     joining = None;
-                    if let Some(reason) = trouble(result) {
-                        return self.life.fail(format!("rank {} cannot join the ring: {reason}", self.rank));
+                    if let Some(Failure { cause, reason }) = trouble(result) {
+                        let reason = format!("rank {} cannot join the ring: {reason}", self.rank);
+                        return self.life.fail_at(cause, reason);
                     }
                     tracing::info!("joined the rings");
                     self.life.advance(Phase::Loaded, "joined; rank 0 tries the smoke prompt");
@@ -159,11 +160,11 @@ impl Follower {
                         None => return self.life.fail("rank 0 sent a command that is no order; run equal builds"),
                     },
                     Ok(None) => return self.life.stop(),
-                    Err(reason) => return self.life.fail(reason),
+                    Err(failure) => return self.life.fail_with(failure),
                 },
                 lost = ear.look(self.compute.as_ref()) => {
                     if let Some(how) = lost {
-                        return self.life.fail(format!("rank 0 is lost: {how}"));
+                        return self.life.fail_with(Failure::group(format!("rank 0 is lost: {how}")));
                     }
                     let _ = replies.send(Ok(pb::FollowReply { reply: Some(Reply::Beat(pb::Beat {})) }));
                 }
@@ -193,32 +194,36 @@ impl Follower {
     }
 
     /// A command that makes sense; `None` when rank 0 left and this rank was asked to stop anyway.
-    fn command(&self, message: Result<Option<pb::FollowCommand>, Status>) -> Result<Option<Command>, String> {
-        let left = |how: String| {
-            if self.life.now().draining.is_some() { Ok(None) } else { Err(how) }
+    fn command(
+        &self,
+        message: Result<Option<pb::FollowCommand>, Status>,
+    ) -> Result<Option<Command>, Failure> {
+        let left = |how: &str| {
+            if self.life.now().draining.is_some() { Ok(None) } else { Err(Failure::group(how)) }
         };
         match message {
             Ok(Some(pb::FollowCommand { command: Some(command) })) => match &command {
-                Command::Batch(batch) => self.sound(batch).map(|()| Some(command)),
+                Command::Batch(batch) => Ok(self.sound(batch).map(|()| Some(command))?),
                 _ => Ok(Some(command)),
             },
             Ok(Some(pb::FollowCommand { command: None })) => {
-                Err("rank 0 sent a command this build does not know; run equal builds on all ranks".into())
+                let unknown = "rank 0 sent a command this build does not know; run equal builds on all ranks";
+                Err(unknown.to_owned().into())
             }
-            Ok(None) => left("rank 0 closed its stream".into()),
+            Ok(None) => left("rank 0 closed its stream"),
             Err(status) => {
                 tracing::warn!(error = status.message(), "rank 0 is gone");
-                left("rank 0 is gone: its connection broke".into())
+                left("rank 0 is gone: its connection broke")
             }
         }
     }
 }
 
-fn trouble<T>(result: Result<Result<T, ComputeError>, RecvError>) -> Option<String> {
+fn trouble<T>(result: Result<Result<T, ComputeError>, RecvError>) -> Option<Failure> {
     match result {
         Ok(Ok(_)) => None,
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some("the compute thread is gone; see the engine's log".into()),
+        Ok(Err(error)) => Some(error.into()),
+        Err(_) => Some("the compute thread is gone; see the engine's log".to_owned().into()),
     }
 }
 

@@ -69,13 +69,26 @@ impl Blocks {
         Self { shelf, ..Self::default() }
     }
 
-    /// Copies blocks of a sequence.
-    pub fn keep(&mut self, caches: &[KvCache], blocks: &[Kept]) -> Result<(), Exception> {
+    /// Forgets those in memory; what is on its way to disk gets there, or not.
+    pub fn clear(&mut self) {
+        self.held.clear();
+    }
+
+    /// Copies blocks of a sequence, as long as it is `sound`, which is asked once they are computed.
+    pub fn keep(
+        &mut self,
+        caches: &[KvCache],
+        blocks: &[Kept],
+        sound: impl Fn() -> bool,
+    ) -> Result<(), Exception> {
         for blocks in blocks.chunks(AT_ONCE) {
             let copies = blocks.iter().map(|kept| copy(caches, kept.index));
             let copies = copies.collect::<Result<Vec<_>, _>>()?;
             // At once: a cache that somebody still has to read cannot be written into.
             eval(copies.iter().flatten().flat_map(|block| block.parts.iter().chain(&block.bytes)))?;
+            if !sound() {
+                return Ok(());
+            }
             for (kept, block) in blocks.iter().zip(copies) {
                 let Some(block) = block else { continue };
                 let block = Arc::new(Mutex::new(block));
@@ -244,7 +257,9 @@ mod tests {
         for (dtype, kind) in KINDS {
             let caches = caches(300, dtype, kind);
             let mut blocks = Blocks::default();
-            blocks.keep(&caches, &(0..4).map(|index| kept(index, true, false)).collect::<Vec<_>>()).unwrap();
+            blocks
+                .keep(&caches, &(0..4).map(|index| kept(index, true, false)).collect::<Vec<_>>(), || true)
+                .unwrap();
             let mut other: Vec<KvCache> = (0..LAYERS).map(|_| empty(kind)).collect();
             let keys = |count: u32| (0..count).map(|index| (kept(index, true, false).key, None)).collect();
             assert_eq!(blocks.fill(&mut other, keys(4)).unwrap(), 4);
@@ -265,7 +280,7 @@ mod tests {
             let mut blocks = Blocks::new(Some(shelf.clone()));
             // The last one is nowhere but on its way to disk.
             let all: Vec<Kept> = (0..4).map(|index| kept(index, index < 3, true)).collect();
-            blocks.keep(&caches, &all).unwrap();
+            blocks.keep(&caches, &all, || true).unwrap();
             while shelf.keys().len() + shelf.lost().len() < all.len() {
                 std::thread::yield_now();
             }

@@ -38,15 +38,20 @@ impl Drafter {
         Ok(Some(Self { rank, vocabulary }))
     }
 
+    /// The model it guesses with, as any other.
+    pub(super) fn rank(&mut self) -> &mut Rank {
+        &mut self.rank
+    }
+
     /// A slot is empty.
     pub(super) fn reset(&mut self, slot: u32) -> Result<(), RuntimeError> {
-        self.rank.arrange(Order::Reset { slot })
+        self.rank.arrange(Order::Reset { slot }, || true)
     }
 
     /// How each text goes on; no further than the model has tokens.
     pub(super) fn draft(&mut self, drafts: &[Draft]) -> Result<Vec<Vec<u32>>, RuntimeError> {
         for Draft { slot, offset, tokens, .. } in drafts {
-            self.rank.arrange(Order::Trim { slot: *slot, length: *offset })?;
+            self.rank.arrange(Order::Trim { slot: *slot, length: *offset }, || true)?;
             self.read(*slot, *offset, tokens)?;
         }
         let most = drafts.iter().map(|draft| draft.guesses).max().unwrap_or_default();

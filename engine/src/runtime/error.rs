@@ -71,6 +71,14 @@ pub enum RuntimeError {
         /// Tokens of the vocabulary.
         vocabulary: u32,
     },
+    /// A batch that came after one in which the way to another rank broke: MLX waits for ever where it has failed twice.
+    #[error("rank {rank} of {size} takes no batch any more: the one before it lost another rank")]
+    Disbanding {
+        /// The rank.
+        rank: u32,
+        /// Ranks in the group.
+        size: u32,
+    },
     /// MLX failed in a step; in a group, mostly because a neighbour is lost.
     #[error("MLX failed on rank {rank} of {size}: {reason}")]
     Mlx {
@@ -89,8 +97,20 @@ impl From<WeightsError> for RuntimeError {
     }
 }
 
+impl RuntimeError {
+    /// Whether the way to another rank is what broke. MLX begins what it says of its rings so.
+    pub(super) fn is_the_groups(&self) -> bool {
+        match self {
+            Self::Join { .. } | Self::Disbanding { .. } => true,
+            Self::Mlx { size, reason, .. } => *size > 1 && reason.contains("[ring]"),
+            _ => false,
+        }
+    }
+}
+
 impl From<RuntimeError> for ComputeError {
     fn from(error: RuntimeError) -> Self {
-        Self(error.to_string())
+        let reason = error.to_string();
+        if error.is_the_groups() { Self::Group(reason) } else { Self::Own(reason) }
     }
 }

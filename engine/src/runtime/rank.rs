@@ -147,8 +147,21 @@ impl Rank {
         Ok(())
     }
 
-    /// Carries out an order on what is cached.
-    pub(super) fn arrange(&mut self, order: Order) -> Result<(), RuntimeError> {
+    /// Leaves the groups and forgets every sequence, and every block that is in memory.
+    pub(super) fn disband(&mut self) {
+        self.groups = None;
+        self.sequences.clear();
+        self.blocks.clear();
+    }
+
+    /// Why it takes no batch before that.
+    pub(super) fn disbanding(&self) -> RuntimeError {
+        let Part { rank, size, .. } = self.part;
+        RuntimeError::Disbanding { rank, size }
+    }
+
+    /// Carries out an order on what is cached. Blocks are kept of what is `sound` once they are computed.
+    pub(super) fn arrange(&mut self, order: Order, sound: impl Fn() -> bool) -> Result<(), RuntimeError> {
         match order {
             Order::Reset { slot } => {
                 if self.sequences.remove(&slot).is_some() {
@@ -162,7 +175,7 @@ impl Rank {
             }
             Order::Keep { slot, blocks } => {
                 if let Some(sequence) = self.sequences.get(&slot) {
-                    let kept = self.blocks.keep(&sequence.cache, &blocks);
+                    let kept = self.blocks.keep(&sequence.cache, &blocks, sound);
                     kept.map_err(|error| self.failed(&error))?;
                 }
             }

@@ -1,4 +1,8 @@
 //! The one thread on which MLX works: commands come in, answers go out, and batches are begun ahead of their answers.
+//!
+//! A neighbour that is lost makes the batches fail which wait for it, and MLX's rings fail twice and then wait for ever.
+//! So after a first failure of the group nothing is begun any more until the group is left ([`Command::Disband`]). From
+//! when that is asked, what comes from neighbours may be anything: what is computed of it ends, and is not believed.
 
 use std::{
     collections::VecDeque,
@@ -50,11 +54,12 @@ impl Replies {
 pub(super) enum Command {
     Load(Reply<()>),
     Join(Addresses, Reply<()>),
+    Disband(Reply<()>),
     Run(Vec<Step>, Replies),
     Draft(Vec<Draft>, Reply<Vec<Vec<u32>>>),
     Arrange(Order),
-    /// Blocks for a slot, with what was read of them from disk; answered with how many came.
-    Fill(u32, Vec<(Key, Option<Record>)>, mpsc::Sender<u32>),
+    /// Blocks for a slot of a group, with what was read of them from disk; answered with how many came.
+    Fill(u64, u32, Vec<(Key, Option<Record>)>, mpsc::Sender<u32>),
     Stop,
 }
 
@@ -82,6 +87,8 @@ impl Bytes {
 /// What the thread shares with the handle to it.
 pub(super) struct Shared {
     pub(super) config: RuntimeConfig,
+    /// Groups that it was asked to leave so far.
+    pub(super) disbanded: Arc<AtomicU64>,
     pub(super) bytes: Arc<Bytes>,
     /// Opened once the weights are loaded.
     pub(super) shelf: Arc<OnceLock<Arc<Shelf>>>,
@@ -96,11 +103,15 @@ pub(super) struct Thread {
     drafter: Option<Drafter>,
     /// An order that failed fails the batch after it: the caches are not what rank 0 thinks.
     trouble: Option<RuntimeError>,
+    /// Whether a batch has lost another rank.
+    lost: bool,
+    /// Groups that were left so far.
+    disbanded: u64,
 }
 
 impl Thread {
     pub(super) fn new(shared: Shared) -> Self {
-        Self { shared, rank: None, drafter: None, trouble: None }
+        Self { shared, rank: None, drafter: None, trouble: None, lost: false, disbanded: 0 }
     }
 
     /// Does what it is told until it is to stop. A reply nobody waits for any more is not an error: its request went
@@ -108,27 +119,42 @@ impl Thread {
     pub(super) fn run(mut self, inbox: &mpsc::Receiver<Command>) {
         let mut begun: VecDeque<Begun> = VecDeque::new();
         let most = most_begun(&self.shared.config);
-        while let Some(command) = next(inbox, &mut begun, most) {
+        while let Some(command) = self.next(inbox, &mut begun, most) {
             match command {
                 Command::Load(reply) => drop(reply.send(self.load().map_err(ComputeError::from))),
                 Command::Join(addresses, reply) => {
                     drop(reply.send(self.join(&addresses).map_err(ComputeError::from)));
                 }
+                Command::Disband(reply) => {
+                    self.end(begun.drain(..));
+                    self.disbanded += 1;
+                    drop(reply.send(self.disband().map_err(ComputeError::from)));
+                }
                 Command::Run(steps, reply) => {
                     let run = self.begin(&steps, reply.in_detail());
+                    self.lost |= run.as_ref().is_err_and(RuntimeError::is_the_groups);
                     begun.push_back(Begun { run, reply, batches: self.shared.batches.clone() });
                 }
                 Command::Draft(drafts, reply) => {
                     drop(reply.send(self.draft(&drafts).map_err(ComputeError::from)));
                 }
                 Command::Arrange(order) => self.arrange(order),
-                Command::Fill(slot, blocks, filled) => drop(filled.send(self.fill(slot, blocks))),
+                // What was read for a group that was left is of no sequence of this one.
+                Command::Fill(group, slot, blocks, filled) if group == self.disbanded => {
+                    let _ = filled.send(self.fill(slot, blocks));
+                }
+                Command::Fill(.., filled) => {
+                    let _ = filled.send(0);
+                }
                 Command::Stop => return,
             }
         }
     }
 
     fn load(&mut self) -> Result<(), RuntimeError> {
+        if self.rank.is_some() {
+            return self.disband();
+        }
         let Shared { config, bytes, shelf, meter, .. } = &self.shared;
         prepare(config);
         let open = |part: &Part| {
@@ -149,12 +175,27 @@ impl Thread {
         rank.join(addresses, self.shared.config.devices.as_ref())
     }
 
+    /// Leaves the groups, with nothing in memory but weights.
+    fn disband(&mut self) -> Result<(), RuntimeError> {
+        (self.trouble, self.lost) = (None, false);
+        for rank in self.rank.iter_mut().chain(self.drafter.as_mut().map(Drafter::rank)) {
+            rank.disband();
+        }
+        russet_mlx::distributed::forget();
+        let _ = mlx_rs::memory::clear_cache();
+        Ok(())
+    }
+
     fn begin(&mut self, steps: &[Step], in_detail: bool) -> Result<Run, RuntimeError> {
         if let Some(error) = self.trouble.take() {
             return Err(error);
         }
         let too_early = self.too_early("step");
-        self.rank.as_mut().ok_or(too_early)?.begin(steps, in_detail)
+        let rank = self.rank.as_mut().ok_or(too_early)?;
+        if self.lost || self.shared.disbanded.load(Ordering::SeqCst) != self.disbanded {
+            return Err(rank.disbanding());
+        }
+        rank.begin(steps, in_detail)
     }
 
     fn draft(&mut self, drafts: &[Draft]) -> Result<Vec<Vec<u32>>, RuntimeError> {
@@ -169,7 +210,8 @@ impl Thread {
         {
             tracing::warn!(%error, slot, "the draft model keeps what it has read");
         }
-        if let Some(Err(error)) = self.rank.as_mut().map(|rank| rank.arrange(order)) {
+        let sound = || self.shared.disbanded.load(Ordering::SeqCst) == self.disbanded;
+        if let Some(Err(error)) = self.rank.as_mut().map(|rank| rank.arrange(order, sound)) {
             self.trouble = Some(error);
         }
     }
@@ -183,6 +225,51 @@ impl Thread {
             tracing::warn!(%error, "blocks from disk are not used");
             0
         })
+    }
+
+    /// Waits for batches and answers.
+    fn end(&mut self, begun: impl Iterator<Item = Begun>) {
+        let Shared { disbanded, config, .. } = &self.shared;
+        let size = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
+        let disbanding = || RuntimeError::Disbanding { rank: config.rank, size };
+        for begun in begun {
+            let sound = || match disbanded.load(Ordering::SeqCst) == self.disbanded {
+                true => Ok(()),
+                false => Err(disbanding()),
+            };
+            self.lost |= begun.end(sound);
+        }
+    }
+
+    /// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
+    /// first, but not before the next one had a chance to be begun: MLX should never be without work.
+    fn next(
+        &mut self,
+        inbox: &mpsc::Receiver<Command>,
+        begun: &mut VecDeque<Begun>,
+        most: usize,
+    ) -> Option<Command> {
+        loop {
+            let command = match begun.len() {
+                0 => return inbox.recv().ok(),
+                1 => inbox.recv_timeout(ANSWERING),
+                _ => inbox.try_recv().map_err(|error| match error {
+                    mpsc::TryRecvError::Empty => mpsc::RecvTimeoutError::Timeout,
+                    mpsc::TryRecvError::Disconnected => mpsc::RecvTimeoutError::Disconnected,
+                }),
+            };
+            match command {
+                // One that waits for tokens nobody knows yet is begun while others are on their way; never more than
+                // that.
+                Ok(command @ Command::Run(..)) if begun.len() >= most => {
+                    self.end(begun.drain(..=begun.len() - most));
+                    return Some(command);
+                }
+                Ok(command) => return Some(command),
+                Err(mpsc::RecvTimeoutError::Timeout) => self.end(begun.drain(..1)),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+            }
+        }
     }
 
     fn too_early(&self, asked: &'static str) -> RuntimeError {
@@ -208,10 +295,11 @@ struct Begun {
 }
 
 impl Begun {
-    /// Waits for it and answers.
-    fn end(self) {
-        let ended = self.run.and_then(Run::end);
+    /// Waits for it and answers; whether it lost another rank.
+    fn end(self, sound: impl Fn() -> Result<(), RuntimeError>) -> bool {
+        let ended = self.run.and_then(Run::end).and_then(|ended| sound().map(|()| ended));
         self.batches.end(ended.is_ok());
+        let lost = ended.as_ref().is_err_and(RuntimeError::is_the_groups);
         match self.reply {
             Replies::Tokens(reply) => {
                 let token = |stepped: Result<Stepped, _>| stepped.map(|stepped| stepped.token);
@@ -221,6 +309,7 @@ impl Begun {
             }
             Replies::InDetail(reply) => drop(reply.send(ended.map_err(ComputeError::from))),
         }
+        lost
     }
 }
 
@@ -230,29 +319,4 @@ fn most_begun(config: &RuntimeConfig) -> usize {
     let stages = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32 / config.tensor_size.max(1);
     let on_gpu = matches!(Device::try_default().and_then(|device| device.get_type()), Ok(DeviceType::Gpu));
     if stages > 1 && !on_gpu { 1 } else { 2 }
-}
-
-/// The next command; `None` when there will be none. Batches that were begun are ended meanwhile, the oldest
-/// first, but not before the next one had a chance to be begun: MLX should never be without work.
-fn next(inbox: &mpsc::Receiver<Command>, begun: &mut VecDeque<Begun>, most: usize) -> Option<Command> {
-    loop {
-        let command = match begun.len() {
-            0 => return inbox.recv().ok(),
-            1 => inbox.recv_timeout(ANSWERING),
-            _ => inbox.try_recv().map_err(|error| match error {
-                mpsc::TryRecvError::Empty => mpsc::RecvTimeoutError::Timeout,
-                mpsc::TryRecvError::Disconnected => mpsc::RecvTimeoutError::Disconnected,
-            }),
-        };
-        match command {
-            // One that waits for tokens nobody knows yet is begun while others are on their way; never more than that.
-            Ok(command @ Command::Run(..)) if begun.len() >= most => {
-                begun.drain(..=begun.len() - most).for_each(Begun::end);
-                return Some(command);
-            }
-            Ok(command) => return Some(command),
-            Err(mpsc::RecvTimeoutError::Timeout) => begun.drain(..1).for_each(Begun::end),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-        }
-    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::compute::{Answer, Chosen, ComputeError};
+use crate::life::Failure;
 
 /// A step that takes longer hangs. Reading 2,048 tokens with the largest model on the slowest
 /// machine we know of takes a fraction of it. The agent knows much sooner; this is for an engine without one.
@@ -44,7 +45,7 @@ pub(super) enum Done {
 
 impl Work {
     /// Waits for it; an error is why the group cannot go on.
-    pub(super) async fn done(self) -> Result<Done, String> {
+    pub(super) async fn done(self) -> Result<Done, Failure> {
         Ok(match self {
             Self::Batch { reads, guesses, answer } => {
                 Done::Batch { reads, guesses, chosen: answer.answered().await? }
@@ -83,10 +84,11 @@ pub(super) struct Asked {
 
 impl Asked {
     /// What came of each step; an error is why the group cannot go on.
-    pub(super) async fn answered(self) -> Result<Vec<Chosen>, String> {
-        let answered = in_time(self.answer).await?.map_err(|error| error.to_string())?;
+    pub(super) async fn answered(self) -> Result<Vec<Chosen>, Failure> {
+        let answered = in_time(self.answer).await??;
         if !answered.iter().map(Vec::len).eq(self.choices) {
-            return Err("the compute half did not choose tokens where it had to, and only there".into());
+            let wrong = "the compute half did not choose tokens where it had to, and only there";
+            return Err(wrong.to_owned().into());
         }
         Ok(answered)
     }

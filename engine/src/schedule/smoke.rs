@@ -88,7 +88,8 @@ impl Schedule {
         loop {
             let turns = deal(&[sequence.ready(false)], 1, false, self.context_tokens);
             let steps = turns.iter().map(|turn| sequence.step(turn.tokens)).collect();
-            let chosen = self.ask(steps).answered().await.map_err(SmokeError::Step)?.concat();
+            let chosen = self.ask(steps).answered().await;
+            let chosen = chosen.map_err(|failure| SmokeError::Step(failure.reason))?.concat();
             let Some(token) = chosen.first().cloned() else { continue };
             let token = token.map_err(|error| SmokeError::Step(error.to_string()))?;
             sequence.check(&chosen);

@@ -1,5 +1,6 @@
 //! Whole ranks in one process, over real sockets and mTLS, with a fake compute half.
 
+mod again;
 mod silence;
 
 use std::sync::Arc;
@@ -94,7 +95,12 @@ impl Lab {
             let mut states = client.watch(pb::WatchRequest {}).await.unwrap().into_inner();
             let mut all = Vec::new();
             while let Ok(Some(state)) = states.message().await {
+                let kept = state.reuse() == pb::Reuse::Yes;
                 all.push(state);
+                // As the agent of a deleted Shard, which has no next formation for it.
+                if kept {
+                    break;
+                }
             }
             all
         }));

@@ -98,16 +98,24 @@ impl Engine {
         .await
     }
 
-    /// Watches as an agent does until a state fits; the last state seen if the watch ends before.
-    pub async fn until(&self, fits: impl Fn(&pb::EngineState) -> bool) -> pb::EngineState {
-        within("a state of an engine", async {
-            let mut states = loop {
+    /// What it says from now on, as an agent hears it.
+    pub async fn watch(&self) -> Streaming<pb::EngineState> {
+        within("the watch of an engine", async {
+            loop {
                 let mut client = ControlClient::new(tls::unix_channel(self.socket.clone()));
                 match client.watch(pb::WatchRequest {}).await {
-                    Ok(states) => break states.into_inner(),
+                    Ok(states) => return states.into_inner(),
                     Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
-            };
+            }
+        })
+        .await
+    }
+
+    /// Watches as an agent does until a state fits; the last state seen if the watch ends before.
+    pub async fn until(&self, fits: impl Fn(&pb::EngineState) -> bool) -> pb::EngineState {
+        let mut states = self.watch().await;
+        within("a state of an engine", async {
             let mut last = pb::EngineState::default();
             while let Ok(Some(state)) = states.message().await {
                 last = state;
@@ -134,6 +142,40 @@ pub async fn page(address: &str, path: &str) -> std::io::Result<String> {
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;
     Ok(text)
+}
+
+/// One formation of a group.
+#[derive(Clone)]
+pub struct Formation {
+    /// The number of it.
+    pub epoch: u64,
+    /// Layers of each stage.
+    layers: Vec<usize>,
+    /// Ranks that share a stage.
+    members: usize,
+    /// For all ranks: where they listen, where stages meet, where members meet.
+    addresses: Vec<SocketAddr>,
+    /// What the sockets of its ranks are called.
+    name: u16,
+}
+
+impl Formation {
+    /// The first one of a group with these layers per stage and so many members in each.
+    pub fn first(layers: &[usize], members: usize) -> Self {
+        let addresses = free_addresses(3 * layers.len() * members);
+        let name = addresses[0].port();
+        Self { epoch: 1, layers: layers.to_owned(), members, addresses, name }
+    }
+
+    /// The one after it: at other addresses.
+    pub fn next(&self) -> Self {
+        let addresses = free_addresses(self.addresses.len());
+        Self { epoch: self.epoch + 1, addresses, ..self.clone() }
+    }
+
+    fn size(&self) -> usize {
+        self.layers.len() * self.members
+    }
 }
 
 /// What all engines of a test share.
@@ -200,51 +242,84 @@ impl Lab {
         members: usize,
         program: impl Fn(usize) -> Command,
     ) -> Vec<Engine> {
-        let size = layers.len() * members;
-        let addresses = free_addresses(3 * size);
+        let formation = Formation::first(layers, members);
+        (0..formation.size()).map(|rank| self.begin_with(model, &formation, rank, program(rank))).collect()
+    }
+
+    /// One rank of a formation, in a process of its own.
+    pub fn begin(&self, model: &Path, formation: &Formation, rank: usize) -> Engine {
+        self.begin_with(model, formation, rank, Command::new(PROGRAM))
+    }
+
+    fn begin_with(&self, model: &Path, formation: &Formation, rank: usize, mut command: Command) -> Engine {
+        command.args(self.arguments(model, formation, rank));
+        if let Some(dir) = &self.log_dir {
+            command
+                .stderr(File::options().create(true).append(true).open(dir.join(rank.to_string())).unwrap());
+        }
+        let child = command.spawn().unwrap();
+        let socket = self.socket(formation, rank);
+        Engine { child, address: formation.addresses[rank], node: format!("n{rank}"), socket }
+    }
+
+    /// Has the process of a rank be the same rank of a later formation; what it says where it refuses.
+    pub async fn form(
+        &self,
+        engine: &mut Engine,
+        model: &Path,
+        formation: &Formation,
+        rank: usize,
+    ) -> Result<(), tonic::Status> {
+        let mut client = ControlClient::new(tls::unix_channel(engine.socket.clone()));
+        let arguments = self.arguments(model, formation, rank);
+        within("the answer to Form", client.form(pb::FormRequest { arguments })).await?;
+        engine.address = formation.addresses[rank];
+        Ok(())
+    }
+
+    // Ports differ between groups, so sockets do too.
+    fn socket(&self, formation: &Formation, rank: usize) -> PathBuf {
+        self.sockets.path().join(format!("{}-{rank}", formation.name))
+    }
+
+    fn arguments(&self, model: &Path, formation: &Formation, rank: usize) -> Vec<String> {
+        let Formation { epoch, layers, members, addresses, .. } = formation;
+        let size = formation.size();
         let (listen, rings) = addresses.split_at(size);
         let (ring, tensor) = rings.split_at(size);
         let peers: Vec<String> =
             listen.iter().enumerate().map(|(rank, address)| format!("{rank}={address}@n{rank}")).collect();
-        let split: Vec<String> = layers.iter().flat_map(|layers| vec![layers.to_string(); members]).collect();
-        (0..size)
-            .map(|rank| {
-                let node = format!("n{rank}");
-                // Ports differ between groups, so sockets do too.
-                let socket = self.sockets.path().join(format!("{}-{rank}", listen[0].port()));
-                let mut command = program(rank);
-                command
-                    .arg("--model-dir")
-                    .arg(model)
-                    .args(["--served-model-name", "small", "--dtype", self.dtype])
-                    .args(["--context-tokens", &self.context_tokens.to_string()])
-                    .args(&self.flags)
-                    .args(["--group-uid", "g", "--epoch", "1", "--rank", &rank.to_string()])
-                    .args(["--listen", &listen[rank].to_string(), "--tls-dir"])
-                    .arg(self.identities.node(&node))
-                    .arg("--control-socket")
-                    .arg(&socket);
-                if let Some(dir) = &self.prefix_dir {
-                    command.arg("--prefix-dir").arg(dir.join(rank.to_string()));
-                }
-                if size > 1 {
-                    command.args(["--layers-per-rank", &split.join(","), "--peers", &peers.join(",")]);
-                }
-                if layers.len() > 1 {
-                    command.args(["--ring-hosts", &join(ring)]);
-                }
-                if members > 1 {
-                    command.args(["--tensor-size", &members.to_string(), "--tensor-hosts", &join(tensor)]);
-                }
-                if let Some(dir) = &self.log_dir {
-                    command.stderr(
-                        File::options().create(true).append(true).open(dir.join(rank.to_string())).unwrap(),
-                    );
-                }
-                let child = command.spawn().unwrap();
-                Engine { child, address: listen[rank], node, socket }
-            })
-            .collect()
+        let split: Vec<String> =
+            layers.iter().flat_map(|layers| vec![layers.to_string(); *members]).collect();
+        let path = |path: &Path| path.display().to_string();
+        let mut arguments = Vec::new();
+        let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        flag("--model-dir", path(model));
+        flag("--served-model-name", "small".to_owned());
+        flag("--dtype", self.dtype.to_owned());
+        flag("--context-tokens", self.context_tokens.to_string());
+        flag("--group-uid", "g".to_owned());
+        flag("--epoch", epoch.to_string());
+        flag("--rank", rank.to_string());
+        flag("--listen", listen[rank].to_string());
+        flag("--tls-dir", path(&self.identities.node(&format!("n{rank}"))));
+        flag("--control-socket", path(&self.socket(formation, rank)));
+        if let Some(dir) = &self.prefix_dir {
+            flag("--prefix-dir", path(&dir.join(rank.to_string())));
+        }
+        if size > 1 {
+            flag("--layers-per-rank", split.join(","));
+            flag("--peers", peers.join(","));
+        }
+        if layers.len() > 1 {
+            flag("--ring-hosts", join(ring));
+        }
+        if *members > 1 {
+            flag("--tensor-size", members.to_string());
+            flag("--tensor-hosts", join(tensor));
+        }
+        arguments.extend(self.flags.iter().map(|flag| (*flag).to_owned()));
+        arguments
     }
 
     pub async fn client(&self, engine: &Engine) -> EngineClient<Channel> {

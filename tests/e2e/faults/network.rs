@@ -18,8 +18,13 @@ pub async fn cable(cluster: &mut Cluster) -> Result<()> {
         return Ok(());
     }
     let printed = ("cable pulled, group begins anew", 30, "cable back, stream went on");
+    // Only then there are engines.
+    expected(cluster).await?;
+    let engines = cluster.engines().await?;
     interrupted(cluster, |cluster| cluster.lab.cut(), printed).await?;
     path::ready(cluster).await?;
+    let now = cluster.engines().await?;
+    ensure!(now == engines, "a rank read its weights again for a cable: {engines:?} became {now:?}");
     sound(cluster).await
 }
 
@@ -56,6 +61,7 @@ pub async fn ring(cluster: &mut Cluster) -> Result<()> {
     }
     // Only then there are shards.
     expected(cluster).await?;
+    let engines = cluster.engines().await?;
     let shards = cluster.get("shards").await?;
     let ring = |shard: &serde_json::Value| {
         shard["status"]["rendezvous"]["ring"].as_str()?.rsplit(':').next()?.parse().ok()
@@ -69,6 +75,8 @@ pub async fn ring(cluster: &mut Cluster) -> Result<()> {
     let said = events["items"].as_array().context("no list of events")?;
     ensure!(said.iter().any(|event| event["reason"] == "EngineHung"), "no event says EngineHung: {events}");
     path::ready(cluster).await?;
+    // Who was killed for it is chance: the first to be noticed, or both.
+    println!("  engines {engines:?} became {:?}", cluster.engines().await?);
     sound(cluster).await
 }
 

@@ -109,12 +109,16 @@ impl Seat {
         Some((record["epoch"].as_i64()?, record["process"]["pid"].as_i64()? as i32))
     }
 
-    /// What the engine with this process id has written since it listens; `None` before that.
+    /// What the engine with this process id has written since it listens for the epoch it is to be of; `None` before
+    /// that: a process may be of several, one after the other.
     fn said(&self, pid: i32) -> Option<String> {
+        let (epoch, _) = self.engine()?;
         let text = std::fs::read(self.folder.join("engine.log")).ok()?;
         let text = String::from_utf8_lossy(&text);
+        let marks = [format!("pid={pid}"), format!("epoch={epoch}")];
         let listens = |line: &str| {
-            line.contains("listening") && line.split_whitespace().any(|word| word == format!("pid={pid}"))
+            line.contains("listening")
+                && marks.iter().all(|mark| line.split_whitespace().any(|word| word == mark))
         };
         let lines: Vec<&str> = text.lines().collect();
         let from = lines.iter().rposition(|line| listens(line))?;

@@ -1,0 +1,207 @@
+//! Ranks that outlive their group: real engines over MLX's ring lose one another, and those that are left are ranks of the
+//! next formation with the weights they have.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail the test like the test itself")]
+
+#[path = "support/engines.rs"]
+mod engines;
+#[path = "support/identities.rs"]
+mod identities;
+#[path = "support/model.rs"]
+mod model;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use russet_rpc::engine as pb;
+use russet_wire::event::Event;
+use russet_wire::request::GenerationRequest;
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tonic::Streaming;
+
+use engines::{Engine, Formation, Lab, ask, collect, next, say, within};
+
+/// A folder with the same files.
+fn copy_of(model: &Path) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(model).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+fn question() -> GenerationRequest {
+    GenerationRequest { ignore_eos: true, ..say("what is 17 + 25?") }
+}
+
+/// One that is read in several pieces.
+fn long_question() -> GenerationRequest {
+    let text: String = (0..600).map(|number| format!("{number} and ")).collect();
+    GenerationRequest { ignore_eos: true, max_tokens: Some(8), ..say(&text[..3600]) }
+}
+
+async fn answer(lab: &Lab, engine: &Engine, question: GenerationRequest) -> Vec<u32> {
+    let (ids, _, end) = collect(&mut ask(&mut lab.client(engine).await, question).await).await;
+    assert!(matches!(end, Event::Finished { .. }), "{end:?}");
+    ids
+}
+
+/// What a rank says of itself once MLX has left the group, or has not; the watch goes on.
+async fn left(watch: &mut Streaming<pb::EngineState>) -> pb::Reuse {
+    within("a rank that has lost its group", async {
+        while let Some(state) = watch.message().await.unwrap() {
+            if state.phase() == pb::Phase::Failed && state.reuse() != pb::Reuse::Asked {
+                return state.reuse();
+            }
+        }
+        pb::Reuse::No
+    })
+    .await
+}
+
+/// What it says once it serves in a formation. The socket is closed and bound anew on the way there.
+async fn serves(engine: &Engine, epoch: u64) -> pb::EngineState {
+    within("a rank that serves again", async {
+        loop {
+            let state =
+                engine.until(|state| state.epoch == epoch && state.phase() >= pb::Phase::Serving).await;
+            if state.epoch == epoch && state.phase() >= pb::Phase::Serving {
+                assert_eq!(state.phase(), pb::Phase::Serving, "{}", state.message);
+                return state;
+            }
+        }
+    })
+    .await
+}
+
+/// Bytes of weights that were read, and bytes that MLX holds while nothing runs: as few as before, if that is known.
+async fn at_rest(engine: &Engine, before: Option<u64>) -> (u64, u64) {
+    let rests = |state: &pb::EngineState| {
+        state.loaded_bytes > 0
+            && state.running == 0
+            && before.is_none_or(|before| state.memory_bytes <= before)
+    };
+    let state = engine.until(rests).await;
+    (state.loaded_bytes, state.memory_bytes)
+}
+
+/// Entries of a folder that the system keeps of a process, where it does.
+fn count(engine: &Engine, folder: &str) -> usize {
+    let path = format!("/proc/{}/{folder}", engine.pid().as_raw_nonzero());
+    std::fs::read_dir(path).map_or(0, Iterator::count)
+}
+
+/// When the other rank is lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum While {
+    Resting,
+    Answering,
+    Reading,
+}
+
+/// Begins what it is lost in the middle of.
+async fn disturbed(lab: &Lab, engine: &Engine, moment: While) -> Vec<Streaming<pb::GenerateEvent>> {
+    let mut client = lab.client(engine).await;
+    let mut running = Vec::new();
+    match moment {
+        While::Resting => {}
+        // Two, so that a pipeline has a batch in every stage.
+        While::Answering => {
+            for _ in 0..2 {
+                let request = GenerationRequest { max_tokens: Some(2000), ..question() };
+                running.push(ask(&mut client, request).await);
+            }
+            for events in &mut running {
+                while !matches!(next(events).await, Some(Event::Token { .. })) {}
+            }
+        }
+        While::Reading => {
+            running.push(ask(&mut client, long_question()).await);
+            assert!(matches!(next(&mut running[0]).await, Some(Event::Started { .. })));
+        }
+    }
+    running
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_is_left_forms_the_group_anew_and_reads_no_weights() {
+    let model = model::random_model_dir();
+    for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
+        let own = copy_of(model.path());
+        let mut lab = Lab::new();
+        // What is kept of prompts is memory too.
+        lab.flags = vec!["--prefix-cache", "off"];
+        let mut formation = Formation::first(layers, members);
+        let mut rank0 = lab.begin(own.path(), &formation, 0);
+        let mut rank1 = lab.begin(model.path(), &formation, 1);
+        let expected = answer(&lab, &rank0, question()).await;
+        let (loaded, rest) = at_rest(&rank0, None).await;
+        // Whoever reads them again now finds nothing.
+        std::fs::remove_file(own.path().join("model.safetensors")).unwrap();
+        let mut open: Option<(usize, usize)> = None;
+        for moment in [While::Resting, While::Answering, While::Reading].into_iter().cycle().take(9) {
+            let mut watch = rank0.watch().await;
+            let running = disturbed(&lab, &rank0, moment).await;
+            let struck = Instant::now();
+            rank1.signal(Signal::KILL);
+            let reuse = left(&mut watch).await;
+            assert_eq!(reuse, pb::Reuse::Yes, "{layers:?} by {members}, {moment:?}");
+            for mut events in running {
+                while !matches!(next(&mut events).await.expect("a stream never just ends"), Event::Failed(_))
+                {
+                }
+            }
+            formation = formation.next();
+            lab.form(&mut rank0, own.path(), &formation, 0).await.unwrap();
+            rank1 = lab.begin(model.path(), &formation, 1);
+            let state = serves(&rank0, formation.epoch).await;
+            eprintln!("{layers:?} by {members}, {moment:?}: serves again after {:?}", struck.elapsed());
+            assert_eq!(state.loaded_bytes, loaded);
+            let again = answer(&lab, &rank0, question()).await;
+            assert_eq!(again, expected, "{layers:?} by {members}, {moment:?}");
+            assert_eq!(at_rest(&rank0, Some(rest)).await, (loaded, rest));
+            // Connections of before and the threads that read them are gone, or soon will be.
+            let now = || (count(&rank0, "fd"), count(&rank0, "task"));
+            let most = *open.get_or_insert_with(now);
+            within("as many descriptors and threads as before", async {
+                while now().0 > most.0 || now().1 > most.1 {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            })
+            .await;
+        }
+    }
+}
+
+/// While a rank leaves a lost group, MLX is told anything in its neighbour's name. Whatever it makes of that must not be
+/// found in a cache later, least of all on disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_computed_without_a_neighbour_is_kept_nowhere() {
+    let model = model::random_model_dir();
+    let mut lab = Lab::new();
+    let alone = lab.start(model.path(), &[model::LAYERS]);
+    let expected = answer(&lab, &alone[0], long_question()).await;
+    drop(alone);
+    for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        lab.prefix_dir = Some(folder.path().to_owned());
+        let mut formation = Formation::first(layers, members);
+        let mut rank0 = lab.begin(model.path(), &formation, 0);
+        let mut rank1 = lab.begin(model.path(), &formation, 1);
+        for round in 0..5 {
+            let mut watch = rank0.watch().await;
+            let running = disturbed(&lab, &rank0, While::Reading).await;
+            rank1.signal(Signal::KILL);
+            assert_eq!(left(&mut watch).await, pb::Reuse::Yes, "{layers:?} by {members}, round {round}");
+            drop(running);
+            formation = formation.next();
+            lab.form(&mut rank0, model.path(), &formation, 0).await.unwrap();
+            rank1 = lab.begin(model.path(), &formation, 1);
+            serves(&rank0, formation.epoch).await;
+            let again = answer(&lab, &rank0, long_question()).await;
+            assert_eq!(again, expected, "{layers:?} by {members}, round {round}");
+        }
+    }
+}
