@@ -222,6 +222,35 @@ async fn what_closes_on_one_side_closes_on_the_other_with_a_reason() {
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
 }
 
+/// Cut in the middle of what it waits for, MLX has the rest in zeros and may send what it likes, until the tunnel is gone.
+#[tokio::test]
+async fn once_the_group_is_lost_mlx_misses_nobody_until_the_tunnel_goes() {
+    // Whether the neighbour is gone by then, as after a kill, or is still there, as behind a cut cable.
+    for gone in [true, false] {
+        let mut members = ring(&Identities::new(), 2).await;
+        let mut second = members.pop().unwrap();
+        let Member { left, right, tunnel } = members.pop().unwrap();
+        second.right.write_all(b"some").await.unwrap();
+        let mut local = [left, right];
+        let mut got = [0; 4];
+        timeout(PATIENCE, local[0].read_exact(&mut got)).await.unwrap().unwrap();
+        let second = (!gone).then_some(second);
+        tunnel.alone().say();
+        for end in &mut local {
+            let mut rest = vec![7; 1 << 20];
+            timeout(PATIENCE, end.read_exact(&mut rest)).await.unwrap().unwrap();
+            assert!(rest.iter().all(|byte| *byte == 0), "gone: {gone}");
+            timeout(PATIENCE, end.write_all(&rest)).await.unwrap().unwrap();
+        }
+        drop(tunnel);
+        for end in &mut local {
+            let closed = timeout(PATIENCE, end.read_to_end(&mut Vec::new())).await;
+            closed.expect("the end did not arrive").ok();
+        }
+        drop(second);
+    }
+}
+
 #[tokio::test]
 async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
     let identities = Identities::new();
