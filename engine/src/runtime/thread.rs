@@ -314,9 +314,9 @@ impl Begun {
 }
 
 /// Batches that MLX is given before the first one's tokens are read. On a CPU to begin one is to compute nearly all of it,
-/// and what the one before it brought would be told that much later: in a pipeline other stages wait for that.
+/// and what the one before it brought would be told that much later: in a group others wait for that.
 fn most_begun(config: &RuntimeConfig) -> usize {
-    let stages = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32 / config.tensor_size.max(1);
+    let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len);
     let on_gpu = matches!(Device::try_default().and_then(|device| device.get_type()), Ok(DeviceType::Gpu));
-    if stages > 1 && !on_gpu { 1 } else { 2 }
+    if ranks > 1 && !on_gpu { 1 } else { 2 }
 }
