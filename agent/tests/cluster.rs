@@ -77,6 +77,14 @@ impl Plane {
         (running, Client::try_from(config).unwrap())
     }
 
+    /// The Model "tiny", whose files are put into `folder`.
+    async fn create_model(&self, folder: &Path) {
+        let source = ModelSource { uri: model(&folder.join("tiny")), ..ModelSource::default() };
+        let tiny = Model::new("tiny", ModelSpec { source, preload: None });
+        let models: Api<Model> = Api::namespaced(self.client.clone(), "default");
+        models.create(&PostParams::default(), &tiny).await.unwrap();
+    }
+
     fn operate(&mut self) {
         let client = self.client.clone();
         self.operator = Some(tokio::spawn(async move {
@@ -470,12 +478,7 @@ async fn two_nodes_serve_a_model_through_kills_restarts_and_a_lost_control_plane
     // As on an API server that does not believe the data plane's CA.
     let mut two = Agent::join(&plane, folder.path(), "two", Some(Access::Token)).await;
 
-    let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
-    let tiny = Model::new("tiny", ModelSpec { source, preload: None });
-    Api::<Model>::namespaced(plane.client.clone(), "default")
-        .create(&PostParams::default(), &tiny)
-        .await
-        .unwrap();
+    plane.create_model(folder.path()).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
 
@@ -581,10 +584,7 @@ async fn an_engine_that_lost_its_group_is_of_the_next_one_and_replaced_if_it_can
     let mut plane = Plane::start(&folder.path().join("plane")).await;
     let mut one = Agent::join(&plane, folder.path(), "one", None).await;
     let mut two = Agent::join(&plane, folder.path(), "two", None).await;
-    let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
-    let tiny = Model::new("tiny", ModelSpec { source, preload: None });
-    let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
-    models.create(&PostParams::default(), &tiny).await.unwrap();
+    plane.create_model(folder.path()).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     for (name, restarts, stays) in [("again", false, true), ("mute", false, false), ("mute", true, false)] {
         let story = format!("{name}, its agent restarts meanwhile: {restarts}");
@@ -625,10 +625,7 @@ async fn an_engine_that_stands_still_is_killed_and_its_group_forms_anew() {
     let mut plane = Plane::start(&folder.path().join("plane")).await;
     let mut one = Agent::join(&plane, folder.path(), "one", None).await;
     let mut two = Agent::join(&plane, folder.path(), "two", None).await;
-    let source = ModelSource { uri: model(&folder.path().join("tiny")), ..ModelSource::default() };
-    let tiny = Model::new("tiny", ModelSpec { source, preload: None });
-    let models: Api<Model> = Api::namespaced(plane.client.clone(), "default");
-    models.create(&PostParams::default(), &tiny).await.unwrap();
+    plane.create_model(folder.path()).await;
     let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
     deployments.create(&PostParams::default(), &deployment()).await.unwrap();
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::default_namespaced(plane.client.clone());

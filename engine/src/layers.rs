@@ -10,3 +10,10 @@ pub mod mlp;
 pub mod norm;
 pub mod rope;
 pub mod stage;
+
+use mlx_rs::{Device, DeviceType, error::Exception};
+
+/// Whether MLX computes on a GPU.
+pub(crate) fn on_gpu() -> Result<bool, Exception> {
+    Ok(matches!(Device::try_default()?.get_type()?, DeviceType::Gpu))
+}

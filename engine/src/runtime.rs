@@ -69,6 +69,13 @@ pub struct RuntimeConfig {
     pub draft_dir: Option<PathBuf>,
 }
 
+impl RuntimeConfig {
+    /// Ranks in the group.
+    fn size(&self) -> u32 {
+        self.layers_per_rank.as_ref().map_or(1, Vec::len) as u32
+    }
+}
+
 /// A folder for blocks of the KV cache.
 #[derive(Clone, Debug)]
 pub struct ShelfConfig {
@@ -113,8 +120,7 @@ impl Runtime {
         let (commands, inbox) = mpsc::channel();
         let bytes = Arc::<Bytes>::default();
         let shelf = Arc::<OnceLock<Arc<Shelf>>>::default();
-        let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
-        let batches = Batches::new(ranks / config.tensor_size.max(1));
+        let batches = Batches::new(config.size() / config.tensor_size.max(1));
         let meter = Meter::default();
         let disbanded = Arc::<AtomicU64>::default();
         let shared = Shared {

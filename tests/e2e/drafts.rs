@@ -6,7 +6,9 @@ use russet_tests::cluster::Cluster;
 use serde_json::{Value, json};
 
 use crate::mistakes::{apply, until_says};
-use crate::path::{answers, apply_to_smoke, delete_object, gone, prompts, rank_0_metrics, serves, shards_of};
+use crate::path::{
+    answers, answers_right, apply_to_smoke, delete_object, gone, prompts, rank_0_metrics, serves, shards_of,
+};
 
 /// A draft model is copied to the node of rank 0 and counted there, guesses, and stays while it does; what is answered
 /// stays the same.
@@ -50,13 +52,7 @@ async fn guessed(cluster: &mut Cluster) -> Result<()> {
             })
             .await?;
         serves(cluster, "guessed").await?;
-        for (question, expect) in prompts()? {
-            let answer = ask::answer(&cluster.base_url(), "guessed", &question).await?;
-            ensure!(
-                answer.trim() == expect.trim(),
-                "\"{question}\" was answered \"{answer}\", not \"{expect}\""
-            );
-        }
+        answers_right(cluster, "guessed", prompts()?).await?;
         let shards = shards_of(cluster, "guessed").await?;
         reserved.push(["weightBytes", "kvBytes"].map(|bytes| shards[0]["spec"][bytes].as_u64().unwrap_or(0)));
     }

@@ -62,10 +62,20 @@ pub fn prompts() -> Result<Vec<(String, String)>> {
 
 /// Every prompt a smoke test uses is answered right, through both ranks.
 pub async fn smoke_prompts(cluster: &mut Cluster) -> Result<()> {
+    quickstart(cluster).await?;
     let prompts = prompts()?;
     ensure!(prompts.len() >= 5, "only {} prompts", prompts.len());
+    answers_right(cluster, "smoke", prompts).await
+}
+
+/// What a model answers is what these prompts expect.
+pub async fn answers_right(
+    cluster: &Cluster,
+    name: &str,
+    prompts: impl IntoIterator<Item = (String, String)>,
+) -> Result<()> {
     for (question, expect) in prompts {
-        let answer = ask::answer(&cluster.base_url(), "smoke", &question).await?;
+        let answer = ask::answer(&cluster.base_url(), name, &question).await?;
         ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
     }
     Ok(())
@@ -103,6 +113,7 @@ pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
 
 /// The real OpenAI SDK against the gateway.
 pub async fn openai_sdk(cluster: &mut Cluster) -> Result<()> {
+    quickstart(cluster).await?;
     let Some(python) = std::env::var_os("RUSSET_PYTHON") else {
         ensure!(std::env::var_os("CI").is_none(), "CI must set RUSSET_PYTHON; `cargo xtask test` does");
         println!("  RUSSET_PYTHON is not set: the SDK was not run; `cargo xtask test` sets it");
@@ -129,6 +140,7 @@ const ABANDONED: u32 = 900;
 
 /// More clients than slots connect and leave; the engine stops working for those who left.
 pub async fn disconnect(cluster: &mut Cluster) -> Result<()> {
+    quickstart(cluster).await?;
     let base = cluster.base_url();
     let engine = rank_0_metrics(cluster).await?;
     let before = metric(&engine, "vllm:generation_tokens_total").await?;
@@ -241,10 +253,7 @@ pub async fn tensor(cluster: &mut Cluster) -> Result<()> {
         let layers = &shard["status"]["layers"];
         ensure!(layers == "1/2 of 0-3 of 4", "a rank holds {layers}");
     }
-    for (question, expect) in prompts()? {
-        let answer = ask::answer(&cluster.base_url(), "tensor", &question).await?;
-        ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
-    }
+    answers_right(cluster, "tensor", prompts()?).await?;
     gone(cluster, "tensor").await
 }
 
@@ -267,13 +276,7 @@ pub async fn quantised_cache(cluster: &mut Cluster) -> Result<()> {
                 Ok(shards.len() == 1 && shards[0]["spec"]["engine"]["kvCache"] == kept)
             })
             .await?;
-        for (question, expect) in prompts()?.into_iter().take(8) {
-            let answer = ask::answer(&cluster.base_url(), "packed", &question).await?;
-            ensure!(
-                answer.trim() == expect.trim(),
-                "\"{question}\" was answered \"{answer}\", not \"{expect}\""
-            );
-        }
+        answers_right(cluster, "packed", prompts()?.into_iter().take(8)).await?;
         let shards = shards_of(cluster, "packed").await?;
         reserved.push(shards[0]["spec"]["kvBytes"].as_u64().context("no bytes are reserved")?);
     }

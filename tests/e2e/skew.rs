@@ -43,11 +43,7 @@ async fn answers(cluster: &mut Cluster) -> Result<()> {
     ready(cluster).await?;
     let shards = cluster.get("shards").await?;
     ensure!(shards["items"][0]["spec"]["nodeName"] == "node-b", "it is not on the older node: {shards}");
-    for (question, expect) in path::prompts()? {
-        let answer = ask::answer(&cluster.base_url(), "older", &question).await?;
-        ensure!(answer.trim() == expect.trim(), "\"{question}\" was answered \"{answer}\", not \"{expect}\"");
-    }
-    Ok(())
+    path::answers_right(cluster, "older", path::prompts()?).await
 }
 
 async fn adopts(cluster: &mut Cluster) -> Result<()> {

@@ -2,12 +2,13 @@
 //! knows nothing of projections and positions.
 
 use mlx_rs::{
-    Array, Device, DeviceType,
+    Array,
     error::Exception,
     fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention},
     ops::{arange, concatenate, indexing::TryIndexOp, select, softmax_axis},
 };
 
+use super::on_gpu;
 use crate::cache::form::{Held, Packed};
 
 /// Bytes of attention scores written down at the same time. MLX's own kernel on a GPU writes none; elsewhere
@@ -76,7 +77,7 @@ fn seen_quantised(queries: &Array, keys: &Packed, values: &Packed, scale: f32) -
 /// Bytes of scores that are written down for one position; none where MLX's own kernel writes none.
 fn row_of_scores(queries: &Array, held: &Held) -> Result<usize, Exception> {
     let (heads, width) = (queries.dim(1), queries.dim(3));
-    let on_gpu = matches!(Device::try_default()?.get_type()?, DeviceType::Gpu);
+    let on_gpu = on_gpu()?;
     // The widths MLX's kernel for prompts is built for.
     if on_gpu && matches!(held, Held::AsComputed { .. }) && matches!(width, 64 | 80 | 128) {
         return Ok(0);

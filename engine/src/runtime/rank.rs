@@ -154,12 +154,6 @@ impl Rank {
         self.blocks.clear();
     }
 
-    /// Why it takes no batch before that.
-    pub(super) fn disbanding(&self) -> RuntimeError {
-        let Part { rank, size, .. } = self.part;
-        RuntimeError::Disbanding { rank, size }
-    }
-
     /// Carries out an order on what is cached. Blocks are kept of what is `sound` once they are computed.
     pub(super) fn arrange(&mut self, order: Order, sound: impl Fn() -> bool) -> Result<(), RuntimeError> {
         match order {

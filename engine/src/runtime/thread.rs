@@ -14,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use mlx_rs::{Device, DeviceType};
 use russet_wire::partition::Part;
 use tokio::sync::oneshot;
 
@@ -28,6 +27,7 @@ use super::{
 use crate::{
     compute::{Addresses, Chosen, ComputeError, Draft, Progress, Step},
     kept::{Order, chain::Key},
+    layers::on_gpu,
     meter::Meter,
     pulse::Batches,
     shelf::{Record, Shelf},
@@ -96,6 +96,17 @@ pub(super) struct Shared {
     pub(super) meter: Meter,
 }
 
+impl Shared {
+    /// Whether what is computed counts: not from the call on that has the thread leave a group behind so many others.
+    fn sound(&self, disbanded: u64) -> Result<(), RuntimeError> {
+        if self.disbanded.load(Ordering::SeqCst) == disbanded { Ok(()) } else { Err(self.disbanding()) }
+    }
+
+    fn disbanding(&self) -> RuntimeError {
+        RuntimeError::Disbanding { rank: self.config.rank, size: self.config.size() }
+    }
+}
+
 /// Everything that belongs to the thread.
 pub(super) struct Thread {
     shared: Shared,
@@ -128,7 +139,8 @@ impl Thread {
                 Command::Disband(reply) => {
                     self.end(begun.drain(..));
                     self.disbanded += 1;
-                    drop(reply.send(self.disband().map_err(ComputeError::from)));
+                    self.disband();
+                    drop(reply.send(Ok(())));
                 }
                 Command::Run(steps, reply) => {
                     let run = self.begin(&steps, reply.in_detail());
@@ -153,7 +165,8 @@ impl Thread {
 
     fn load(&mut self) -> Result<(), RuntimeError> {
         if self.rank.is_some() {
-            return self.disband();
+            self.disband();
+            return Ok(());
         }
         let Shared { config, bytes, shelf, meter, .. } = &self.shared;
         prepare(config);
@@ -176,14 +189,13 @@ impl Thread {
     }
 
     /// Leaves the groups, with nothing in memory but weights.
-    fn disband(&mut self) -> Result<(), RuntimeError> {
+    fn disband(&mut self) {
         (self.trouble, self.lost) = (None, false);
         for rank in self.rank.iter_mut().chain(self.drafter.as_mut().map(Drafter::rank)) {
             rank.disband();
         }
         russet_mlx::distributed::forget();
         let _ = mlx_rs::memory::clear_cache();
-        Ok(())
     }
 
     fn begin(&mut self, steps: &[Step], in_detail: bool) -> Result<Run, RuntimeError> {
@@ -192,9 +204,10 @@ impl Thread {
         }
         let too_early = self.too_early("step");
         let rank = self.rank.as_mut().ok_or(too_early)?;
-        if self.lost || self.shared.disbanded.load(Ordering::SeqCst) != self.disbanded {
-            return Err(rank.disbanding());
+        if self.lost {
+            return Err(self.shared.disbanding());
         }
+        self.shared.sound(self.disbanded)?;
         rank.begin(steps, in_detail)
     }
 
@@ -210,7 +223,7 @@ impl Thread {
         {
             tracing::warn!(%error, slot, "the draft model keeps what it has read");
         }
-        let sound = || self.shared.disbanded.load(Ordering::SeqCst) == self.disbanded;
+        let sound = || self.shared.sound(self.disbanded).is_ok();
         if let Some(Err(error)) = self.rank.as_mut().map(|rank| rank.arrange(order, sound)) {
             self.trouble = Some(error);
         }
@@ -229,15 +242,8 @@ impl Thread {
 
     /// Waits for batches and answers.
     fn end(&mut self, begun: impl Iterator<Item = Begun>) {
-        let Shared { disbanded, config, .. } = &self.shared;
-        let size = config.layers_per_rank.as_ref().map_or(1, Vec::len) as u32;
-        let disbanding = || RuntimeError::Disbanding { rank: config.rank, size };
         for begun in begun {
-            let sound = || match disbanded.load(Ordering::SeqCst) == self.disbanded {
-                true => Ok(()),
-                false => Err(disbanding()),
-            };
-            self.lost |= begun.end(sound);
+            self.lost |= begun.end(|| self.shared.sound(self.disbanded));
         }
     }
 
@@ -316,7 +322,5 @@ impl Begun {
 /// Batches that MLX is given before the first one's tokens are read. On a CPU to begin one is to compute nearly all of it,
 /// and what the one before it brought would be told that much later: in a group others wait for that.
 fn most_begun(config: &RuntimeConfig) -> usize {
-    let ranks = config.layers_per_rank.as_ref().map_or(1, Vec::len);
-    let on_gpu = matches!(Device::try_default().and_then(|device| device.get_type()), Ok(DeviceType::Gpu));
-    if ranks > 1 && !on_gpu { 1 } else { 2 }
+    if config.size() > 1 && !on_gpu().unwrap_or_default() { 1 } else { 2 }
 }
