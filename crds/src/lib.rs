@@ -28,7 +28,7 @@ mod spread;
 mod tier;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt as _;
 
@@ -76,8 +76,27 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         Benchmark::crd(),
     ];
     let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
-    versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()).for_each(signed);
+    for schema in versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut()) {
+        each(schema, &mut signed);
+        if let Some(spec) = schema.properties.as_mut().and_then(|fields| fields.get_mut("spec")) {
+            each(spec, &mut emptied);
+        }
+    }
     all
+}
+
+/// Visits a schema and all that are in it.
+fn each(schema: &mut JSONSchemaProps, visit: &mut impl FnMut(&mut JSONSchemaProps)) {
+    visit(schema);
+    schema.properties.iter_mut().flatten().for_each(|(_, field)| each(field, visit));
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(items)) => each(items, visit),
+        Some(JSONSchemaPropsOrArray::Schemas(several)) => several.iter_mut().for_each(|one| each(one, visit)),
+        None => {}
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        each(values, visit);
+    }
 }
 
 /// Kubernetes knows signed numbers alone and warns of every other format. The types' minimum of 0 stays.
@@ -85,13 +104,21 @@ fn signed(schema: &mut JSONSchemaProps) {
     if let Some(format @ ("uint32" | "uint64")) = schema.format.as_deref() {
         schema.format = Some(format[1..].to_owned());
     }
-    schema.properties.iter_mut().flatten().for_each(|(_, field)| signed(field));
-    match &mut schema.items {
-        Some(JSONSchemaPropsOrArray::Schema(items)) => signed(items),
-        Some(JSONSchemaPropsOrArray::Schemas(each)) => each.iter_mut().for_each(signed),
-        None => {}
-    }
-    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        signed(values);
+}
+
+/// An object or a list that may be left out has the empty one as its default. Server-side apply of `{}` to one that
+/// had fields makes `null` of it (kubernetes/kubernetes#117447; 1.36.0 to 1.36.2 do not), which is refused where
+/// there is no default.
+fn emptied(schema: &mut JSONSchemaProps) {
+    let required = schema.required.clone().unwrap_or_default();
+    for (name, field) in schema.properties.iter_mut().flatten() {
+        let empty = match field.type_.as_deref() {
+            Some("object") => serde_json::json!({}),
+            Some("array") => serde_json::json!([]),
+            _ => continue,
+        };
+        if !required.contains(name) && field.nullable != Some(true) && field.required.is_none() {
+            field.default.get_or_insert(JSON(empty));
+        }
     }
 }

@@ -95,3 +95,36 @@ fn committed_reference_is_what_the_types_say() {
         "docs/reference/api.md differs from the types: run `cargo xtask codegen` and commit"
     );
 }
+
+/// What one may leave out one may also empty: by server-side apply that is `null` on a real API server, which puts the
+/// default there, or refuses it where there is none.
+#[test]
+fn what_a_spec_may_leave_out_may_be_emptied() {
+    fn walk(path: &str, schema: &serde_json::Value, seen: &mut usize) {
+        let required = schema["required"].as_array().cloned().unwrap_or_default();
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            if matches!(field["type"].as_str(), Some("object" | "array"))
+                && !required.contains(&name.as_str().into())
+            {
+                assert!(field["nullable"] == true || !field["default"].is_null(), "{path} cannot be emptied");
+                *seen += 1;
+            }
+            walk(&path, field, seen);
+        }
+        walk_values(path, schema, seen);
+    }
+    fn walk_values(path: &str, schema: &serde_json::Value, seen: &mut usize) {
+        for values in ["items", "additionalProperties"] {
+            if schema[values].is_object() {
+                walk(&format!("{path}[]"), &schema[values], seen);
+            }
+        }
+    }
+    let mut seen = 0;
+    for crd in russet_crds::all() {
+        let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+        walk(&crd.spec.names.kind, &schema["openAPIV3Schema"]["properties"]["spec"], &mut seen);
+    }
+    assert!(seen > 20, "only {seen} fields were looked at");
+}
