@@ -26,6 +26,7 @@ async fn until(cluster: &mut Cluster, what: &str, key: Option<&str>, expected: u
 
 /// Create, use, exhaust, revoke, delete.
 pub async fn keys(cluster: &mut Cluster) -> Result<()> {
+    crate::path::quickstart(cluster).await?;
     ensure!(status(cluster, None).await?.0 == 200, "loopback is open before there is a key");
     let key = cluster.russet(&["key", "create", "one"]).await?.trim().to_owned();
     let tried = used(cluster, &key).await;

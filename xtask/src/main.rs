@@ -12,6 +12,7 @@ mod oracles;
 mod python;
 mod setup;
 mod skew;
+mod slice;
 mod step;
 mod suites;
 mod tidy;
@@ -32,6 +33,7 @@ cargo xtask VERB
   codegen           CRD YAML and API reference from the Rust types
   oracle [SUITE]    suites that need programs of others: kubectl, seen, charts, store,
                     attempts, kubernetes, clocks, etcd; `build` only builds the programs
+  slice             what of the long suites CI runs on this commit
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine
   bench AREA        measure: faults   [--json] [--write]
   proof AREA [N] [ONLY]
@@ -63,6 +65,7 @@ fn run() -> Result<()> {
         Some("tidy") => tidy::run(),
         Some("codegen") => suites::codegen(),
         Some("macos") => macos::run(),
+        Some("slice") => slice::print(),
         Some("skew") => skew::run(rest),
         Some("bench") => bench::bench(rest),
         Some("proof") => bench::proof(rest),

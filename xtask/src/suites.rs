@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::slice::{ETCD, Half, KUBERNETES, Slice, commit};
 use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies.
@@ -49,21 +50,15 @@ pub fn test() -> Result<()> {
         tests.env(name, value);
     }
     if std::env::var_os("RUSSET_SLICE").is_none() {
-        tests.env("RUSSET_SLICE", slice()?.to_string());
+        tests.env("RUSSET_SLICE", commit()?.to_string());
     }
+    tests.envs(Slice::of_this_run()?.scenarios(Half::One));
     let (tally, clean) = counted(&mut tests)?;
     println!("▸ tests took {:.0} s in all", started.elapsed().as_secs_f64());
     println!("{tally}");
     ensure!(clean && tally.failed == 0, "tests failed");
     ensure!(tally.passed > 0, "no test ran");
     Ok(())
-}
-
-/// Which part of the long suites this commit runs. `RUSSET_SLICE=all` runs them whole.
-fn slice() -> Result<u32> {
-    let output = Command::new("git").args(["rev-parse", "--short=7", "HEAD"]).output()?;
-    let hash = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    u32::from_str_radix(hash.get(..7).unwrap_or("0"), 16).with_context(|| format!("commit {hash:?}"))
 }
 
 /// A suite that needs programs built from Go modules: its name, its test binary, what that is told, and
@@ -73,8 +68,8 @@ struct OracleSuite {
     test: &'static str,
     /// What it runs, by the variables that name them.
     programs: &'static [&'static str],
-    /// In CI half of the commits run it; `None` for every commit.
-    half: Option<u32>,
+    /// The slice of CI that runs it; `None` for every one.
+    slice: Option<u32>,
     environment: &'static [(&'static str, &'static str)],
     arguments: &'static [&'static str],
 }
@@ -85,7 +80,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "kubectl",
         test: "conformance",
         programs: &[oracles::KUBECTL],
-        half: None,
+        slice: Some(ETCD),
         environment: &[],
         arguments: &["--skip", "charts::"],
     },
@@ -93,7 +88,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "seen",
         test: "e2e",
         programs: &[oracles::PROMETHEUS, oracles::PROMTOOL],
-        half: None,
+        slice: None,
         environment: &[("RUSSET_SEEN", "1")],
         arguments: &[],
     },
@@ -101,7 +96,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "charts",
         test: "conformance",
         programs: REAL,
-        half: Some(0),
+        slice: Some(KUBERNETES),
         environment: &[],
         arguments: &["charts::"],
     },
@@ -109,7 +104,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "store",
         test: "etcd",
         programs: &[oracles::ETCD],
-        half: Some(1),
+        slice: Some(ETCD),
         environment: &[],
         arguments: &[],
     },
@@ -117,7 +112,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "attempts",
         test: "attempts",
         programs: REAL,
-        half: Some(0),
+        slice: Some(KUBERNETES),
         environment: &[("RUSSET_CONTROL_PLANE", "kubernetes")],
         arguments: &[],
     },
@@ -125,7 +120,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "kubernetes",
         test: "e2e",
         programs: REAL,
-        half: Some(0),
+        slice: Some(KUBERNETES),
         environment: &[("RUSSET_CONTROL_PLANE", "kubernetes")],
         arguments: &[],
     },
@@ -133,7 +128,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "clocks",
         test: "e2e",
         programs: &[oracles::LIBFAKETIME],
-        half: Some(1),
+        slice: Some(ETCD),
         environment: &[("RUSSET_CLOCKS", "1")],
         arguments: &[],
     },
@@ -141,7 +136,7 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         name: "etcd",
         test: "e2e",
         programs: &[oracles::ETCD, oracles::KUBECTL, oracles::FLUX],
-        half: Some(1),
+        slice: Some(ETCD),
         environment: &[("RUSSET_CONTROL_PLANE", "etcd")],
         arguments: &[],
     },
@@ -167,15 +162,9 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static OracleSuite>> {
             known.join(", ")
         );
     }
-    let told = std::env::var("RUSSET_SLICE").ok();
-    let half = match told.as_deref() {
-        Some("all") => None,
-        Some(slice) => Some(slice.parse::<u32>().context("RUSSET_SLICE is a number or all")? % 2),
-        None if std::env::var_os("CI").is_some() => Some(slice()? % 2),
-        None => None,
-    };
+    let slice = Slice::of_this_run()?;
     let wanted = |suite: &&OracleSuite| match arguments.is_empty() {
-        true => half.is_none() || suite.half.is_none() || suite.half == half,
+        true => suite.slice.is_none_or(|number| slice.runs(number)),
         false => arguments.iter().any(|argument| argument == suite.name),
     };
     Ok(ORACLE_SUITES.iter().filter(wanted).collect())
@@ -215,6 +204,9 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
+        if arguments.is_empty() {
+            tests.envs(Slice::of_this_run()?.scenarios(Half::Other));
+        }
         let (tally, well) = counted(&mut tests)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",
