@@ -217,7 +217,7 @@ impl Compute for Runtime {
             });
             (*key, record)
         };
-        std::thread::spawn(move || {
+        let fetching = std::thread::Builder::new().name("fetch".to_owned()).spawn(move || {
             let mut came = 0;
             for keys in keys.chunks(blocks::AT_ONCE) {
                 let (filled, count) = mpsc::channel();
@@ -233,6 +233,10 @@ impl Compute for Runtime {
             }
             let _ = reply.send(Ok(came));
         });
+        if let Err(error) = fetching {
+            // Its end of the answer is gone with it, so nothing came.
+            tracing::warn!(%error, "no thread to read blocks from disk: the prompt is read again");
+        }
         answer
     }
 

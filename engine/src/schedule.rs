@@ -15,6 +15,7 @@ mod batch;
 mod caller;
 pub mod deadline;
 pub mod deal;
+mod desk;
 mod entrance;
 mod guesses;
 mod job;
@@ -25,6 +26,7 @@ mod slots;
 pub mod smoke;
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +47,7 @@ use crate::tokens::Tokens;
 use batch::{Asked, Begun, Done, Lap, Work};
 use caller::unavailable;
 use deal::{Ready, Turn, deal};
+use desk::Desk;
 pub use entrance::Entrance;
 use job::Job;
 pub use places::MOST_WAITING;
@@ -107,6 +110,9 @@ const GATHERING: Duration = Duration::from_millis(1);
 
 impl Schedule {
     /// A loop over the slots of `room`, and its entrance.
+    ///
+    /// # Errors
+    /// The system gives no threads.
     pub fn new(
         compute: Arc<dyn Compute>,
         followers: Followers,
@@ -115,7 +121,7 @@ impl Schedule {
         metrics: Metrics,
         room: Room,
         root: Key,
-    ) -> (Self, Entrance) {
+    ) -> io::Result<(Self, Entrance)> {
         let Room { context_tokens, max_sequences, kv_tokens, stages, keeps, guesses } = room;
         let feed = Feed::default();
         let shelved = followers.shelved_everywhere(compute.shelved());
@@ -132,6 +138,7 @@ impl Schedule {
         let born = Instant::now();
         let entrance = Entrance {
             jobs: sender,
+            desk: Desk::open()?,
             tokens: tokens.clone(),
             context_tokens,
             kv_tokens,
@@ -168,7 +175,7 @@ impl Schedule {
             costs: Costs::default(),
             draft_failed: false,
         };
-        (schedule, entrance)
+        Ok((schedule, entrance))
     }
 
     /// Runs until the rank failed, or until it was asked to stop and everything is answered.

@@ -353,7 +353,7 @@ async fn work(
         Ok(followers) => followers,
         Err(failure) => return life.fail_with(failure),
     };
-    let (schedule, door) = Schedule::new(
+    let opened = Schedule::new(
         compute,
         followers.clone(),
         Arc::new(tokens),
@@ -372,6 +372,10 @@ async fn work(
         },
         Key::root(identity::of_model(&args.model_dir).as_bytes()),
     );
+    let (schedule, door) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return life.fail(format!("cannot start the threads that read requests: {error}")),
+    };
     life.advance(Phase::Loaded, "joined; tries the smoke prompt");
     let tries =
         async { if args.no_smoke_prompt { Ok(()) } else { schedule.smoke(args.context_tokens).await } };

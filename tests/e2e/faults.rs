@@ -10,6 +10,7 @@ pub mod frozen;
 mod memory;
 mod network;
 mod rollout;
+mod starved;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
         ("losing_any_rank_while_it_joins_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Join))),
         ("losing_any_rank_in_a_prompt_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Prompt))),
         ("losing_any_rank_in_answers_breaks_no_stream", |c| Box::pin(campaign::strike(c, Aim::Answer))),
+        ("losing_the_memory_of_rank_0_breaks_no_stream", |c| Box::pin(starved::rank(c, 0))),
+        ("losing_the_memory_of_rank_1_breaks_no_stream", |c| Box::pin(starved::rank(c, 1))),
         ("losing_one_of_two_replicas_breaks_no_stream", |c| Box::pin(replica(c))),
         ("losing_an_agent_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::agents(c))),
         ("losing_serve_to_a_freeze_disturbs_no_stream", |c| Box::pin(frozen::serve(c))),

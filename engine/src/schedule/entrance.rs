@@ -12,6 +12,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
 use super::caller::{Caller, unavailable};
+use super::desk::Desk;
 use super::job::Job;
 use super::places::Places;
 use super::pool;
@@ -28,6 +29,7 @@ use crate::tokens::{Tokens, TokensError};
 #[derive(Clone)]
 pub struct Entrance {
     pub(super) jobs: UnboundedSender<Job>,
+    pub(super) desk: Desk,
     pub(super) tokens: Arc<Tokens>,
     pub(super) context_tokens: u32,
     pub(super) kv_tokens: u64,
@@ -68,7 +70,7 @@ impl Entrance {
             }
         };
         let entrance = self.clone();
-        tokio::task::spawn_blocking(move || {
+        self.desk.take(move || {
             let (sequence, over) = match entrance.prepare(&request) {
                 Ok(prepared) => prepared,
                 Err(failure) => return caller.fail(failure),

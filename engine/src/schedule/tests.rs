@@ -48,7 +48,8 @@ impl Lab {
             metrics.clone(),
             room,
             Key::root(b"m"),
-        );
+        )
+        .unwrap();
         life.advance(Phase::Serving, "");
         tokio::spawn(schedule.run());
         Self { fake, entrance, metrics, life, _model: model }

@@ -1,0 +1,54 @@
+//! Memory that the system does not give: from one moment on a rank is given nothing more, as on a machine that is full.
+//! Whatever its libraries make of that, the streams beside the request that needed more go on, and an engine that has
+//! room again answers.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use russet_tests::ask::{self, End};
+use russet_tests::cluster::Cluster;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::json;
+
+use super::{TOKENS, answers_again, continued, expected, finish_elsewhere, sound};
+use crate::path;
+
+/// A rank is starved in the middle of a stream, and a prompt comes that needs more than it has.
+pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
+    // New engines: one that has read such a prompt before has the room for it.
+    path::quickstart(cluster).await?;
+    path::delete(cluster).await?;
+    let undisturbed = expected(cluster).await?;
+    let engines = cluster.engines().await?;
+    let (_, pid) = *engines
+        .iter()
+        .find(|(known, _)| *known == rank)
+        .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let before = continued(cluster).await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    starve(pid)?;
+    let sums: Vec<String> = (10..110).map(|number| format!("{number} + 25")).collect();
+    let body = ask::question("smoke", &sums.join(", "), json!({"max_tokens": 20, "ignore_eos": true}));
+    let url = cluster.base_url();
+    let hungry = tokio::spawn(async move { anyhow::Ok(ask::ask(&url, &body).await?.finish().await) });
+    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    println!("fault: rank {rank} without memory, stream stood still = {:.2} of 30", longest.as_secs_f64());
+    let end = hungry.await??;
+    ensure!(matches!(end, End::Finished(_) | End::Failed(_)), "what needed the memory ended with {end:?}");
+    println!("  what needed the memory ended with {end:?}");
+    cluster
+        .until("the starved rank is gone", async |_| Ok(!Path::new(&format!("/proc/{pid}")).exists()))
+        .await?;
+    ensure!(continued(cluster).await? > before, "the stream did not go on elsewhere");
+    answers_again(cluster).await?;
+    path::ready(cluster).await?;
+    sound(cluster).await
+}
+
+/// Has a process get no more memory to write to than it has.
+fn starve(pid: i32) -> Result<()> {
+    // Less than it has, so that not even what it gives back is had again; none at all would count as no limit.
+    let limit = Rlimit { current: Some(4096), maximum: None };
+    prlimit(Pid::from_raw(pid), Resource::Data, limit).with_context(|| format!("cannot limit {pid}"))?;
+    Ok(())
+}
