@@ -245,7 +245,7 @@ fn area(arguments: &[String]) -> Result<&'static Area> {
 
 fn prepare() -> Result<mlx::Prepared> {
     let prepared = setup::all()?;
-    suites::build()?;
+    suites::build(&[])?;
     Ok(prepared)
 }
 

@@ -25,7 +25,7 @@ cargo xtask VERB
   demo [--once]     install what is missing, build, run two nodes and ask a question
   test              every test that needs no Go oracle
   setup             install what is missing, prepare MLX and Python
-  build             build everything
+  build [--tests]   build everything; what tests it too
   lint              fmt, clippy, tidy
   tidy              the invariants of ARCHITECTURE.md
   macos             whether all but MLX's half of the engine compiles for Macs
@@ -59,7 +59,7 @@ fn run() -> Result<()> {
         Some("test") => suites::test(),
         Some("oracle") => suites::oracle(rest),
         Some("setup") => setup::all().map(|_| ()),
-        Some("build") => suites::build(),
+        Some("build") => suites::build(rest),
         Some("lint") => suites::lint(),
         Some("deny") => deny::run(),
         Some("tidy") => tidy::run(),

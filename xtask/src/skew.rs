@@ -23,7 +23,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         },
     };
     let prepared = setup::all()?;
-    suites::build()?;
+    suites::build(&[])?;
     let far = built(&revision)?;
     println!("▸ the far machine runs {revision}");
     let status = cargo::command(&prepared, &["test", "--workspace", "--test", "e2e"])

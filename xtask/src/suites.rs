@@ -13,9 +13,17 @@ use anyhow::{Context, Result, ensure};
 use crate::slice::{ETCD, Half, KUBERNETES, Slice, commit};
 use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
-/// Everything, so that programs and tests share one set of dependencies.
-pub fn build() -> Result<()> {
-    build_with(&setup::all()?)
+/// Everything, so that programs and tests share one set of dependencies; with `--tests` what tests it too.
+pub fn build(arguments: &[String]) -> Result<()> {
+    let prepared = setup::all()?;
+    build_with(&prepared)?;
+    match arguments {
+        [] => Ok(()),
+        [tests] if tests == "--tests" => {
+            cargo::run(&mut cargo::command(&prepared, &["test", "--workspace", "--no-run"]))
+        }
+        _ => anyhow::bail!("cargo xtask build takes --tests alone"),
+    }
 }
 
 fn build_with(prepared: &mlx::Prepared) -> Result<()> {
