@@ -1,8 +1,9 @@
 //! What every handler shares: the store, the table of kinds, the policies, the keys. It only holds them.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::admission::Admission;
 use crate::auth::Policies;
@@ -29,6 +30,8 @@ pub struct Api {
     pub metrics: Metrics,
     /// Turns true when the server stops; watches end then.
     pub stopping: watch::Receiver<bool>,
+    /// The last to be dropped of all this: whoever listens knows then that the store is closed.
+    pub closed: mpsc::Sender<Infallible>,
 }
 
 /// Waits until the server stops.

@@ -30,13 +30,15 @@ pub mod store;
 pub mod table;
 pub mod verbs;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -143,9 +145,9 @@ pub struct Running {
     addr: SocketAddr,
     authority: Arc<Authority>,
     kubeconfig: PathBuf,
-    api: Arc<Api>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
+    closed: mpsc::Receiver<Infallible>,
 }
 
 impl Running {
@@ -174,23 +176,27 @@ impl Running {
         &self.kubeconfig
     }
 
-    /// Its state, for those who serve more beside it.
-    pub fn api(&self) -> &Arc<Api> {
-        &self.api
-    }
-
-    /// Stops: watches end, connections finish, the store closes.
+    /// Stops: watches end, connections finish, the store closes. Its file is free afterwards, unless a request takes
+    /// longer than [`PARTING`].
     pub async fn shutdown(self) {
-        self.stop.send_replace(true);
-        for task in self.tasks {
+        let Self { stop, tasks, mut closed, .. } = self;
+        stop.send_replace(true);
+        for task in tasks {
             if let Err(error) = task.await
                 && error.is_panic()
             {
                 tracing::error!(%error, "a task of the server panicked");
             }
         }
+        // Handlers run to their ends although their connections were cut.
+        if tokio::time::timeout(PARTING, closed.recv()).await.is_err() {
+            tracing::warn!("a request still runs {} s after the server stopped", PARTING.as_secs());
+        }
     }
 }
+
+/// How long requests may take that run when the server stops, once their connections are cut.
+const PARTING: Duration = Duration::from_secs(5);
 
 /// Starts a server: it answers once this returns.
 pub async fn start(config: Config) -> Result<Running, Error> {
@@ -220,6 +226,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
     let acceptor = TlsAcceptor::from(Arc::new(tls::config(&authority, resolver.clone())?));
 
     let (stop, stopping) = watch::channel(false);
+    let (open, closed) = mpsc::channel(1);
     let api = Arc::new(Api {
         kinds: Kinds::load(&*store),
         policies: Policies::load(&*store),
@@ -229,6 +236,7 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         documents: discovery::Documents::default(),
         store,
         stopping,
+        closed: open,
     });
     bootstrap::run(&api, &authority).await?;
 
@@ -254,5 +262,5 @@ pub async fn start(config: Config) -> Result<Running, Error> {
         tasks.push(gc::until_stopped(&api, gc::mirrors::run(api.clone())));
     }
     tracing::info!(%addr, "the API server answers");
-    Ok(Running { addr, authority, kubeconfig, api, stop, tasks })
+    Ok(Running { addr, authority, kubeconfig, stop, tasks, closed })
 }

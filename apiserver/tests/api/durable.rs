@@ -64,6 +64,37 @@ async fn a_controller_follows_a_server_through_its_restart() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stopped_among_writes_leaves_its_file_to_the_next_one() {
+    let mut place = Place::anew();
+    for round in 0..25 {
+        let cluster = Cluster::start_in(place).await;
+        let busy: Vec<_> = (0..16)
+            .map(|client| {
+                let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+                tokio::spawn(async move {
+                    for number in 0.. {
+                        let name = format!("map-{round}-{client}-{number}");
+                        let map = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+                        maps.create(&PostParams::default(), &map).await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+        let last = format!("map-{round}-15-0");
+        cluster.eventually("writes are answered", || async { maps.get(&last).await.is_ok() }).await;
+        drop(maps);
+        // Whoever asked is gone, and what was asked is still being written.
+        for client in busy {
+            client.abort();
+            assert!(client.await.unwrap_err().is_cancelled(), "a write failed before the server stopped");
+        }
+        // A server does not start on a file that another one has open.
+        place = cluster.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn a_port_or_a_directory_in_use_is_an_error_that_says_what_to_do() {
     let cluster = Cluster::start_in(Place::in_a_file()).await;

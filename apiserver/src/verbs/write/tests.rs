@@ -87,6 +87,7 @@ async fn a_write_that_begins_anew_gets_no_new_time() {
         documents: crate::discovery::Documents::default(),
         store: store.clone(),
         stopping,
+        closed: tokio::sync::mpsc::channel(1).0,
     });
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "one"}});
     crate::bootstrap::ensure(&api, "", namespace).await.unwrap();
