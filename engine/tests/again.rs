@@ -76,15 +76,14 @@ async fn serves(engine: &Engine, epoch: u64) -> pb::EngineState {
     .await
 }
 
-/// Bytes of weights that were read, and bytes that MLX holds while nothing runs: as few as before, if that is known.
-async fn at_rest(engine: &Engine, before: Option<u64>) -> (u64, u64) {
+/// Bytes of weights that were read, once MLX holds nothing else. What ran is freed a moment after it was answered.
+async fn at_rest(engine: &Engine) -> u64 {
     let rests = |state: &pb::EngineState| {
-        state.loaded_bytes > 0
-            && state.running == 0
-            && before.is_none_or(|before| state.memory_bytes <= before)
+        state.loaded_bytes > 0 && state.running == 0 && state.memory_bytes <= state.loaded_bytes
     };
     let state = engine.until(rests).await;
-    (state.loaded_bytes, state.memory_bytes)
+    assert!(rests(&state), "{state:?} is not at rest");
+    state.loaded_bytes
 }
 
 /// Entries of a folder that the system keeps of a process, where it does.
@@ -137,7 +136,7 @@ async fn a_rank_that_is_left_forms_the_group_anew_and_reads_no_weights() {
         let mut rank0 = lab.begin(own.path(), &formation, 0);
         let mut rank1 = lab.begin(model.path(), &formation, 1);
         let expected = answer(&lab, &rank0, question()).await;
-        let (loaded, rest) = at_rest(&rank0, None).await;
+        let loaded = at_rest(&rank0).await;
         // Whoever reads them again now finds nothing.
         std::fs::remove_file(own.path().join("model.safetensors")).unwrap();
         let mut open: Option<(usize, usize)> = None;
@@ -161,7 +160,7 @@ async fn a_rank_that_is_left_forms_the_group_anew_and_reads_no_weights() {
             assert_eq!(state.loaded_bytes, loaded);
             let again = answer(&lab, &rank0, question()).await;
             assert_eq!(again, expected, "{layers:?} by {members}, {moment:?}");
-            assert_eq!(at_rest(&rank0, Some(rest)).await, (loaded, rest));
+            assert_eq!(at_rest(&rank0).await, loaded);
             // Connections of before and the threads that read them are gone, or soon will be.
             let now = || (count(&rank0, "fd"), count(&rank0, "task"));
             let most = *open.get_or_insert_with(now);

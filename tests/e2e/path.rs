@@ -83,6 +83,8 @@ pub async fn answers_right(
 
 /// Health and metrics of every process.
 pub async fn metrics(cluster: &mut Cluster) -> Result<()> {
+    quickstart(cluster).await?;
+    answers(cluster, "smoke").await?;
     let client = ask::client()?;
     let gateway = format!("http://127.0.0.1:{}", cluster.gateway_port);
     let mut wanted: Vec<(String, &str)> = vec![(gateway, "russet_gateway_request_total")];
