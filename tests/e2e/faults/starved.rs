@@ -7,7 +7,6 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use russet_tests::ask::{self, End};
 use russet_tests::cluster::Cluster;
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 
 use super::{TOKENS, answers_again, continued, expected, finish_elsewhere, sound};
@@ -46,9 +45,17 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
 }
 
 /// Has a process get no more memory to write to than it has.
+#[cfg(target_os = "linux")]
 fn starve(pid: i32) -> Result<()> {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
     // Less than it has, so that not even what it gives back is had again; none at all would count as no limit.
     let limit = Rlimit { current: Some(4096), maximum: None };
     prlimit(Pid::from_raw(pid), Resource::Data, limit).with_context(|| format!("cannot limit {pid}"))?;
     Ok(())
+}
+
+/// A process limits itself alone here.
+#[cfg(not(target_os = "linux"))]
+fn starve(pid: i32) -> Result<()> {
+    anyhow::bail!("nobody can limit the memory of process {pid} but itself on this system")
 }
