@@ -177,7 +177,7 @@ impl Running {
     }
 
     /// Stops: watches end, connections finish, the store closes. Its file is free afterwards, unless a request takes
-    /// longer than [`PARTING`].
+    /// more than 5 s.
     pub async fn shutdown(self) {
         let Self { stop, tasks, mut closed, .. } = self;
         stop.send_replace(true);

@@ -112,9 +112,6 @@ fn what_a_spec_may_leave_out_may_be_emptied() {
             }
             walk(&path, field, seen);
         }
-        walk_values(path, schema, seen);
-    }
-    fn walk_values(path: &str, schema: &serde_json::Value, seen: &mut usize) {
         for values in ["items", "additionalProperties"] {
             if schema[values].is_object() {
                 walk(&format!("{path}[]"), &schema[values], seen);

@@ -221,14 +221,26 @@ pub async fn gateway(cluster: &mut Cluster) -> Result<()> {
     sound(cluster).await
 }
 
+/// The process of a rank.
+async fn engine_of(cluster: &Cluster, rank: i64) -> Result<i32> {
+    let engines = cluster.engines().await?;
+    let found = engines.iter().find(|(known, _)| *known == rank);
+    found.map(|(_, pid)| *pid).with_context(|| format!("no engine of rank {rank}: {engines:?}"))
+}
+
+/// Waits until the process of a lost rank is gone.
+async fn ended(cluster: &mut Cluster, pid: i32) -> Result<()> {
+    let path = format!("/proc/{pid}");
+    cluster
+        .until("the process of the lost rank is gone", async |_| Ok(!std::path::Path::new(&path).exists()))
+        .await
+}
+
 /// A rank dies: the group forms anew by itself, and its streams go on where they were.
 pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
     let engines = cluster.engines().await?;
-    let (_, pid) = *engines
-        .iter()
-        .find(|(known, _)| *known == rank)
-        .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let pid = engine_of(cluster, rank).await?;
     let before = continued(cluster).await?;
     let mut answers = [path::endless(cluster, TOKENS).await?, path::endless(cluster, TOKENS).await?];
     kill(pid);

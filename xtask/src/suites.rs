@@ -15,15 +15,14 @@ use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` what tests it too.
 pub fn build(arguments: &[String]) -> Result<()> {
+    let tests = arguments == ["--tests"];
+    ensure!(tests || arguments.is_empty(), "cargo xtask build takes --tests alone");
     let prepared = setup::all()?;
     build_with(&prepared)?;
-    match arguments {
-        [] => Ok(()),
-        [tests] if tests == "--tests" => {
-            cargo::run(&mut cargo::command(&prepared, &["test", "--workspace", "--no-run"]))
-        }
-        _ => anyhow::bail!("cargo xtask build takes --tests alone"),
+    if tests {
+        cargo::run(&mut cargo::command(&prepared, &["test", "--workspace", "--no-run"]))?;
     }
+    Ok(())
 }
 
 fn build_with(prepared: &mlx::Prepared) -> Result<()> {
@@ -198,6 +197,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         return Ok(());
     }
     let suites = chosen(arguments)?;
+    let half = if arguments.is_empty() { Slice::of_this_run()?.scenarios(Half::Other) } else { None };
     let (prepared, python) = setup::with_python()?;
     let programs = programs(&suites)?;
     build_with(&prepared)?;
@@ -212,9 +212,7 @@ pub fn oracle(arguments: &[String]) -> Result<()> {
         tests.env("RUSSET_ORACLES", "1").env("RUSSET_PYTHON", python.interpreter());
         tests.envs(&programs);
         tests.envs(suite.environment.iter().copied()).env_remove("KUBECONFIG");
-        if arguments.is_empty() {
-            tests.envs(Slice::of_this_run()?.scenarios(Half::Other));
-        }
+        tests.envs(half.clone());
         let (tally, well) = counted(&mut tests)?;
         println!(
             "▸ {}: {} passed, {} failed, {} skipped, {:.0} s",

@@ -21,7 +21,7 @@ use self::drawn::{Drawn, Fault};
 use self::seat::{Seat, Stage};
 use self::streams::Streams;
 use super::frozen::Frozen;
-use super::{answers_again, sound};
+use super::{answers_again, ended, sound};
 use crate::path;
 
 pub use self::drawn::Aim;
@@ -109,9 +109,7 @@ pub async fn strike(cluster: &mut Cluster, aim: Aim) -> Result<()> {
     answers_again(cluster).await?;
     path::ready(cluster).await?;
     drop(frozen);
-    cluster
-        .until("the struck rank is gone", async |_| Ok(!Path::new(&format!("/proc/{pid}")).exists()))
-        .await?;
+    ended(cluster, pid).await?;
     ensure!(cluster.engines().await?.iter().all(|(_, new)| *new != pid), "the struck engine is still named");
     sound(cluster).await
 }

@@ -1,7 +1,6 @@
 //! SIGSTOP: a process that is there, keeps its connections and does nothing. For everybody else it
 //! looks like a machine without power or a network that swallows everything.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,8 @@ use russet_tests::control_plane::Role;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    TOKENS, answers_again, continued, expected, finish_elsewhere, finish_undisturbed, sound, still_right,
+    TOKENS, answers_again, continued, ended, engine_of, expected, finish_elsewhere, finish_undisturbed,
+    sound, still_right,
 };
 use crate::path;
 
@@ -50,11 +50,7 @@ impl Drop for Frozen {
 /// A rank freezes: the group forms anew, the stream goes on where it was, the frozen process is gone.
 pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let undisturbed = expected(cluster).await?;
-    let engines = cluster.engines().await?;
-    let (_, pid) = *engines
-        .iter()
-        .find(|(known, _)| *known == rank)
-        .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let pid = engine_of(cluster, rank).await?;
     let before = continued(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     let _frozen = Frozen::new(&[pid])?;
@@ -63,9 +59,7 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     answers_again(cluster).await?;
     ensure!(continued(cluster).await? > before, "the stream did not go on elsewhere");
     path::ready(cluster).await?;
-    cluster
-        .until("the frozen rank is gone", async |_| Ok(!Path::new(&format!("/proc/{pid}")).exists()))
-        .await?;
+    ended(cluster, pid).await?;
     sound(cluster).await
 }
 

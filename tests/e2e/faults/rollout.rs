@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use russet_tests::ask::End;
 use russet_tests::cluster::{Cluster, condition, kill};
 
-use super::{TOKENS, answers_again, expected, finish_elsewhere, sound};
+use super::{TOKENS, answers_again, engine_of, expected, finish_elsewhere, sound};
 use crate::path;
 
 /// The context grows by a little or shrinks back, which is another plan every time.
@@ -44,8 +44,7 @@ pub async fn edit(cluster: &mut Cluster) -> Result<()> {
 /// A rank dies whose deployment was deleted: nobody will ever go on with what it answered.
 pub async fn deletion(cluster: &mut Cluster) -> Result<()> {
     let undisturbed = expected(cluster).await?;
-    let engines = cluster.engines().await?;
-    let (_, pid) = *engines.iter().find(|(rank, _)| *rank == 0).context("no engine of rank 0")?;
+    let pid = engine_of(cluster, 0).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     path::delete_object(cluster, "modeldeployments/smoke").await?;
     kill(pid);

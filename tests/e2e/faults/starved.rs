@@ -2,14 +2,12 @@
 //! Whatever its libraries make of that, the streams beside the request that needed more go on, and an engine that has
 //! room again answers.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use russet_tests::ask::{self, End};
 use russet_tests::cluster::Cluster;
 use serde_json::json;
 
-use super::{TOKENS, answers_again, continued, expected, finish_elsewhere, sound};
+use super::{TOKENS, answers_again, continued, ended, engine_of, expected, finish_elsewhere, sound};
 use crate::path;
 
 /// A rank is starved in the middle of a stream, and a prompt comes that needs more than it has.
@@ -18,11 +16,7 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     path::quickstart(cluster).await?;
     path::delete(cluster).await?;
     let undisturbed = expected(cluster).await?;
-    let engines = cluster.engines().await?;
-    let (_, pid) = *engines
-        .iter()
-        .find(|(known, _)| *known == rank)
-        .with_context(|| format!("no engine of rank {rank}: {engines:?}"))?;
+    let pid = engine_of(cluster, rank).await?;
     let before = continued(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
     starve(pid)?;
@@ -35,9 +29,7 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
     let end = hungry.await??;
     ensure!(matches!(end, End::Finished(_) | End::Failed(_)), "what needed the memory ended with {end:?}");
     println!("  what needed the memory ended with {end:?}");
-    cluster
-        .until("the starved rank is gone", async |_| Ok(!Path::new(&format!("/proc/{pid}")).exists()))
-        .await?;
+    ended(cluster, pid).await?;
     ensure!(continued(cluster).await? > before, "the stream did not go on elsewhere");
     answers_again(cluster).await?;
     path::ready(cluster).await?;
