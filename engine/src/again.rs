@@ -78,6 +78,7 @@ impl Args {
                 // MLX has read it.
                 fence,
                 wired_memory,
+                look_ahead,
                 kv_cache,
                 dtype,
                 rdma_devices,
@@ -115,6 +116,7 @@ impl Args {
                 ("--draft-dir", format!("{draft_dir:?}")),
                 ("--fence", format!("{fence:?}")),
                 ("--wired-memory", format!("{wired_memory:?}")),
+                ("--look-ahead", format!("{look_ahead:?}")),
                 ("--kv-cache", format!("{kv_cache:?}")),
                 ("--dtype", format!("{dtype:?}")),
                 ("--rdma-devices", format!("{rdma_devices:?}")),
@@ -155,6 +157,7 @@ mod tests {
             ("--prefix-cache", "off"),
             ("--draft-dir", "/d"),
             ("--fence", "fast"),
+            ("--look-ahead", "on"),
             ("--wired-memory", "off"),
             ("--kv-cache", "int8"),
             ("--dtype", "f32"),

@@ -89,6 +89,9 @@ pub struct Args {
     /// 0 alone holds it.
     #[arg(long)]
     pub draft_dir: Option<PathBuf>,
+    /// Whether the next tokens are begun before the last ones are known.
+    #[arg(long, value_enum, default_value_t = LookAhead::Auto)]
+    pub look_ahead: LookAhead,
     /// How ranks on Metal wait for what they add up; on one rank and on Linux it changes nothing.
     #[arg(long, value_enum, default_value_t = Fence::Default)]
     pub fence: Fence,
@@ -166,6 +169,18 @@ pub enum Speculation {
     Off,
     /// What followed in the prompt or the answer when it had the same tokens before.
     PromptLookup,
+}
+
+/// Whether tokens are begun before those that they follow are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LookAhead {
+    /// Where it pays: on GPUs, and on a CPU where no other rank waits for this one. There to begin a batch is to compute
+    /// it, and what came of the one before would be told that much later.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 /// How ranks on Metal wait for a collective.

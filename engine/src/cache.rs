@@ -9,8 +9,10 @@ use std::ops::Range;
 use mlx_rs::{
     Array,
     error::Exception,
-    ops::{concatenate, indexing::TryIndexMutOp, indexing::TryIndexOp, zeros_dtype},
+    ops::{concatenate, indexing::TryIndexOp, zeros_dtype},
 };
+
+use russet_mlx::array::write;
 
 use crate::kept;
 use form::{Form, Held, first};
@@ -57,9 +59,9 @@ impl KvCache {
         let (from, to) = (self.offset, self.offset + positions);
         let mut rooms = std::mem::take(&mut self.parts).into_iter();
         for new in new {
-            let mut room = grown(rooms.next(), from, &new)?;
-            room.try_index_mut((.., .., from..to, ..), new)?;
-            self.parts.push(room);
+            let room = grown(rooms.next(), from, &new)?;
+            let written = write(&room, &new, &[0, 0, from, 0]);
+            self.parts.push(written.map_err(|error| Exception::custom(error.to_string()))?);
         }
         self.offset = to;
         Ok(())

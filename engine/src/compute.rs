@@ -184,6 +184,8 @@ pub trait Compute: Send + Sync + 'static {
     fn disband(&self) -> Answer<()>;
     /// Run steps of different sequences together; what came of each, in their order.
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>>;
+    /// Whether it pays to have a batch run before the last one's tokens are known.
+    fn looks_ahead(&self) -> bool;
     /// Have the draft model guess tokens: for each text as many as asked, or none where that cannot be. An error says why
     /// there will be none any more; the model itself goes on.
     fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>>;

@@ -59,6 +59,7 @@ pub enum Mood {
 
 /// A compute half that says back what the user said, byte by byte and over and over, then ends
 /// its turn unless that is banned. Every batch is recorded.
+#[derive(Clone)]
 pub struct Fake {
     state: Arc<Mutex<FakeState>>,
     batches: Batches,
@@ -66,6 +67,8 @@ pub struct Fake {
     pub gate: Option<Arc<Notify>>,
     /// How long a batch takes.
     pub pace: Duration,
+    /// Whether batches pay that follow one whose tokens nobody knows.
+    pub looks_ahead: bool,
 }
 
 struct FakeState {
@@ -100,6 +103,12 @@ impl Fake {
         fake
     }
 
+    /// One for which it does not pay to choose ahead.
+    pub fn that_waits() -> Arc<Self> {
+        let Self { state, batches, gate, pace, .. } = Self::new().as_ref().clone();
+        Arc::new(Self { state, batches, gate, pace, looks_ahead: false })
+    }
+
     pub fn with(pace: Duration, gate: Option<Arc<Notify>>) -> Arc<Self> {
         let state = FakeState {
             mood: Mood::Fine,
@@ -115,7 +124,13 @@ impl Fake {
             drafts: HashMap::new(),
             draft_broken: false,
         };
-        Arc::new(Self { state: Arc::new(Mutex::new(state)), batches: Batches::new(1), gate, pace })
+        Arc::new(Self {
+            state: Arc::new(Mutex::new(state)),
+            batches: Batches::new(1),
+            gate,
+            pace,
+            looks_ahead: true,
+        })
     }
 
     pub fn set_mood(&self, mood: Mood) {
@@ -351,6 +366,10 @@ impl Compute for Fake {
             }
         });
         answer
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.looks_ahead
     }
 
     fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>> {

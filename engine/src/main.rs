@@ -80,6 +80,7 @@ mod engine {
             },
             kv_cache: args.kv_cache,
             blas_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            look_ahead: args.look_ahead,
             wired: args.wired_memory == Switch::On,
             shelf: args
                 .prefix_dir

@@ -29,10 +29,11 @@ use russet_wire::partition::{Part, Partition};
 use tokio::sync::oneshot;
 
 use crate::{
-    args::KvCacheType,
+    args::{KvCacheType, LookAhead},
     compute::{Addresses, Answer, Chosen, Compute, Draft, Memory, Progress, SampleError, Step},
     jaccl::Devices,
     kept::{Order, chain::Key, identity},
+    layers,
     meter::{Meter, Totals},
     pulse::{Batches, Pulse},
     shelf::{Shelf, ShelfError},
@@ -61,6 +62,8 @@ pub struct RuntimeConfig {
     pub kv_cache: KvCacheType,
     /// Threads for float32 products on a CPU.
     pub blas_threads: usize,
+    /// Whether batches are begun before the last one's tokens are known.
+    pub look_ahead: LookAhead,
     /// Whether a GPU keeps its memory resident.
     pub wired: bool,
     /// Where blocks of the KV cache are kept on disk, if they are.
@@ -73,6 +76,15 @@ impl RuntimeConfig {
     /// Ranks in the group.
     fn size(&self) -> u32 {
         self.layers_per_rank.as_ref().map_or(1, Vec::len) as u32
+    }
+
+    /// Whether batches are begun before the last one's tokens are known, where it may be that a GPU computes.
+    fn looks_ahead(&self, on_gpu: bool) -> bool {
+        match self.look_ahead {
+            LookAhead::Auto => on_gpu || self.size() == 1,
+            LookAhead::On => true,
+            LookAhead::Off => false,
+        }
     }
 }
 
@@ -108,6 +120,7 @@ pub struct Runtime {
     shelf: Arc<OnceLock<Arc<Shelf>>>,
     /// Groups that it was asked to leave so far.
     disbanded: Arc<AtomicU64>,
+    looks_ahead: bool,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -123,6 +136,7 @@ impl Runtime {
         let batches = Batches::new(config.size() / config.tensor_size.max(1));
         let meter = Meter::default();
         let disbanded = Arc::<AtomicU64>::default();
+        let looks_ahead = config.looks_ahead(layers::on_gpu().unwrap_or_default());
         let shared = Shared {
             config,
             disbanded: disbanded.clone(),
@@ -130,12 +144,13 @@ impl Runtime {
             shelf: shelf.clone(),
             batches: batches.clone(),
             meter: meter.clone(),
+            looks_ahead,
         };
         // MLX's streams belong to the thread that made them, so one thread does everything.
         let thread = std::thread::Builder::new()
             .name("mlx".to_owned())
             .spawn(move || Thread::new(shared).run(&inbox))?;
-        Ok(Self { commands, bytes, shelf, batches, meter, disbanded, thread: Some(thread) })
+        Ok(Self { commands, bytes, shelf, batches, meter, disbanded, looks_ahead, thread: Some(thread) })
     }
 
     /// As [`Compute::run`], with the log-probabilities too.
@@ -191,6 +206,10 @@ impl Compute for Runtime {
     fn run(&self, batch: Vec<Step>) -> Answer<Vec<Chosen>> {
         self.batches.begin(&batch);
         self.ask(|reply| Command::Run(batch, Replies::Tokens(reply)))
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.looks_ahead
     }
 
     fn draft(&self, drafts: Vec<Draft>) -> Answer<Vec<Vec<u32>>> {
@@ -299,6 +318,7 @@ mod tests {
             dtype: LoadDtype::AsStored,
             kv_cache: KvCacheType::AsComputed,
             blas_threads: 1,
+            look_ahead: LookAhead::Auto,
             wired: true,
             shelf: None,
             draft_dir: None,
@@ -310,6 +330,21 @@ mod tests {
         assert_eq!(part_of(&config(None, 0), 5).unwrap().layers, 0..5);
         assert!(matches!(part_of(&config(None, 1), 5), Err(RuntimeError::Rank { rank: 1, size: 1 })));
         assert!(matches!(part_of(&config(Some(vec![2, 2]), 1), 5), Err(RuntimeError::Partition(_))));
+    }
+
+    #[test]
+    fn groups_on_cpus_alone_wait_for_what_is_known_unless_they_are_told_to_or_not_to() {
+        let (one, two) = (config(None, 0), config(Some(vec![2, 2]), 0));
+        let told = |config: &RuntimeConfig, look_ahead| {
+            let config = RuntimeConfig { look_ahead, ..config.clone() };
+            [false, true].map(|on_gpu| config.looks_ahead(on_gpu))
+        };
+        assert_eq!(told(&one, LookAhead::Auto), [true, true]);
+        assert_eq!(told(&two, LookAhead::Auto), [false, true]);
+        for config in [one, two] {
+            assert_eq!(told(&config, LookAhead::On), [true, true]);
+            assert_eq!(told(&config, LookAhead::Off), [false, false]);
+        }
     }
 
     #[test]

@@ -241,9 +241,10 @@ impl Schedule {
         self.stages.max(2)
     }
 
-    /// Whether a token may be chosen after one that is not known yet: where whoever computes it hears of that one.
+    /// Whether a token is chosen after one that is not known yet: where whoever computes it hears of that one, and it
+    /// pays.
     fn looks_ahead(&self) -> bool {
-        self.stages == 1
+        self.stages == 1 && self.compute.looks_ahead()
     }
 
     fn receive(&mut self) {

@@ -1,8 +1,8 @@
-//! Arrays from bytes that came from a file.
+//! Arrays from bytes that came from a file, and arrays written into others.
 
-use mlx_rs::{Array, Dtype};
+use mlx_rs::{Array, Dtype, Stream};
 
-use crate::Error;
+use crate::{Error, error::check};
 
 /// Bytes one element takes.
 pub fn item_size(dtype: Dtype) -> usize {
@@ -27,6 +27,42 @@ pub fn from_bytes(bytes: &[u8], shape: &[i32], dtype: Dtype) -> Result<Array, Er
     Ok(unsafe { Array::from_raw_data(bytes.as_ptr().cast(), shape, dtype) })
 }
 
+/// `into` with `new` in the place of its elements from `start` on, one number per axis. Where nobody else holds `into`
+/// any more when this is computed, it is written in place. mlx-rs says the same with two reshapes more, which cost as
+/// much as a small write.
+pub fn write(into: &Array, new: &Array, start: &[i32]) -> Result<Array, Error> {
+    crate::install_error_handler();
+    if start.len() != into.ndim() || start.len() != new.ndim() {
+        let (into, new) = (into.shape().to_vec(), new.shape().to_vec());
+        return Err(Error::Axes { into, new, start: start.to_vec() });
+    }
+    let stop: Vec<i32> =
+        start.iter().zip(new.shape()).map(|(start, count)| start.saturating_add(*count)).collect();
+    let strides = vec![1; start.len()];
+    let stream = Stream::thread_local_or_default();
+    // SAFETY: a null handle that the next call fills; owned by `result` in every case.
+    let mut handle = unsafe { mlx_sys::mlx_array_new() };
+    // SAFETY: arrays and stream are live, and each list has as many numbers as it says.
+    let status = unsafe {
+        mlx_sys::mlx_slice_update(
+            &mut handle,
+            into.as_ptr(),
+            new.as_ptr(),
+            start.as_ptr(),
+            start.len(),
+            stop.as_ptr(),
+            stop.len(),
+            strides.as_ptr(),
+            strides.len(),
+            stream.as_ptr(),
+        )
+    };
+    // SAFETY: the handle is ours alone.
+    let result = unsafe { Array::from_ptr(handle) };
+    check("write into an array", status)?;
+    Ok(result)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,5 +79,25 @@ mod tests {
         let error = from_bytes(&[0; 7], &[2, 2], Dtype::Float16).unwrap_err();
         assert_eq!(error.to_string(), "7 bytes do not make an array of [2, 2] elements of 2 bytes");
         assert!(from_bytes(&[], &[-1], Dtype::Float16).is_err());
+    }
+
+    #[test]
+    fn what_is_written_replaces_what_was_there_and_nothing_else() {
+        let into = Array::from_slice(&[0.0f32; 12], &[1, 2, 3, 2]);
+        let new = Array::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 2, 1, 2]);
+        let written = write(&into, &new, &[0, 0, 1, 0]).unwrap();
+        assert_eq!(written.shape(), into.shape());
+        assert_eq!(written.as_slice::<f32>(), &[0., 0., 1., 2., 0., 0., 0., 0., 3., 4., 0., 0.]);
+        assert_eq!(into.as_slice::<f32>(), &[0.0; 12]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let into = Array::from_slice(&[0.0f32; 12], &[1, 2, 3, 2]);
+        let flat = Array::from_slice(&[1.0f32], &[1]);
+        let error = write(&into, &flat, &[0]).unwrap_err();
+        assert_eq!(error.to_string(), "an array of [1] cannot be written into one of [1, 2, 3, 2] at [0]");
+        let wide = Array::from_slice(&[1.0f32; 6], &[1, 1, 1, 6]);
+        assert!(matches!(write(&into, &wide, &[0, 0, 0, 0]), Err(Error::Mlx { .. })));
     }
 }

@@ -31,6 +31,16 @@ pub enum Error {
         /// Bytes per element.
         item: usize,
     },
+    /// Arrays of different numbers of axes.
+    #[error("an array of {new:?} cannot be written into one of {into:?} at {start:?}")]
+    Axes {
+        /// Shape of the one that was to be written into.
+        into: Vec<i32>,
+        /// Shape of what was to be written.
+        new: Vec<i32>,
+        /// Where.
+        start: Vec<i32>,
+    },
     /// A variable that was to be overwritten and does not exist.
     #[error("{0} is not in this process's environment; it has to be there before the process begins")]
     Variable(String),

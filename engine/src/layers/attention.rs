@@ -103,16 +103,23 @@ impl Attention {
         let queries = split(self.query.forward(x)?, self.heads, self.query_norm.as_ref())?;
         let keys = split(self.key.forward(x)?, self.kv_heads, self.key_norm.as_ref())?;
         let values = split(self.value.forward(x)?, self.kv_heads, None)?;
-        let projected = Projected { queries, keys, values };
-
-        let Batch { singles, offsets, longer } = batch;
+        let Batch { singles, longer, places } = batch;
+        let projected = match places {
+            Some(places) => Projected {
+                queries: rotated_each(&queries, rope, places)?,
+                keys: rotated_each(&keys, rope, places)?,
+                values,
+            },
+            None => Projected { queries, keys, values },
+        };
+        // What is not rotated yet is one row's.
+        let rope = places.is_none().then_some(rope);
         let mut pieces = Vec::new();
         let mut scores = Scores::default();
         let mut from = singles.len() as i32;
         if from > 0 {
             let caches = singles.iter_mut().map(|row| &mut row.caches[layer]);
-            let own = projected.span(0, from)?;
-            pieces.push(self.attend_singles(&own, rope, offsets, caches, &mut scores)?);
+            pieces.push(self.attend_singles(&projected.span(0, from)?, caches, &mut scores)?);
         }
         for Row { length, offset, caches } in longer {
             let own = projected.span(from, *length)?;
@@ -126,24 +133,17 @@ impl Attention {
         self.output.forward_summed(&joined, stage)
     }
 
-    /// Rows of one position each: rotated together, then each attends to its own sequence.
+    /// Rows of one position each, rotated: each attends to its own sequence.
     fn attend_singles<'a>(
         &self,
-        projected: &Projected,
-        rope: &Rope,
-        offsets: &Array,
+        Projected { queries, keys, values }: &Projected,
         caches: impl Iterator<Item = &'a mut KvCache>,
         scores: &mut Scores,
     ) -> Result<Array, Exception> {
-        let Projected { queries, keys, values } = projected;
         let rows = queries.dim(1);
-        let apart = |all: &Array, heads: i32| all.reshape(&[rows, heads, 1, self.head_dim]);
-        let queries = rope.forward_each(&apart(queries, self.heads)?, offsets)?;
-        let keys = rope.forward_each(&apart(keys, self.kv_heads)?, offsets)?;
-        let values = apart(values, self.kv_heads)?;
         // One operation for all of them: with many sequences, operations cost more than what they compute.
-        let each = |all: &Array| all.split_equal(rows, 0);
-        let each = each(&queries)?.into_iter().zip(each(&keys)?).zip(each(&values)?);
+        let each = |all: &Array| all.reshape(&[rows, all.dim(2), 1, self.head_dim])?.split_equal(rows, 0);
+        let each = each(queries)?.into_iter().zip(each(keys)?).zip(each(values)?);
         let mut attended = Vec::with_capacity(rows as usize);
         for (((queries, keys), values), cache) in each.zip(caches) {
             let held = cache.append(&keys, &values)?;
@@ -152,26 +152,36 @@ impl Attention {
         concatenate(&attended, 0)?.reshape(&[1, rows, self.heads * self.head_dim])
     }
 
-    /// One sequence's positions.
+    /// One sequence's positions, the first of which is at `offset`, and which `rope` rotates if they are not rotated.
     fn attend_row(
         &self,
         Projected { queries, keys, values }: &Projected,
-        rope: &Rope,
+        rope: Option<&Rope>,
         offset: i32,
         cache: &mut KvCache,
         scores: &mut Scores,
     ) -> Result<Array, Exception> {
         let length = queries.dim(1);
         let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]);
-        let queries = rope.forward(&by_head(queries)?, offset)?;
-        let held = cache.append(&rope.forward(&by_head(keys)?, offset)?, &by_head(values)?)?;
-        let attended = attend(&queries, &held, self.scale(), scores)?;
+        let rotated = |all: &Array| {
+            let all = by_head(all)?;
+            rope.map_or(Ok(all.clone()), |rope| rope.forward(&all, offset))
+        };
+        let held = cache.append(&rotated(keys)?, &by_head(values)?)?;
+        let attended = attend(&rotated(queries)?, &held, self.scale(), scores)?;
         by_head(&attended)?.reshape(&[1, length, self.heads * self.head_dim])
     }
 
     fn scale(&self) -> f32 {
         (self.head_dim as f32).powf(-0.5)
     }
+}
+
+/// `all` of `[1, positions, heads, width]`, each position rotated by itself: where there are several rows, that is as
+/// many operations as one row needs.
+fn rotated_each(all: &Array, rope: &Rope, places: &Array) -> Result<Array, Exception> {
+    let (positions, heads, width) = (all.dim(1), all.dim(2), all.dim(3));
+    rope.forward_each(&all.reshape(&[positions, heads, 1, width])?, places)?.reshape(all.shape())
 }
 
 /// Queries, keys and values, `[1, positions, heads, width]` each.

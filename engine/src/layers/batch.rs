@@ -22,10 +22,10 @@ pub struct Row<'a> {
 pub struct Batch<'a> {
     /// Several rows with one position; the first ones.
     pub singles: Vec<Row<'a>>,
-    /// Where each of these stands, `[singles]`.
-    pub offsets: Array,
     /// The rows behind them.
     pub longer: Vec<Row<'a>>,
+    /// Where in its sequence each position of the batch stands, `[positions]`; `None` of a single row.
+    pub places: Option<Array>,
 }
 
 impl<'a> Batch<'a> {
@@ -36,7 +36,11 @@ impl<'a> Batch<'a> {
         if singles.len() == 1 {
             longer.splice(0..0, singles.drain(..));
         }
-        let offsets: Vec<i32> = singles.iter().map(|row| row.offset).collect();
-        Self { offsets: Array::from_slice(&offsets, &[singles.len() as i32]), singles, longer }
+        let rows = || singles.iter().chain(&longer);
+        let places = (rows().count() > 1).then(|| {
+            let places: Vec<i32> = rows().flat_map(|row| row.offset..row.offset + row.length).collect();
+            Array::from_slice(&places, &[places.len() as i32])
+        });
+        Self { singles, longer, places }
     }
 }

@@ -163,6 +163,25 @@ mod tests {
     }
 
     #[test]
+    fn positions_are_rotated_by_themselves_as_together_to_the_last_bit() {
+        let llama3 = r#"{"rope_type":"llama3","factor":8,"original_max_position_embeddings":64}"#;
+        let (heads, positions, width, offset) = (3, 70, 64, 251);
+        let numbers: Vec<f32> =
+            (0..heads * positions * width).map(|place| (place as f32 * 0.37).sin()).collect();
+        let all = Array::from_slice(&numbers, &[1, positions, heads, width]);
+        let by_head = |all: &Array| all.transpose_axes(&[0, 2, 1, 3]).unwrap();
+        let places: Vec<i32> = (offset..offset + positions).collect();
+        let places = Array::from_slice(&places, &[positions]);
+        for (traditional, kind) in [(false, "{}"), (true, "{}"), (false, llama3)] {
+            let rope = Rope::new(width as usize, 1e4, traditional, Some(&scaling(kind))).unwrap();
+            let together = by_head(&rope.forward(&by_head(&all), offset).unwrap()).contiguous().unwrap();
+            let each = all.reshape(&[positions, heads, 1, width]).unwrap();
+            let each = rope.forward_each(&each, &places).unwrap();
+            assert_eq!(each.as_slice::<f32>(), together.as_slice::<f32>(), "{traditional}, {kind}");
+        }
+    }
+
+    #[test]
     fn unknown_and_incomplete_scalings_are_named() {
         let error =
             Rope::new(64, 1e4, false, Some(&scaling(r#"{"rope_type":"yarn","factor":4}"#))).unwrap_err();

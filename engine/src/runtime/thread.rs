@@ -27,7 +27,6 @@ use super::{
 use crate::{
     compute::{Addresses, Chosen, ComputeError, Draft, Progress, Step},
     kept::{Order, chain::Key},
-    layers::on_gpu,
     meter::Meter,
     pulse::Batches,
     shelf::{Record, Shelf},
@@ -94,6 +93,8 @@ pub(super) struct Shared {
     pub(super) shelf: Arc<OnceLock<Arc<Shelf>>>,
     pub(super) batches: Batches,
     pub(super) meter: Meter,
+    /// Whether a batch is begun before the last one's tokens are read.
+    pub(super) looks_ahead: bool,
 }
 
 impl Shared {
@@ -129,7 +130,8 @@ impl Thread {
     /// away.
     pub(super) fn run(mut self, inbox: &mpsc::Receiver<Command>) {
         let mut begun: VecDeque<Begun> = VecDeque::new();
-        let most = most_begun(&self.shared.config);
+        // Batches that MLX is given before the first one's tokens are read.
+        let most = if self.shared.looks_ahead { 2 } else { 1 };
         while let Some(command) = self.next(inbox, &mut begun, most) {
             match command {
                 Command::Load(reply) => drop(reply.send(self.load().map_err(ComputeError::from))),
@@ -317,10 +319,4 @@ impl Begun {
         }
         lost
     }
-}
-
-/// Batches that MLX is given before the first one's tokens are read. On a CPU to begin one is to compute nearly all of it,
-/// and what the one before it brought would be told that much later: in a group others wait for that.
-fn most_begun(config: &RuntimeConfig) -> usize {
-    if config.size() > 1 && !on_gpu().unwrap_or_default() { 1 } else { 2 }
 }

@@ -291,15 +291,15 @@ async fn a_deadline_ends_a_request_wherever_it_is() {
 }
 
 #[tokio::test]
-async fn a_single_stage_chooses_ahead_and_stages_of_a_pipeline_wait_for_what_is_known() {
-    for stages in [1, 2] {
+async fn a_single_stage_chooses_ahead_where_it_pays_and_stages_of_a_pipeline_wait_for_what_is_known() {
+    for (stages, pays) in [(1, true), (1, false), (2, true)] {
         let (keeps, guesses) = (false, Sources::default());
         let room = Room { context_tokens: 1000, max_sequences: 2, kv_tokens: 2000, stages, keeps, guesses };
-        let lab = Lab::with(room, Fake::new());
+        let lab = Lab::with(room, if pays { Fake::new() } else { Fake::that_waits() });
         let request = say("what follows", 40, 0);
         assert_eq!(lab.ask(request.clone()).rest().await, undisturbed(&request));
         let ahead = lab.fake.steps().iter().filter(|step| step.tokens.is_empty()).count();
-        assert_eq!(ahead > 0, stages == 1, "{ahead} steps of {stages} stages went ahead");
+        assert_eq!(ahead > 0, stages == 1 && pays, "{ahead} steps of {stages} stages went ahead");
     }
 }
 

@@ -4,6 +4,7 @@ use std::{io::Write, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail, ensure};
 use russet_engine::{
+    args::LookAhead,
     compute::{Choice, Compute, Step},
     kept,
     runtime::{Runtime, RuntimeConfig, Stepped},
@@ -114,6 +115,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         dtype: if oracle.widen { LoadDtype::Float32 } else { LoadDtype::AsStored },
         kv_cache: oracle.kv_cache()?,
         blas_threads: 1,
+        look_ahead: LookAhead::Auto,
         wired: true,
         shelf: None,
         draft_dir: None,

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use jiff::Zoned;
-use russet_engine::args::KvCacheType;
+use russet_engine::args::{KvCacheType, LookAhead};
 use russet_engine::compute::{Choice, Compute as _, Step};
 use russet_engine::runtime::{Runtime, RuntimeConfig};
 use russet_engine::tokens::Tokens;
@@ -35,6 +35,7 @@ impl Solo {
             dtype: LoadDtype::Float32,
             kv_cache: KvCacheType::AsComputed,
             blas_threads: 1,
+            look_ahead: LookAhead::Auto,
             wired: false,
             shelf: None,
             draft_dir: None,
