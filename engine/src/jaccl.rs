@@ -186,8 +186,8 @@ mod tests {
     /// Files of real clusters, where this machine has the collection.
     #[test]
     fn recorded_matrices_are_written_as_they_were() {
-        let Some(folder) = std::env::var_os("RUSSET_MACOS_DATA").map(std::path::PathBuf::from) else {
-            eprintln!("not run: RUSSET_MACOS_DATA names no folder of recorded files");
+        let Some(folder) = std::env::var_os("RUSSET_RECORDED").map(std::path::PathBuf::from) else {
+            eprintln!("not run: RUSSET_RECORDED names no folder of recorded files");
             return;
         };
         let read = |name: &str| -> Value {

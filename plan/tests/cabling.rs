@@ -106,9 +106,9 @@ fn synthetic_cabling_gives_its_matrix_again() {
 
 #[test]
 fn recorded_cabling_gives_its_matrix_again() {
-    let Some(folder) = std::env::var_os("RUSSET_MACOS_DATA").map(std::path::PathBuf::from) else {
-        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_MACOS_DATA");
-        eprintln!("not run: RUSSET_MACOS_DATA names no folder of recorded files");
+    let Some(folder) = std::env::var_os("RUSSET_RECORDED").map(std::path::PathBuf::from) else {
+        assert!(std::env::var_os("CI").is_none(), "CI must set RUSSET_RECORDED");
+        eprintln!("not run: RUSSET_RECORDED names no folder of recorded files");
         return;
     };
     let read = |name: &str| -> Value {

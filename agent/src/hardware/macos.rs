@@ -1,9 +1,11 @@
-//! macOS, from `sysctl`, `sw_vers`, `vm_stat` and `ps`. The parsers are pure and tested on outputs
-//! people posted; the commands themselves were never run here.
+//! macOS, from `sysctl`, `sw_vers`, `vm_stat` and `ps`, none of which was ever run here. What they print is read by
+//! [`crate::macos`].
 
+#[cfg(target_os = "macos")]
 use std::io;
 
 use super::Machine;
+use crate::macos::{Unreadable, system};
 
 /// Names asked of `sysctl` in one call. An unknown one costs a line on standard error, no more.
 #[cfg(target_os = "macos")]
@@ -11,70 +13,48 @@ const NAMES: &[&str] =
     &["hw.memsize", "hw.logicalcpu", "machdep.cpu.brand_string", "hw.model", "kern.bootsessionuuid"];
 
 #[cfg(target_os = "macos")]
-fn run(program: &str, arguments: &[&str]) -> io::Result<String> {
-    let output = std::process::Command::new(program).args(arguments).output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+fn run(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
+    Ok(std::process::Command::new(program).args(arguments).output()?.stdout)
 }
 
 /// Asks the machine's own commands.
 #[cfg(target_os = "macos")]
 pub fn measure() -> io::Result<Machine> {
-    machine(&run("/usr/sbin/sysctl", NAMES)?, &run("/usr/bin/sw_vers", &[])?)
+    machine(&run("/usr/sbin/sysctl", NAMES)?, &run("/usr/bin/sw_vers", &[])?).map_err(io::Error::other)
 }
 
 /// Bytes that are free or can be freed without swapping.
 #[cfg(target_os = "macos")]
 pub fn available_memory() -> io::Result<u64> {
-    available(&run("/usr/bin/vm_stat", &[])?)
-        .ok_or_else(|| io::Error::other("vm_stat printed no page counts"))
+    crate::macos::memory::available(&run("/usr/bin/vm_stat", &[])?).map_err(io::Error::other)
 }
 
 /// Start time of a process as `ps` prints it.
 #[cfg(target_os = "macos")]
 pub fn process_start(pid: u32) -> Option<String> {
-    start(&run("/bin/ps", &["-o", "stat=,lstart=", "-p", &pid.to_string()]).ok()?)
-}
-
-/// The value of a sysctl name in `name: value` lines.
-pub fn sysctl<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let mut lines = text.lines().filter_map(|line| line.trim().split_once(": "));
-    lines.find(|(key, _)| *key == name).map(|(_, value)| value.trim())
+    let printed = run("/bin/ps", &["-o", "stat=,lstart=", "-p", &pid.to_string()]).ok()?;
+    start(&String::from_utf8_lossy(&printed))
 }
 
 /// A machine from the outputs of `sysctl` and `sw_vers`.
-pub fn machine(sysctls: &str, sw_vers: &str) -> io::Result<Machine> {
-    let memory = sysctl(sysctls, "hw.memsize").and_then(|bytes| bytes.parse().ok());
-    let chip = sysctl(sysctls, "machdep.cpu.brand_string").or_else(|| sysctl(sysctls, "hw.model"));
+pub fn machine(sysctls: &[u8], sw_vers: &[u8]) -> Result<Machine, Unreadable> {
+    let sysctls = system::Sysctls::read(sysctls)?;
+    let chip = sysctls.get("machdep.cpu.brand_string").or_else(|| sysctls.get("hw.model"));
+    let memory = sysctls.number("hw.memsize");
+    let cores = sysctls.number("hw.logicalcpu").and_then(|cores| u32::try_from(cores).ok());
     Ok(Machine {
         chip: chip.map(str::to_owned),
-        cores: sysctl(sysctls, "hw.logicalcpu").and_then(|cores| cores.parse().ok()).unwrap_or(0),
-        memory: memory.ok_or_else(|| io::Error::other("sysctl printed no hw.memsize"))?,
+        cores: cores.unwrap_or(0),
+        memory: memory.ok_or(Unreadable { tool: "sysctl", what: "no hw.memsize".to_owned() })?,
         os: os(sw_vers),
-        boot_id: sysctl(sysctls, "kern.bootsessionuuid").unwrap_or("unknown-boot").to_owned(),
+        boot_id: sysctls.get("kern.bootsessionuuid").unwrap_or("unknown-boot").to_owned(),
     })
 }
 
 /// `macOS 26.5 (25F71)`.
-pub fn os(sw_vers: &str) -> String {
-    let value = |name: &str| {
-        let mut lines = sw_vers.lines().filter_map(|line| line.split_once(':'));
-        lines.find(|(key, _)| key.trim() == name).map_or("?", |(_, value)| value.trim())
-    };
-    format!("{} {} ({})", value("ProductName"), value("ProductVersion"), value("BuildVersion"))
-}
-
-/// Bytes free, inactive, speculative or purgeable in the output of `vm_stat`.
-pub fn available(vm_stat: &str) -> Option<u64> {
-    let (_, size) = vm_stat.split_once("page size of ")?;
-    let size: u64 = size.split_ascii_whitespace().next()?.parse().ok()?;
-    let pages = |name: &str| {
-        let mut lines = vm_stat.lines().filter_map(|line| line.split_once(':'));
-        let (_, count) = lines.find(|(key, _)| *key == name)?;
-        count.trim().trim_end_matches('.').parse::<u64>().ok()
-    };
-    let free = pages("Pages free")?;
-    let rest = ["Pages inactive", "Pages speculative", "Pages purgeable"];
-    Some((free + rest.iter().filter_map(|name| pages(name)).sum::<u64>()) * size)
+pub fn os(sw_vers: &[u8]) -> String {
+    system::version(sw_vers)
+        .map_or_else(|_| "macOS".to_owned(), |system| format!("macOS {} ({})", system.version, system.build))
 }
 
 /// The start time in `stat lstart`; `None` for a zombie or no process.
@@ -87,60 +67,21 @@ pub fn start(ps: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Outputs of real Macs; CI has them, a plain checkout may not.
-    fn recorded(name: &str) -> Option<String> {
-        let Ok(folder) = std::env::var("RUSSET_MACOS_DATA") else {
-            assert!(std::env::var("CI").is_err(), "CI must set RUSSET_MACOS_DATA");
-            eprintln!("RUSSET_MACOS_DATA is not set: the parser was not shown {name}");
-            return None;
-        };
-        Some(std::fs::read_to_string(std::path::Path::new(&folder).join(name)).unwrap())
+    #[test]
+    fn a_machine_is_what_its_tools_say() {
+        let sysctls = b"hw.memsize: 68719476736\nhw.logicalcpu: 12\nmachdep.cpu.brand_string: Apple M2 Max\n";
+        let versions = b"ProductName:\t\tmacOS\nProductVersion:\t\t26.5\nBuildVersion:\t\t25F71\n";
+        let found = machine(sysctls, versions).unwrap();
+        assert_eq!((found.chip.as_deref(), found.cores, found.memory), (Some("Apple M2 Max"), 12, 64 << 30));
+        assert_eq!((found.os.as_str(), found.boot_id.as_str()), ("macOS 26.5 (25F71)", "unknown-boot"));
+        let bare = machine(b"hw.model: Mac17,9\nhw.memsize: 51539607552\n", b"").unwrap();
+        assert_eq!((bare.chip.as_deref(), bare.cores, bare.os.as_str()), (Some("Mac17,9"), 0, "macOS"));
+        let error = machine(b"hw.ncpu: 8\n", b"").unwrap_err();
+        assert_eq!(error.to_string(), "sysctl printed no hw.memsize");
     }
 
     #[test]
-    fn machines_are_read_from_posted_sysctls() {
-        for (file, chip, cores, gib) in [
-            ("sysctl-m2-max-macos-26.6.2.txt", "Apple M2 Max", 12, 64),
-            ("sysctl-m5-macbook.txt", "Apple M5", 10, 16),
-            ("sysctl-m2-pro-with-swap-and-unknown-oid.txt", "Apple M2 Pro", 12, 16),
-            ("sysctl-m5-pro-mac17-9.txt", "Mac17,9", 0, 48),
-        ] {
-            let Some(text) = recorded(file) else { return };
-            let machine = machine(&text, "").unwrap();
-            assert_eq!(
-                (machine.chip.as_deref(), machine.cores, machine.memory),
-                (Some(chip), cores, gib << 30),
-                "{file}"
-            );
-        }
-    }
-
-    #[test]
-    fn systems_are_read_from_posted_versions() {
-        for (file, os_name) in [
-            ("sw_vers-macos-14.2.1.txt", "macOS 14.2.1 (23C71)"),
-            ("sw_vers-macos-26.5.txt", "macOS 26.5 (25F71)"),
-        ] {
-            let Some(text) = recorded(file) else { return };
-            assert_eq!(os(&text), os_name, "{file}");
-        }
-    }
-
-    #[test]
-    fn available_memory_is_read_from_posted_page_counts() {
-        for (file, pages) in [
-            ("vm_stat-mini-32gb.txt", 100_509 + 840_387 + 25_780 + 26_929),
-            ("vm_stat-m3-ultra-512gb-excerpt.txt", 9_563_156_u64 + 11_287_075 + 133_882 + 89_568),
-        ] {
-            let Some(text) = recorded(file) else { return };
-            assert_eq!(available(&text), Some(pages * 16384), "{file}");
-        }
-    }
-
-    #[test]
-    fn outputs_that_lack_something_are_no_machine() {
-        assert!(machine("hw.ncpu: 8\n", "").is_err());
-        assert_eq!(available("Pages free: 7."), None);
+    fn a_process_that_only_waits_to_be_reaped_is_gone() {
         assert_eq!(start("S+   Sat Nov 21 08:00:00 2026\n").as_deref(), Some("Sat Nov 21 08:00:00 2026"));
         assert_eq!(start("Z    Sat Nov 21 08:00:00 2026\n"), None);
         assert_eq!(start(""), None);

@@ -1,0 +1,36 @@
+//! What Linux tells in `/sys` and `/proc`, read by functions that are told where these lie, so that tests read folders
+//! of their own. Nothing here judges what it reads. The machines this was written on have neither Thunderbolt nor
+//! InfiniBand: both follow the kernel's documentation (`Documentation/ABI`) and were never run on a real one.
+
+pub mod infiniband;
+pub mod pressure;
+pub mod thermal;
+pub mod thunderbolt;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders in `folder` in the order of their names; none where it is not there.
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    paths.sort();
+    paths
+}
+
+/// The text of a file without its last line break; `None` where it is not there or empty.
+fn word(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?.trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+/// The last part of a path.
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Bits per second in `20.0 Gb/s` or `100 Gb/sec (4X EDR)`.
+fn gigabits(speed: &str) -> Option<u64> {
+    let number: f64 = speed.split_once(" Gb/s")?.0.trim().parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some((number * 1e9) as u64)
+}

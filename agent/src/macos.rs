@@ -1,0 +1,92 @@
+//! What the tools of macOS print, each read by pure functions in a file of its own: bytes in, facts or a reason out.
+//! Nothing here runs a tool, and nothing judges what it says. All of it was written from outputs that people posted
+//! (`shared/data/macos`, tested by `tests/recorded.rs`); none was run on a Mac by us.
+//!
+//! ```text
+//! system_profiler ─▶ thunderbolt, overview      ibv_devices, ibv_devinfo, rdma_ctl ─▶ rdma
+//! networksetup    ─▶ ports, services            sysctl, sw_vers                    ─▶ system
+//! ifconfig, netstat, plutil ─▶ network          vm_stat, memory_pressure           ─▶ memory
+//! macmon ─▶ load          powermetrics ─▶ power   panic reports                      ─▶ panic
+//! ```
+
+pub mod load;
+pub mod memory;
+pub mod network;
+pub mod overview;
+pub mod panic;
+pub mod ports;
+pub mod power;
+pub mod rdma;
+pub mod services;
+pub mod system;
+pub mod thunderbolt;
+
+use thiserror::Error;
+
+/// An output that is not what the tool is known to print.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{tool} printed {what}")]
+pub struct Unreadable {
+    /// The tool and its arguments.
+    pub tool: &'static str,
+    /// What it printed instead, and what to do if that is known.
+    pub what: String,
+}
+
+impl Unreadable {
+    fn new(tool: &'static str, what: impl Into<String>) -> Self {
+        Self { tool, what: what.into() }
+    }
+}
+
+/// The output as text. Tools print UTF-8; a name that is none would be a device's, and one odd letter in it is no
+/// reason to know nothing.
+fn text(output: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(output)
+}
+
+/// The output as JSON.
+fn json(tool: &'static str, output: &[u8]) -> Result<serde_json::Value, Unreadable> {
+    serde_json::from_slice(output).map_err(|error| {
+        let begins = text(output).trim_start().chars().take(40).collect::<String>();
+        Unreadable::new(tool, format!("no JSON ({error}); it begins with {begins:?}"))
+    })
+}
+
+/// Lines of `key: value`, without what surrounds them; others are left out.
+fn fields(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.map(|(key, value)| (key.trim(), value.trim()))
+}
+
+/// Bits per second in `80 Gb/s`, `Up to 120 Gb/s` or `Up to 40 Gb/s x1`.
+fn gigabits(speed: &str) -> Option<u64> {
+    let number = speed.strip_prefix("Up to ").unwrap_or(speed).split_once(" Gb/s")?.0;
+    number.trim().parse::<u64>().ok()?.checked_mul(1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_read_whether_connected_or_not() {
+        for (speed, bits) in [
+            ("80 Gb/s", Some(80_000_000_000)),
+            ("Up to 120 Gb/s", Some(120_000_000_000)),
+            ("Up to 40 Gb/s x1", Some(40_000_000_000)),
+            ("unknown", None),
+            ("99999999999999999999 Gb/s", None),
+            ("18446744073709551615 Gb/s", None),
+        ] {
+            assert_eq!(gigabits(speed), bits, "{speed}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_is_told_by_its_beginning() {
+        let error = json("a tool", b"\nThunderbolt/USB4:\n\n  Bus").unwrap_err().to_string();
+        assert!(error.starts_with("a tool printed no JSON (expected"), "{error}");
+        assert!(error.contains("begins with \"Thunderbolt/USB4:"), "{error}");
+    }
+}

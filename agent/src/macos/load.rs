@@ -1,0 +1,67 @@
+//! `macmon pipe`: a JSON object per second of what a Mac does. Its fields changed their names: up to 0.7 load is a pair
+//! of megahertz and a ratio (`gpu_usage`), from 0.8 numbers of their own (`gpu_freq_mhz`, `gpu_active_ratio`), and for a
+//! while both.
+
+use serde_json::Value;
+
+use super::{Unreadable, json};
+
+const TOOL: &str = "macmon pipe";
+
+/// What a machine does, as far as it was told. Ratios are between 0 and 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Of the time, how much the GPU works.
+    pub gpu: Option<f64>,
+    /// Watts of the whole machine.
+    pub watts: Option<f64>,
+    /// Watts of the GPU.
+    pub gpu_watts: Option<f64>,
+    /// Degrees Celsius, the mean of the processor's sensors.
+    pub cpu_celsius: Option<f64>,
+    /// Degrees Celsius, the mean of the GPU's sensors.
+    pub gpu_celsius: Option<f64>,
+    /// Bytes of memory in use.
+    pub memory_used: Option<u64>,
+    /// Bytes of swap in use.
+    pub swap_used: Option<u64>,
+}
+
+/// Reads the last of the lines.
+pub fn load(output: &[u8]) -> Result<Load, Unreadable> {
+    let mut lines = output.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+    let last = lines.next_back().ok_or_else(|| Unreadable::new(TOOL, "nothing"))?;
+    let told = json(TOOL, last)?;
+    let memory = told.get("memory");
+    if memory.is_none() {
+        return Err(Unreadable::new(TOOL, "an object without memory"));
+    }
+    let number = |of: Option<&Value>, key: &str| of?.get(key)?.as_f64().filter(|number| number.is_finite());
+    let bytes = |key| memory.and_then(|memory| memory.get(key)).and_then(Value::as_u64);
+    let pair = || told.get("gpu_usage")?.get(1)?.as_f64();
+    Ok(Load {
+        gpu: number(Some(&told), "gpu_active_ratio").or_else(pair).map(|ratio| ratio.clamp(0.0, 1.0)),
+        watts: number(Some(&told), "sys_power"),
+        gpu_watts: number(Some(&told), "gpu_power"),
+        cpu_celsius: number(told.get("temp"), "cpu_temp_avg"),
+        gpu_celsius: number(told.get("temp"), "gpu_temp_avg"),
+        memory_used: bytes("ram_usage"),
+        swap_used: bytes("swap_usage"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_counts_under_old_names_and_new_ones() {
+        let old = br#"{"memory":{"ram_usage":1},"gpu_usage":[461,0.25],"sys_power":10.5}"#;
+        let new = br#"{"memory":{"ram_usage":2,"swap_usage":3},"gpu_active_ratio":0.5,"gpu_usage":[461,0.25],"temp":{"gpu_temp_avg":40}}"#;
+        let found = load(&[&old[..], b"\n", new, b"\n"].concat()).unwrap();
+        assert_eq!((found.gpu, found.gpu_celsius, found.memory_used), (Some(0.5), Some(40.0), Some(2)));
+        let found = load(old).unwrap();
+        assert_eq!((found.gpu, found.watts, found.swap_used), (Some(0.25), Some(10.5), None));
+        assert!(load(b"\n").is_err() && load(b"{}").is_err() && load(br#"{"temp": 1 // Celsius"#).is_err());
+    }
+}

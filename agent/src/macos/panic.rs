@@ -1,0 +1,89 @@
+//! Reports of kernel panics, `/Library/Logs/DiagnosticReports/panic-full-*.panic`: whether the GPU's memory was the
+//! cause, as it is where MLX uses more than there is (ml-explore/mlx#3186), and which program it was.
+
+use super::{Unreadable, text};
+
+const REPORT: &str = "a panic report";
+
+/// What a report says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Panic {
+    /// What the kernel said, without its own addresses.
+    pub message: String,
+    /// Source file and line of the kernel, `IOGPUMemory.cpp:550`.
+    pub place: String,
+    /// The program that ran, where it is told.
+    pub task: Option<String>,
+    /// Build of macOS, where it is told.
+    pub build: Option<String>,
+}
+
+impl Panic {
+    /// Whether the GPU's memory was the cause.
+    pub fn is_of_gpu_memory(&self) -> bool {
+        self.place.starts_with("IOGPU") && self.place.contains("Memory.cpp")
+    }
+}
+
+/// Reads the first panic of a report; in a newer one, which is JSON, the text stands in a member.
+pub fn panic(output: &[u8]) -> Result<Panic, Unreadable> {
+    let text = text(output).replace("\\n", "\n").replace("\\\"", "\"");
+    let missing = |what| Unreadable::new(REPORT, format!("no {what}"));
+    let (_, from) = text.split_once("panic(cpu ").ok_or_else(|| missing("line \"panic(cpu …)\""))?;
+    let (_, from) = from.split_once("): ").ok_or_else(|| missing("message"))?;
+    // The place may stand in a line of its own.
+    let (message, rest) = from.split_once('@').ok_or_else(|| missing("place in the kernel's source"))?;
+    let place = rest.split(|letter: char| letter.is_whitespace() || letter == '"').next().unwrap_or_default();
+    let after = |head: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(head));
+        lines.next().map(|(_, rest)| rest.trim())
+    };
+    let task = after("Panicked task").map(|rest| {
+        let named = rest.rsplit_once("pid ").map_or(rest, |(_, rest)| rest);
+        let named = named.split_once(": ").map_or(named, |(_, name)| name);
+        named.split(" — ").next().unwrap_or_default().trim_start_matches(':').trim().to_owned()
+    });
+    Ok(Panic {
+        message: message.trim().trim_matches('"').to_owned(),
+        place: place.to_owned(),
+        task: task.filter(|task| !task.is_empty()),
+        build: after("OS version:").map(str::to_owned),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_has_a_message_a_place_and_perhaps_a_program() {
+        let report = "panic(cpu 7 caller 0xfffffe0044): \"prepare count underflow\" @IOGPUMemory.cpp:550\n\
+            OS version: 25E246\nPanicked task 0xfffffe2: 1891705 pages, 85 threads: pid 49042: python3.13\n";
+        let found = panic(report.as_bytes()).unwrap();
+        assert_eq!(
+            (found.message.as_str(), found.place.as_str()),
+            ("prepare count underflow", "IOGPUMemory.cpp:550")
+        );
+        assert_eq!((found.task.as_deref(), found.build.as_deref()), (Some("python3.13"), Some("25E246")));
+        assert!(found.is_of_gpu_memory());
+        let other = panic(b"panic(cpu 0): \"watchdog timeout\" @IOPlatformExpert.cpp:9").unwrap();
+        assert!(!other.is_of_gpu_memory() && other.task.is_none());
+    }
+
+    #[test]
+    fn a_report_in_json_is_read_by_the_text_in_it() {
+        let report = br#"{"build":"x","panicString":"panic(cpu 1 caller 0x1): \"underflow\" @IOGPUMemory.cpp:550\nPanicked task 0x2: 7 pages: pid 3: russet-engine\n"}"#;
+        let found = panic(report).unwrap();
+        assert_eq!(
+            (found.place.as_str(), found.task.as_deref()),
+            ("IOGPUMemory.cpp:550", Some("russet-engine"))
+        );
+    }
+
+    #[test]
+    fn what_is_no_report_is_refused() {
+        assert!(panic(b"").is_err());
+        assert!(panic(b"panic(cpu 0").is_err());
+        assert!(panic(b"panic(cpu 0): \"no place\"").is_err());
+    }
+}
