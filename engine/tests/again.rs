@@ -130,8 +130,7 @@ async fn a_rank_that_is_left_forms_the_group_anew_and_reads_no_weights() {
     for (layers, members) in [(&[1, 3][..], 1), (&[model::LAYERS], 2)] {
         let own = copy_of(model.path());
         let mut lab = Lab::new();
-        // What is kept of prompts is memory too.
-        // And batches are on their way behind the one that is lost, as on Macs.
+        // What is kept of prompts is memory too; and batches are on their way behind the one that is lost, as on Macs.
         lab.flags = vec!["--prefix-cache", "off", "--look-ahead", "on"];
         let mut formation = Formation::first(layers, members);
         let mut rank0 = lab.begin(own.path(), &formation, 0);

@@ -21,11 +21,6 @@ impl HardwarePort {
     pub fn receptacle(&self) -> Option<u32> {
         self.name.strip_prefix("Thunderbolt ")?.parse().ok()
     }
-
-    /// Whether it is a radio.
-    pub fn is_wifi(&self) -> bool {
-        self.name == "Wi-Fi"
-    }
 }
 
 /// Reads the ports, in the order in which they are printed.

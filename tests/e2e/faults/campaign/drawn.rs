@@ -31,13 +31,12 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Seconds within which an agent has to notice, as docs/engine.md promises: beside answers 2, else 8, or 60 for one
-    /// that has not opened its socket, and a look more.
+    /// Seconds within which an agent has to notice, as docs/engine.md promises.
     pub fn bound(self, stage: Stage) -> u32 {
         match (self, stage) {
             (Self::Kill, _) | (_, Stage::Serves | Stage::Reads) => 2,
-            (Self::Freeze, Stage::Loads | Stage::Joins) => 9,
-            (Self::Freeze, Stage::Starts) => 61,
+            (Self::Freeze, Stage::Loads | Stage::Joins) => 8,
+            (Self::Freeze, Stage::Starts) => 60,
         }
     }
 }
