@@ -48,6 +48,12 @@ pub fn process_start(pid: u32) -> Option<String> {
     system::process_start(pid)
 }
 
+/// Whether process `pid` was stopped by a signal (SIGSTOP, Ctrl-Z) and not let go on yet. One that a debugger holds is
+/// not: somebody looks at it.
+pub fn process_stopped(pid: u32) -> bool {
+    system::process_stopped(pid)
+}
+
 /// Total and free bytes of the file system that holds `path`.
 pub fn disk(path: &Path) -> io::Result<(u64, u64)> {
     let stat = rustix::fs::statvfs(path)?;
@@ -101,6 +107,7 @@ mod tests {
         let own = std::process::id();
         assert!(process_start(own).is_some() && process_start(own) == process_start(own));
         assert_eq!(process_start(u32::MAX - 1), None);
+        assert!(!process_stopped(own) && !process_stopped(u32::MAX - 1));
     }
 
     #[test]

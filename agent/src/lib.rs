@@ -9,6 +9,7 @@
 mod address;
 mod copies;
 pub mod decide;
+mod events;
 mod exposition;
 pub mod fabric;
 pub mod grants;
@@ -178,6 +179,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         }
     });
     let outbox = report::Outbox::start(client.clone(), &mut tasks);
+    let events = events::Events::start(client.clone(), identity.node.clone(), &mut tasks);
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
     let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone(), leave::marker(&folder));
@@ -189,6 +191,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         boot_id: machine.boot_id,
         limits,
         outbox,
+        events,
         metrics,
         exposition,
         copies,

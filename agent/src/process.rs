@@ -97,6 +97,7 @@ fn reason(cause: pb::FailureCause) -> Reason {
     match cause {
         pb::FailureCause::Unspecified => Reason::EngineFailed,
         pb::FailureCause::Smoke => Reason::SmokeFailed,
+        pb::FailureCause::Group => Reason::PeerLost,
     }
 }
 
@@ -135,6 +136,10 @@ mod tests {
             (
                 vec![report(pb::Phase::Loaded), failed_at(pb::FailureCause::Smoke, pb::Phase::Failed)],
                 State::Failed(Reason::SmokeFailed, "m".into()),
+            ),
+            (
+                vec![failed_at(pb::FailureCause::Group, pb::Phase::Failed)],
+                State::Failed(Reason::PeerLost, "m".into()),
             ),
             (
                 vec![stalled.clone(), report(pb::Phase::Serving)],

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use crate::address::{self, Address, Lost};
 use crate::copies::Copies;
 use crate::decide::{Action, Held, Wanted, decide};
+use crate::events::Events;
 use crate::exposition::Exposition;
 use crate::grants::Grants;
 use crate::metrics::Metrics;
@@ -50,6 +51,7 @@ pub(crate) struct Setup {
     pub boot_id: String,
     pub limits: Memory,
     pub outbox: Outbox,
+    pub events: Events,
     pub metrics: Metrics,
     pub exposition: Exposition,
     pub copies: Copies,
@@ -350,6 +352,7 @@ impl Supervisor {
     fn fail(&mut self, uid: &str, reason: Reason, message: String) {
         let Some(slot) = self.slots.get_mut(uid) else { return };
         tracing::warn!(shard = slot.record.name, message, "the rank cannot serve");
+        self.setup.events.lost(&slot.record, reason, &message);
         slot.record.failed = Some(message.clone());
         slot.failure = Some((reason, message));
         self.save(uid);

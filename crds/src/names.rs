@@ -80,6 +80,20 @@ pub fn label_value(name: &str) -> String {
     bounded(name, 63)
 }
 
+/// As much of a text as an Event's note may hold, which is one kilobyte.
+pub fn event_note(text: &str) -> &str {
+    beginning(text, 1000)
+}
+
+/// So many bytes of a text at most, cut between two characters.
+fn beginning(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// `name` itself if it fits, else its beginning and a hash of the whole, so that two long names
 /// never meet.
 fn bounded(name: &str, limit: usize) -> String {
@@ -90,17 +104,25 @@ fn bounded(name: &str, limit: usize) -> String {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    let mut end = limit - 17;
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    let head = name[..end].trim_end_matches(['-', '.']);
+    let head = beginning(name, limit - 17).trim_end_matches(['-', '.']);
     format!("{head}-{hash:016x}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_is_cut_between_characters() {
+        for (text, length) in [
+            ("short".to_owned(), 5),
+            ("a".repeat(2000), 1000),
+            ("é".repeat(600), 1000),
+            (format!("a{}", "é".repeat(600)), 999),
+        ] {
+            assert_eq!(event_note(&text).len(), length);
+        }
+    }
 
     #[test]
     fn long_names_stay_apart_and_fit() {

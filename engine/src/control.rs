@@ -136,8 +136,9 @@ impl Agent {
             Phase::Failed => pb::Phase::Failed,
         };
         let cause = match now.cause {
-            Cause::Other | Cause::Group => pb::FailureCause::Unspecified,
+            Cause::Other => pb::FailureCause::Unspecified,
             Cause::Smoke => pb::FailureCause::Smoke,
+            Cause::Group => pb::FailureCause::Group,
         };
         let reuse = match now.reuse {
             Reuse::No | Reuse::Taken => pb::Reuse::No,

@@ -134,15 +134,10 @@ impl Context {
     where
         K: Resource<DynamicType = ()>,
     {
-        // The API allows a note of one kilobyte.
-        let mut end = note.len().min(1000);
-        while !note.is_char_boundary(end) {
-            end -= 1;
-        }
         let event = Event {
             type_: if good { EventType::Normal } else { EventType::Warning },
             reason: format!("{reason:?}"),
-            note: Some(note[..end].to_owned()),
+            note: Some(names::event_note(note).to_owned()),
             action: action.to_owned(),
             secondary: None,
         };

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 /// into the two seconds in which a lost rank is to be noticed: one that comes late, or a few, are no loss.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// Somebody from whom nothing came in so many looks in a row (seven) is lost, while others wait for him. The
-/// last beat may be as old as another one, so this is noticed within two seconds.
-pub const LOST: Duration = Duration::from_millis(1750);
+/// Somebody from whom nothing came in so many looks in a row (seven) is lost, while others wait for him. Looks fall
+/// between beats, so the first counts for less, and that it is enough may be seen a look later: 1.85 s at the latest,
+/// which leaves a busy machine some of the two seconds.
+pub const LOST: Duration = Duration::from_millis(1600);
 
 /// The same while nobody waits for him: a machine may page, or its Wi-Fi look for another channel, and a group that
 /// answers nobody loses less by waiting than by reading all its weights again. Sooner than an unanswered ping closes

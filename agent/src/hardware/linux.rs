@@ -32,6 +32,12 @@ pub fn process_start(pid: u32) -> Option<String> {
     start_ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
+/// Whether a process is stopped by a signal.
+#[cfg(target_os = "linux")]
+pub fn process_stopped(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state(&stat) == Some("T"))
+}
+
 /// The processor's name; ARM kernels name none.
 pub fn chip(cpuinfo: &str) -> Option<String> {
     let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
@@ -56,15 +62,21 @@ pub fn os(release: &str, kernel: &str) -> String {
     format!("{name}, Linux {}", kernel.trim())
 }
 
-/// Start time out of `/proc/PID/stat`; `None` for a zombie. The second field is the program's name
-/// and may contain anything, so counting begins after its last bracket.
+/// The fields of `/proc/PID/stat` from the third on. The second is the program's name and may contain anything, so
+/// counting begins after its last bracket.
+fn fields(stat: &str) -> Option<std::str::SplitAsciiWhitespace<'_>> {
+    Some(stat.rsplit_once(") ")?.1.split_ascii_whitespace())
+}
+
+/// The state out of `/proc/PID/stat`, field 3: `T` of one that a signal stopped, `t` of one that a debugger holds.
+pub fn state(stat: &str) -> Option<&str> {
+    fields(stat)?.next()
+}
+
+/// Start time out of `/proc/PID/stat`, field 22; `None` for a zombie.
 pub fn start_ticks(stat: &str) -> Option<String> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?;
-    // The state is field 3, the start time field 22.
-    let start = fields.nth(18)?;
-    (!matches!(state, "Z" | "X")).then(|| start.to_owned())
+    let start = fields(stat)?.nth(19)?;
+    (!matches!(state(stat)?, "Z" | "X")).then(|| start.to_owned())
 }
 
 #[cfg(test)]
@@ -77,6 +89,11 @@ mod tests {
         assert_eq!(start_ticks(&format!("42 (a) Z (b)) S {rest}")).as_deref(), Some("987654"));
         assert_eq!(start_ticks(&format!("42 (gone) Z {rest}")), None);
         assert_eq!(start_ticks("nonsense"), None);
+        for (line, found) in
+            [("42 (a) T (b)) S 1 7", Some("S")), ("42 (a) T 1 7", Some("T")), ("nonsense", None)]
+        {
+            assert_eq!(state(line), found, "{line}");
+        }
     }
 
     #[test]

@@ -36,6 +36,13 @@ pub fn process_start(pid: u32) -> Option<String> {
     start(&String::from_utf8_lossy(&printed))
 }
 
+/// Whether a process is stopped by a signal.
+#[cfg(target_os = "macos")]
+pub fn process_stopped(pid: u32) -> bool {
+    let printed = run("/bin/ps", &["-o", "stat=", "-p", &pid.to_string()]);
+    printed.is_ok_and(|printed| stopped(&String::from_utf8_lossy(&printed)))
+}
+
 /// A machine from the outputs of `sysctl` and `sw_vers`.
 pub fn machine(sysctls: &[u8], sw_vers: &[u8]) -> Result<Machine, Unreadable> {
     let sysctls = system::Sysctls::read(sysctls)?;
@@ -63,6 +70,12 @@ pub fn start(ps: &str) -> Option<String> {
     (!state.starts_with('Z')).then(|| start.trim().to_owned())
 }
 
+/// Whether `stat` is of a stopped process. `ps` says `T` of one that a debugger holds too, and `X` after it.
+pub fn stopped(ps: &str) -> bool {
+    let state = ps.trim();
+    state.starts_with('T') && !state.contains('X')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +98,10 @@ mod tests {
         assert_eq!(start("S+   Sat Nov 21 08:00:00 2026\n").as_deref(), Some("Sat Nov 21 08:00:00 2026"));
         assert_eq!(start("Z    Sat Nov 21 08:00:00 2026\n"), None);
         assert_eq!(start(""), None);
+        for (state, is) in
+            [("T\n", true), ("T+", true), ("TX", false), ("Ss", false), ("U", false), ("", false)]
+        {
+            assert_eq!(stopped(state), is, "{state:?}");
+        }
     }
 }

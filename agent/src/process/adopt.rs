@@ -79,6 +79,11 @@ impl Process {
         self.boot_id == boot_id && hardware::process_start(self.pid).as_ref() == Some(&self.start)
     }
 
+    /// Whether a signal stopped it, so that it does nothing until another one lets it go on.
+    pub fn stopped(&self) -> bool {
+        hardware::process_stopped(self.pid)
+    }
+
     /// Kills the process and what it started, if it is still the same one.
     pub fn kill(&self, boot_id: &str) {
         if !self.alive(boot_id) {

@@ -122,7 +122,7 @@ async fn reports(target: Target, notices: mpsc::UnboundedSender<Notice>) {
                 last = Some(state.clone());
                 Event::Reported(Box::new(state))
             }
-            now = looks.tick() => match watchdog.look(now.into_std()) {
+            now = looks.tick() => match watchdog.look(now.into_std(), || target.process.stopped()) {
                 Some(trouble) => Event::Stalled(trouble),
                 None => continue,
             },

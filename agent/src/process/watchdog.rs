@@ -11,7 +11,8 @@
 //! that concerns this side. Neither silence nor a batch is timed by the clock, but by looks and beats that came in time
 //! ([`Lull`]): on a machine without a free core looks come late and count for less, and it takes seven of them in a
 //! row; an agent that was itself suspended gives everybody fresh time. An engine whose socket is not there yet may still
-//! be loading its libraries, and one that serves nobody yet may be wiring a hundred gigabytes; both get longer.
+//! be loading its libraries, and one that serves nobody yet may be wiring a hundred gigabytes; both get longer, as long
+//! as the system does not say that a signal stopped them.
 
 use std::time::{Duration, Instant};
 
@@ -117,10 +118,14 @@ impl Watchdog {
         self.running = judged.then(|| (forecast, self.batch.look(now)));
     }
 
-    /// What is wrong with it, as far as was heard.
-    pub fn look(&mut self, now: Instant) -> Option<Trouble> {
+    /// What is wrong with it, as far as was heard. Whether the system says that its process is `stopped` is asked only
+    /// of one that is silent.
+    pub fn look(&mut self, now: Instant, stopped: impl FnOnce() -> bool) -> Option<Trouble> {
         let silent = self.silence.look(now);
-        if self.patience.is_some_and(|patience| silent >= patience) {
+        if let Some(patience) = self.patience
+            && silent >= patience.min(LOST)
+            && (silent >= patience || stopped())
+        {
             return Some(Trouble::Silent { silent });
         }
         let (forecast, running) = self.running?;
@@ -145,6 +150,8 @@ mod tests {
         Old,
         /// Nothing is heard.
         Nothing,
+        /// Nothing is heard, and the system says that a signal stopped the process.
+        Stopped,
         /// This agent does not run.
         Suspended,
         /// Its socket takes connections, and nothing is heard.
@@ -187,7 +194,7 @@ mod tests {
                         Some(pb::EngineState { beat_milliseconds: 0, ..state(pb::Phase::Serving, 0, 0.0) })
                     }
                     Starves(_) => Some(state(pb::Phase::Serving, ended, 0.02)),
-                    Nothing | Listens | Suspended => None,
+                    Nothing | Stopped | Listens | Suspended => None,
                 };
                 if matches!(does, Listens) {
                     watchdog.found(now);
@@ -195,7 +202,7 @@ mod tests {
                 if let Some(beat) = beat {
                     watchdog.beat(&beat, now);
                 }
-                if let Some(trouble) = watchdog.look(now) {
+                if let Some(trouble) = watchdog.look(now, || matches!(does, Stopped)) {
                     let kind = match trouble {
                         Trouble::Silent { .. } => "silent",
                         Trouble::Hung { .. } => "hung",
@@ -237,10 +244,16 @@ mod tests {
                 vec![(5.0, Rests(loading)), (7.0, Nothing), works],
                 None,
             ),
-            ("frozen while loading", vec![(5.0, Rests(loading)), (60.0, Nothing)], Some(("silent", 8.0))),
+            ("stuck while loading", vec![(5.0, Rests(loading)), (60.0, Nothing)], Some(("silent", 8.0))),
             ("libraries from a cold disk", vec![(50.0, Nothing), works], None),
-            ("frozen before it listens", vec![(90.0, Nothing)], Some(("silent", 60.0))),
-            ("frozen before its first word", vec![(50.0, Nothing), (90.0, Listens)], Some(("silent", 8.25))),
+            ("stuck before it listens", vec![(90.0, Nothing)], Some(("silent", 60.0))),
+            ("stopped while loading", vec![(5.0, Rests(loading)), (60.0, Stopped)], Some(("silent", 1.75))),
+            ("stopped before it listens", vec![(90.0, Stopped)], Some(("silent", 1.75))),
+            ("stopped before its first word", vec![(5.0, Listens), (9.0, Stopped)], Some(("silent", 0.25))),
+            ("stopped in an answer", vec![works, (9.0, Stopped)], Some(("silent", 1.75))),
+            ("stopped for a second, again and again", [works, (1.5, Stopped)].repeat(9), None),
+            ("an old release is stopped", vec![(0.25, Old), (600.0, Stopped)], None),
+            ("stuck before its first word", vec![(50.0, Nothing), (90.0, Listens)], Some(("silent", 8.25))),
             ("a slow first word", vec![(50.0, Nothing), (7.0, Listens), works], None),
             (
                 "a release before beats is slow to speak",

@@ -62,11 +62,13 @@ impl Supervisor {
         match &engine.state {
             State::Failed(reason, message) if slot.failure.is_none() && !kept => {
                 tracing::warn!(shard = slot.record.name, ?reason, message, "engine failed");
+                self.setup.events.lost(&slot.record, *reason, message);
                 slot.failure = Some((*reason, message.clone()));
             }
             State::Gone(how) => {
                 tracing::info!(shard = slot.record.name, how, stopping, "engine is gone");
                 if !stopping && !kept && slot.failure.is_none() {
+                    self.setup.events.lost(&slot.record, Reason::EngineExited, how);
                     slot.failure = Some((Reason::EngineExited, how.clone()));
                 }
                 // One that was told of the next formation has its addresses; the next process is told the same.

@@ -148,8 +148,9 @@ pub fn decide(observed: &Observed, now: Timestamp) -> Planned {
     }
 }
 
-/// The first reason for which this epoch is over.
+/// Why this epoch is over: the first reason that is no consequence of another rank's.
 fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
+    let mut consequence = None;
     for (rank, state) in states.iter().enumerate() {
         let Some(status) = state.status else { continue };
         let node = state.shard.map(|shard| shard.spec.node_name.as_str()).unwrap_or_default();
@@ -169,7 +170,11 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                     )
                 })
                 .unwrap_or(Reason::EngineFailed);
-            return Some(Loss { reason, message: format!("rank {rank} on {node}: {failure}") });
+            let loss = Loss { reason, message: format!("rank {rank} on {node}: {failure}") };
+            if reason != Reason::PeerLost {
+                return Some(loss);
+            }
+            consequence.get_or_insert(loss);
         }
         // Peers were told an address that is no longer the rank's: they would wait for ever.
         if let (Some(peers), Some(now)) = (peers, &status.rendezvous)
@@ -191,7 +196,7 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
             message: format!("the Shard of rank {rank} was deleted"),
         });
     }
-    None
+    consequence
 }
 
 /// Where the ranks meet, once all of them know and every file is there.

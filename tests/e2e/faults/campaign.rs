@@ -14,8 +14,8 @@ mod streams;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use russet_tests::cluster::{Cluster, kill};
+use anyhow::{Context, Result, bail, ensure};
+use russet_tests::cluster::{Cluster, PATIENCE, kill};
 
 use self::drawn::{Drawn, Fault};
 use self::seat::{Seat, Stage};
@@ -47,22 +47,15 @@ impl Notes {
 }
 
 /// Waits until an agent has noticed, and says when that was and what it noted.
-async fn noticed(cluster: &mut Cluster, notes: &Notes, struck: Instant) -> Result<(Duration, String)> {
-    let mut found = None;
-    cluster
-        .until("an agent notices", async |_| {
-            // Looked at often: this is what is measured.
-            for _ in 0..50 {
-                found = notes.trouble().map(|words| (struck.elapsed(), words));
-                if found.is_some() {
-                    return Ok(true);
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            Ok(false)
-        })
-        .await?;
-    found.context("nothing was noticed")
+async fn noticed(cluster: &Cluster, notes: &Notes, struck: Instant) -> Result<(Duration, String)> {
+    while struck.elapsed() < PATIENCE {
+        if let Some(words) = notes.trouble() {
+            return Ok((struck.elapsed(), words));
+        }
+        // Looked at often: this is what is measured.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    bail!("no agent noticed within {} s\n{}", PATIENCE.as_secs(), cluster.diagnosis().await)
 }
 
 /// One round: strikes where it was drawn, and demands that every stream goes on as if nothing had been.
@@ -99,13 +92,9 @@ pub async fn strike(cluster: &mut Cluster, aim: Aim) -> Result<()> {
     let (seconds, words) = noticed(cluster, &notes, struck).await?;
     let what = format!("rank {} {} {}", drawn.rank, drawn.fault, stage);
     println!("  {what}: {words}");
-    println!("fault: {what}, noticed = {:.2} of {}", seconds.as_secs_f64(), drawn.fault.bound(stage));
+    println!("fault: {what}, noticed = {:.2} of {}", seconds.as_secs_f64(), Fault::BOUND);
     let longest = streams.end(cluster).await?;
-    println!(
-        "fault: {what}, streams stood still = {:.2} of {}",
-        longest.as_secs_f64(),
-        30 + drawn.fault.bound(stage)
-    );
+    println!("fault: {what}, streams stood still = {:.2} of {}", longest.as_secs_f64(), 30 + Fault::BOUND);
     answers_again(cluster).await?;
     path::ready(cluster).await?;
     drop(frozen);

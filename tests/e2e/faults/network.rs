@@ -71,9 +71,18 @@ pub async fn ring(cluster: &mut Cluster) -> Result<()> {
     let printed =
         ("ring between ranks cut, group begins anew", 20, "ring between ranks cut, stream stood still");
     interrupted(cluster, |cluster| cluster.lab.cut_connections(&ports), printed).await?;
-    let events = cluster.get("events").await?;
-    let said = events["items"].as_array().context("no list of events")?;
-    ensure!(said.iter().any(|event| event["reason"] == "EngineHung"), "no event says EngineHung: {events}");
+    // Said by the machine of the rank that was killed for it. Its group says what it hears of first, which may be that
+    // the other rank lost this one.
+    cluster
+        .until("an event says EngineHung", async |cluster| {
+            let events = cluster.get("events").await?;
+            let said = events["items"].as_array().context("no list of events")?;
+            let hung = |event: &serde_json::Value| {
+                event["reason"] == "EngineHung" && event["involvedObject"]["kind"] == "InferenceNode"
+            };
+            Ok(said.iter().any(hung))
+        })
+        .await?;
     path::ready(cluster).await?;
     // Who was killed for it is chance: the first to be noticed, or both.
     println!("  engines {engines:?} became {:?}", cluster.engines().await?);

@@ -182,6 +182,12 @@ fn any_loss_begins_a_new_epoch_without_peers() {
         observed
     };
     let failed = |rank, seen| failed_at(rank, seen, Reason::EngineExited);
+    let lost_peers = |hung: bool| {
+        let mut observed = failed_at(0, 4, Reason::PeerLost);
+        let other = failed_at(1, 4, if hung { Reason::EngineHung } else { Reason::PeerLost });
+        observed.shards.insert(1, other.shards[&1].clone());
+        observed
+    };
     let moved = || {
         let mut observed = both(4, &met, 4, [SERVING, SERVING]);
         edit(&mut observed, 1, |shard| {
@@ -224,6 +230,8 @@ fn any_loss_begins_a_new_epoch_without_peers() {
             "EngineFailed",
         ),
         ("a failure of an older epoch", failed(1, 3), 4, vec![], "WaitingForAgent"),
+        ("both lose each other", lost_peers(false), 5, vec![0, 1], "PeerLost"),
+        ("the cause comes after its consequence", lost_peers(true), 5, vec![0, 1], "EngineHung"),
         ("a rank moves", moved(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is gone", deleted(), 5, vec![0, 1], "PeerLost"),
         ("a Shard is leaving", leaving(), 5, vec![0], "PeerLost"),

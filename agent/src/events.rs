@@ -1,0 +1,61 @@
+//! What happened on this machine, as Events about its InferenceNode. A group tells of the first loss it hears of, which
+//! may be a consequence; here the machine tells what its own engines came to.
+
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource as _};
+use russet_crds::InferenceNode;
+use russet_crds::conditions::Reason;
+use russet_crds::names::{AGENT_MANAGER, event_note};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::process::adopt::Record;
+
+/// So many wait for an API server that is away; what else happens is in the log, and in metrics.
+const WAITING: usize = 64;
+
+/// Where Events are left. Cloning shares it.
+#[derive(Clone, Debug)]
+pub(crate) struct Events(mpsc::Sender<Event>);
+
+impl Events {
+    /// Starts recording about the InferenceNode `node` with `client`.
+    pub fn start(client: Client, node: String, tasks: &mut JoinSet<()>) -> Self {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        tasks.spawn(record(client, node, receiver));
+        Self(sender)
+    }
+
+    /// A rank of this machine is of no more use to its group. What began at another rank, that rank's machine tells.
+    pub fn lost(&self, rank: &Record, reason: Reason, message: &str) {
+        if reason == Reason::PeerLost {
+            return;
+        }
+        let note = format!("Shard {}/{}: {message}", rank.namespace, rank.name);
+        let event = Event {
+            type_: EventType::Warning,
+            reason: format!("{reason:?}"),
+            note: Some(event_note(&note).to_owned()),
+            action: "GiveUp".to_owned(),
+            secondary: None,
+        };
+        self.0.try_send(event).ok();
+    }
+}
+
+/// Records for ever. An Event is a courtesy, the Shard's condition says the same: what cannot be written is only logged.
+async fn record(client: Client, node: String, mut waiting: mpsc::Receiver<Event>) {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
+    let reporter = Reporter { controller: AGENT_MANAGER.to_owned(), instance: Some(node.clone()) };
+    let recorder = Recorder::new(client, reporter);
+    while let Some(event) = waiting.recv().await {
+        // `kubectl describe` finds events by the UID of their object; of a node its agent may read the status only.
+        let recorded = match nodes.get_status(&node).await {
+            Ok(about) => recorder.publish(&event, &about.object_ref(&())).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = recorded {
+            tracing::warn!(reason = event.reason, %error, "an event could not be recorded");
+        }
+    }
+}
