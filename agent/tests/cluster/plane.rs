@@ -1,0 +1,281 @@
+//! A control plane in this process, and agents that join it.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+use russet_agent::process::adopt;
+use russet_agent::token::JoinToken;
+use russet_agent::{Access, AgentConfig, JoinConfig};
+use russet_crds::conditions::{Type, is_true};
+use russet_crds::{
+    KvRoom, Model, ModelDeployment, ModelDeploymentSpec, ModelSource, ModelSpec, Shard, Sharding,
+    ShardingMode,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Generous: two cores may be building something else.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Waits for `look` to return something.
+pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+    let search = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    match tokio::time::timeout(PATIENCE, search).await {
+        Ok(found) => found,
+        Err(_) => panic!("waited {PATIENCE:?} for: {what}"),
+    }
+}
+
+/// A control plane in a folder; it can go and come back.
+pub struct Plane {
+    pub folder: PathBuf,
+    pub running: Option<russet_apiserver::Running>,
+    pub operator: Option<JoinHandle<()>>,
+    pub client: Client,
+    pub address: std::net::SocketAddr,
+}
+
+impl Plane {
+    pub async fn start(folder: &Path) -> Self {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let listen = ([127, 0, 0, 1], 0).into();
+        let (running, client) = Self::serve(folder, listen).await;
+        russet_operator::install::apply(&client).await.unwrap();
+        let address = running.addr();
+        let mut plane =
+            Self { folder: folder.to_owned(), running: Some(running), operator: None, client, address };
+        plane.operate();
+        plane
+    }
+
+    pub async fn serve(folder: &Path, listen: std::net::SocketAddr) -> (russet_apiserver::Running, Client) {
+        let config = russet_apiserver::Config::new(folder).listen(listen);
+        let running = russet_apiserver::start(config).await.unwrap();
+        let kubeconfig = kube::config::Kubeconfig::read_from(running.kubeconfig()).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+        (running, Client::try_from(config).unwrap())
+    }
+
+    /// The Model "tiny", whose files are put into `folder`.
+    pub async fn create_model(&self, folder: &Path) {
+        let source = ModelSource { uri: model(&folder.join("tiny")), ..ModelSource::default() };
+        let tiny = Model::new("tiny", ModelSpec { source, preload: None });
+        let models: Api<Model> = Api::namespaced(self.client.clone(), "default");
+        models.create(&PostParams::default(), &tiny).await.unwrap();
+    }
+
+    pub fn operate(&mut self) {
+        let client = self.client.clone();
+        self.operator = Some(tokio::spawn(async move {
+            let (registry, ready) = (prometheus::Registry::new(), Arc::new(AtomicBool::new(false)));
+            // Nodes of these tests come both ways.
+            let credential = russet_operator::accounts::Credential::Account;
+            let forever = std::future::pending();
+            russet_operator::run(client, "test", credential, registry, Default::default(), ready, forever)
+                .await
+                .unwrap();
+        }));
+    }
+
+    pub async fn stop(&mut self) {
+        if let Some(operator) = self.operator.take() {
+            operator.abort();
+        }
+        if let Some(running) = self.running.take() {
+            running.shutdown().await;
+        }
+    }
+
+    pub async fn come_back(&mut self) {
+        let (running, client) = Self::serve(&self.folder, self.address).await;
+        (self.running, self.client) = (Some(running), client);
+        self.operate();
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Makes a join token as `russet token create` does.
+    pub async fn token(&self) -> JoinToken {
+        let ca_pin = self.running.as_ref().unwrap().authority().pin().unwrap();
+        let hour = jiff::SignedDuration::from_hours(1);
+        let made = russet_operator::tokens::create(&self.client, hour).await.unwrap();
+        JoinToken { id: made.id, secret: made.secret, ca_pin, ca: None }
+    }
+
+    pub async fn shards(&self) -> Vec<Shard> {
+        let shards: Api<Shard> = Api::namespaced(self.client.clone(), "default");
+        let mut found = shards.list(&ListParams::default()).await.unwrap().items;
+        found.sort_by_key(|shard| shard.spec.rank);
+        found
+    }
+
+    /// Waits until both ranks serve at an epoch of at least `epoch`.
+    pub async fn serving(&self, epoch: i64) -> Vec<Shard> {
+        until(&format!("two ranks that serve at epoch {epoch} or later"), || async {
+            let shards = self.shards().await;
+            let serve = |shard: &Shard| {
+                shard.spec.epoch >= epoch
+                    && shard.status.as_ref().is_some_and(|status| {
+                        status.observed_epoch == Some(shard.spec.epoch)
+                            && is_true(&status.conditions, Type::Ready)
+                    })
+            };
+            (shards.len() == 2 && shards.iter().all(serve)).then_some(shards)
+        })
+        .await
+    }
+}
+
+pub fn pid(shard: &Shard) -> u32 {
+    shard.status.as_ref().and_then(|status| status.engine_pid).expect("an engine runs") as u32
+}
+
+pub fn signal(pid: u32, name: &str) {
+    let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
+    assert!(sent.success(), "{name} could not be sent to {pid}");
+}
+
+pub fn alive(pid: u32) -> bool {
+    russet_agent::hardware::process_start(pid).is_some()
+}
+
+/// What stops an agent, and what it ends with.
+pub type Running = (oneshot::Sender<()>, JoinHandle<Result<(), russet_agent::Error>>);
+
+/// An agent that can be restarted; its engines end with the test, however it ends.
+pub struct Agent {
+    pub config: AgentConfig,
+    pub running: Option<Running>,
+}
+
+impl Agent {
+    pub async fn join(plane: &Plane, folder: &Path, name: &str, access: Option<Access>) -> Self {
+        let data_dir = folder.join(name);
+        let join = JoinConfig {
+            servers: vec![plane.url()],
+            token: plane.token().await.encode(),
+            data_dir: data_dir.clone(),
+            node_name: name.into(),
+            access,
+        };
+        russet_agent::join(join).await.unwrap();
+        let config = AgentConfig {
+            data_dir,
+            node_name: name.into(),
+            memory: Some(1 << 30),
+            allow_file_roots: vec![folder.to_owned()],
+            address: Some([127, 0, 0, 1].into()),
+            engine_binary: Some(engine()),
+            metrics_listen: ([127, 0, 0, 1], 0).into(),
+        };
+        let mut agent = Self { config, running: None };
+        agent.start();
+        agent
+    }
+
+    pub fn start(&mut self) {
+        let (stop, stopped) = oneshot::channel();
+        let config = self.config.clone();
+        let task =
+            tokio::spawn(async move { russet_agent::run(config, async { drop(stopped.await) }).await });
+        self.running = Some((stop, task));
+    }
+
+    pub async fn stop(&mut self) {
+        if let Some((stop, task)) = self.running.take() {
+            stop.send(()).ok();
+            task.await.unwrap().unwrap();
+        }
+    }
+
+    /// The agent has ended by itself.
+    pub async fn ended(mut self) {
+        let (_stop, task) = self.running.take().unwrap();
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+    }
+
+    /// The agent has ended because its node was removed; what it said.
+    pub async fn removed(mut self) -> String {
+        let (_stop, task) = self.running.take().unwrap();
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap_err().to_string()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        for record in adopt::load(&self.config.data_dir.join("agent/engines")) {
+            if let Some(process) = record.process {
+                process.kill(&process.boot_id);
+            }
+        }
+    }
+}
+
+/// The fake engine, which cargo builds beside the tests.
+pub fn engine() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.parent().unwrap().parent().unwrap().join("examples/fake_engine");
+    assert!(path.exists(), "{} is missing; run the tests with cargo test", path.display());
+    path
+}
+
+/// A model of four layers in `folder`.
+pub fn model(folder: &Path) -> String {
+    std::fs::create_dir_all(folder).unwrap();
+    let mut offset = 0;
+    let mut tensors = serde_json::Map::new();
+    let mut tensor = |name: String| {
+        let entry =
+            serde_json::json!({"dtype": "BF16", "shape": [64, 64], "data_offsets": [offset, offset + 8192]});
+        offset += 8192;
+        tensors.insert(name, entry);
+    };
+    tensor("model.embed_tokens.weight".into());
+    tensor("model.norm.weight".into());
+    (0..4).for_each(|layer| tensor(format!("model.layers.{layer}.mlp.up_proj.weight")));
+    let header = serde_json::Value::from(tensors).to_string();
+    let mut weights = (header.len() as u64).to_le_bytes().to_vec();
+    weights.extend(header.as_bytes());
+    weights.resize(weights.len() + offset, 3);
+    std::fs::write(folder.join("model.safetensors"), weights).unwrap();
+    let config = serde_json::json!({
+        "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+        "vocab_size": 64, "max_position_embeddings": 128,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    format!("file://{}", folder.display())
+}
+
+pub fn deployment() -> ModelDeployment {
+    deployment_of("chat")
+}
+
+pub fn deployment_of(name: &str) -> ModelDeployment {
+    let sharding = Sharding {
+        mode: ShardingMode::Pipeline,
+        ranks: Some(2),
+        kv: KvRoom { context_tokens: 64, max_sequences: 1, kv_tokens: None, headroom_percent: 5 },
+        ..Sharding::default()
+    };
+    let spec = ModelDeploymentSpec {
+        model_ref: russet_crds::LocalReference::new("tiny"),
+        sharding: Some(sharding),
+        replicas: 1,
+        ..ModelDeploymentSpec::default()
+    };
+    ModelDeployment::new(name, spec)
+}
