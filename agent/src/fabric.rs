@@ -1,20 +1,24 @@
-//! Ports of this machine that cables can join to others, and whether RDMA can run over each. Pure: what tools printed
-//! comes in as facts ([`crate::macos`]). Who is at the other end, and which machines make a group, is for those who see
-//! more than one machine (`plan/src/fabric.rs`).
+//! Ports of this machine that cables can join to others, and whether RDMA can run over each. Pure but for [`probe`]: what
+//! tools printed comes in as facts ([`crate::macos`], [`crate::linux`]). Which node is at the other end the operator
+//! finds, who hears of all machines (`operator/src/node/cables.rs`); which machines make a group, the planner.
 //!
 //! ```text
 //! buses ─ receptacle ─ hardware ports ─ interface ─┬─ addresses, bridges
 //!                                                  └─ RDMA devices ─▶ can it, or why not
 //! ```
 
+pub mod probe;
 mod rdma;
 
 use std::net::Ipv4Addr;
 
+use russet_crds::{FabricPort, PortPeer};
+
+use crate::linux::thunderbolt::Host;
 use crate::macos::network::Interface;
 use crate::macos::ports::HardwarePort;
 use crate::macos::rdma::Device;
-use crate::macos::thunderbolt::{Bus, Peer, Plug};
+use crate::macos::thunderbolt::Bus;
 
 pub use rdma::NoRdma;
 
@@ -35,57 +39,80 @@ pub struct Told {
     pub devices: Vec<Device>,
 }
 
-/// A Thunderbolt port.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Port {
-    /// The number beside it.
-    pub receptacle: u32,
-    /// `en5`.
-    pub interface: String,
-    /// What the other end sees of it.
-    pub domain: Option<String>,
-    /// What is plugged in.
-    pub plug: Plug,
-    /// Macs at the other end.
-    pub peers: Vec<Peer>,
-    /// Its own IPv4 address.
-    pub address: Option<Ipv4Addr>,
-    /// The bridge it is a member of, whose address is not its own.
-    pub bridge: Option<String>,
-    /// The RDMA device that can be used over it, or why there is none.
-    pub rdma: Result<String, NoRdma>,
+/// The Thunderbolt ports of a Mac, in the order of their numbers. A bus without a number, or whose number no interface
+/// has, is no port that anything could be sent over.
+pub fn ports(told: &Told) -> Vec<FabricPort> {
+    let mut ports: Vec<(u32, FabricPort)> =
+        told.buses.iter().filter_map(|bus| Some((bus.receptacle?, port(told, bus)?))).collect();
+    ports.sort_by_key(|(receptacle, _)| *receptacle);
+    ports.into_iter().map(|(_, port)| port).collect()
 }
 
-/// The ports, in the order of their numbers. A bus without a number, or whose number no interface has, is no port that
-/// anything could be sent over.
-pub fn ports(told: &Told) -> Vec<Port> {
-    let mut ports: Vec<Port> = told.buses.iter().filter_map(|bus| port(told, bus)).collect();
-    ports.sort_by_key(|port| port.receptacle);
-    ports
-}
-
-fn port(told: &Told, bus: &Bus) -> Option<Port> {
-    let receptacle = bus.receptacle?;
-    let hardware = told.hardware_ports.iter().find(|port| port.receptacle() == Some(receptacle))?;
-    let interface = hardware.device.clone();
-    let known = told.interfaces.iter().find(|one| one.name == interface);
-    let bridge = told.interfaces.iter().find(|one| one.members.contains(&interface));
+fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
+    let hardware = told.hardware_ports.iter().find(|port| port.receptacle() == bus.receptacle)?;
+    let interface = &hardware.device;
+    let known = told.interfaces.iter().find(|one| one.name == *interface);
+    let bridge = told.interfaces.iter().find(|one| one.members.contains(interface));
+    let bridge = bridge.map(|bridge| bridge.name.as_str());
     let address = known.and_then(|one| one.addresses.first().copied());
-    Some(Port {
-        receptacle,
+    let rdma = rdma::device(told, bus, &rdma::Place { interface, address, bridge });
+    let peers = bus.peers.iter().map(|peer| PortPeer {
+        name: peer.name.clone(),
+        domain: peer.domain.clone(),
+        bits_per_second: peer.bits_per_second,
+        through: peer.through.clone(),
+    });
+    Some(FabricPort {
+        name: hardware.name.clone(),
+        interface: interface.clone(),
         domain: bus.domain.clone(),
-        plug: bus.plug,
-        peers: bus.peers.clone(),
-        address,
-        bridge: bridge.map(|bridge| bridge.name.clone()),
-        rdma: rdma::device(told, bus, &interface, address),
-        interface,
+        peers: peers.collect(),
+        address: address.map(|address| address.to_string()),
+        bridge: bridge.map(str::to_owned),
+        ..described(rdma)
     })
+}
+
+/// The Thunderbolt connections of a Linux machine; `addresses` are those of its interfaces. A port without a cable the
+/// kernel does not show.
+pub fn connections(hosts: &[Host], addresses: &[(String, Ipv4Addr)]) -> Vec<FabricPort> {
+    let port = |host: &Host| {
+        let interface = host.interface.clone()?;
+        let address = addresses.iter().find(|(name, _)| *name == interface);
+        let peer = PortPeer {
+            name: host.device.clone().unwrap_or_else(|| "a machine without a name".to_owned()),
+            domain: Some(host.domain.clone()),
+            bits_per_second: host.bits_per_second,
+            through: Vec::new(),
+        };
+        Some(FabricPort {
+            name: format!("Thunderbolt {}", host.name),
+            domain: host.own_domain.clone(),
+            peers: vec![peer],
+            address: address.map(|(_, address)| address.to_string()),
+            interface,
+            ..described(Err(NoRdma::OnLinux))
+        })
+    };
+    hosts.iter().filter_map(port).collect()
+}
+
+/// A port with nothing but what is known of RDMA over it.
+fn described(rdma: Result<String, NoRdma>) -> FabricPort {
+    match rdma {
+        Ok(device) => FabricPort { rdma_device: Some(device), ..FabricPort::default() },
+        Err(why) => FabricPort {
+            reason: Some(format!("{:?}", why.reason())),
+            message: Some(why.to_string()),
+            ..FabricPort::default()
+        },
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::macos::thunderbolt::{Peer, Plug};
 
     /// A Mac Studio whose port 2 (en3) is joined to another Mac at 80 Gb/s, with everything RDMA needs.
     pub(super) fn joined() -> Told {
@@ -137,13 +164,13 @@ mod tests {
     #[test]
     fn a_port_is_its_bus_its_interface_and_its_device() {
         let found = ports(&joined());
-        assert_eq!(found.iter().map(|port| port.receptacle).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(found[0].rdma, Err(NoRdma::NothingPlugged));
         assert_eq!(
-            (found[1].interface.as_str(), found[1].address),
-            ("en3", Some(Ipv4Addr::new(192, 0, 2, 5)))
+            found.iter().map(|port| port.name.as_str()).collect::<Vec<_>>(),
+            ["Thunderbolt 1", "Thunderbolt 2"]
         );
-        assert_eq!(found[1].rdma.as_deref(), Ok("rdma_en3"));
+        assert_eq!(found[0].reason.as_deref(), Some("NothingPlugged"));
+        assert_eq!((found[1].interface.as_str(), found[1].address.as_deref()), ("en3", Some("192.0.2.5")));
+        assert_eq!((found[1].rdma_device.as_deref(), &found[1].reason), (Some("rdma_en3"), &None));
         assert_eq!((found[1].domain.as_deref(), found[1].peers.len()), (Some("A2"), 1));
     }
 
@@ -156,5 +183,29 @@ mod tests {
         assert!(found.iter().all(|port| port.bridge.as_deref() == Some("bridge0")), "{found:?}");
         told.hardware_ports.truncate(1);
         assert_eq!(ports(&told).len(), 1);
+    }
+
+    #[test]
+    fn a_connection_of_linux_carries_ip_once_its_interface_is_there() {
+        let host = Host {
+            name: "0-1".to_owned(),
+            own_domain: Some("A".to_owned()),
+            domain: "B".to_owned(),
+            device: Some("studio".to_owned()),
+            bits_per_second: Some(40_000_000_000),
+            interface: Some("thunderbolt0".to_owned()),
+        };
+        let bare = Host { interface: None, ..host.clone() };
+        let addresses = [("thunderbolt0".to_owned(), Ipv4Addr::new(192, 0, 2, 9))];
+        let found = connections(&[host, bare], &addresses);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(
+            (found[0].name.as_str(), found[0].address.as_deref()),
+            ("Thunderbolt 0-1", Some("192.0.2.9"))
+        );
+        assert_eq!(
+            (found[0].reason.as_deref(), found[0].peers[0].domain.as_deref()),
+            (Some("NoRdmaOnLinux"), Some("B"))
+        );
     }
 }

@@ -65,6 +65,8 @@ pub struct AgentConfig {
     pub engine_binary: Option<PathBuf>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served.
     pub metrics_listen: SocketAddr,
+    /// Programs to ask for this machine's ports in place of the system's, to play a Mac; the real machine when absent.
+    pub fabric_tools: Option<PathBuf>,
 }
 
 /// Why an agent could not start. Once it runs, nothing but its shutdown ends it.
@@ -156,6 +158,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
     let (gone, removed) = oneshot::channel();
     let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
+    let (fabric, ports) = watch::channel(fabric::probe::Seen::default());
+    tasks.spawn(fabric::probe::keep(fabric::probe::Probe::new(config.fabric_tools.clone()), fabric));
     tasks.spawn(node::keep(node::Node {
         client: client.clone(),
         name: identity.node.clone(),
@@ -163,6 +167,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         played: config.memory,
         address: address.clone(),
         metrics_address,
+        fabric: ports,
         store: store.clone(),
         metrics: metrics.clone(),
         ready: ready.clone(),

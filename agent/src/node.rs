@@ -21,6 +21,7 @@ use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
 use crate::address::Address;
+use crate::fabric::probe::Seen;
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
 use crate::metrics::Metrics;
@@ -83,6 +84,7 @@ pub(crate) struct Node {
     pub played: Option<u64>,
     pub address: Address,
     pub metrics_address: Option<String>,
+    pub fabric: watch::Receiver<Seen>,
     pub store: Store,
     pub metrics: Metrics,
     pub ready: Arc<AtomicBool>,
@@ -105,8 +107,11 @@ pub(crate) async fn keep(mut node: Node) {
             let reason = if short { Reason::Insufficient } else { Reason::Sufficient };
             conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
         }
+        let seen = node.fabric.borrow_and_update().clone();
+        let (read, reason, message) = ports_read(&seen);
+        conditions::set(&mut conditions, Type::PortsRead, read, reason, message, None, Timestamp::now());
         let limits = *node.channel.limits.borrow();
-        let status = status(&node, &limits, granted, &disk, conditions.clone());
+        let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
         node.metrics.memory(limits.total, limits.serving_limit(), granted);
         let pause = match publish(&node, &status).await {
             Ok(found) => {
@@ -148,6 +153,7 @@ pub(crate) async fn keep(mut node: Node) {
             () = tokio::time::sleep(pause) => {}
             changed = node.channel.granted.changed() => if changed.is_err() { return },
             changed = node.address.changed() => if changed.is_err() { return },
+            changed = node.fabric.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -196,6 +202,7 @@ fn status(
     limits: &Limits,
     granted: u64,
     disk: &Disk,
+    seen: Seen,
     conditions: Vec<Condition>,
 ) -> InferenceNodeStatus {
     let Machine { chip, cores, memory: _, os, boot_id } = node.machine.clone();
@@ -226,12 +233,30 @@ fn status(
         addresses: addresses.iter().map(IpAddr::to_string).collect(),
         sharding_modes: ["Single", "Pipeline", "Tensor", "Hybrid"].map(str::to_owned).to_vec(),
         engine_options: ENGINE_OPTIONS.iter().map(|option| (*option).to_owned()).collect(),
+        backends: backends(seen.rdma),
+        ports: seen.ports,
+        // Who is at the other end, the operator knows.
         links: Vec::new(),
-        backends: vec!["ring".into()],
         agent_version: Some(env!("CARGO_PKG_VERSION").into()),
         engine_build: Some(russet_rpc::ENGINE_BUILD.into()),
         metrics_address: node.metrics_address.clone(),
         conditions,
+    }
+}
+
+/// MLX's backends that the engine can use: those over RDMA are macOS's.
+fn backends(rdma: bool) -> Vec<String> {
+    let names = if rdma && cfg!(target_os = "macos") { &["ring", "jaccl"][..] } else { &["ring"] };
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Whether this machine's ports are known.
+fn ports_read(seen: &Seen) -> (bool, Reason, String) {
+    match &seen.trouble {
+        None => (true, Reason::PortsRead, format!("{} ports", seen.ports.len())),
+        Some(trouble) => {
+            (false, Reason::PortsUnreadable, format!("{trouble}; the ports are those that were seen before"))
+        }
     }
 }
 

@@ -32,6 +32,10 @@ pub struct NodeArguments {
     /// Where the agent serves its metrics.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
+    /// Folder of programs (`system_profiler`, `networksetup`, `ifconfig`, `rdma_ctl`, `ibv_devices`, `ibv_devinfo`) to ask
+    /// for this machine's ports in place of the system's; lets a machine play a Mac.
+    #[arg(long, env = "RUSSET_FABRIC_TOOLS")]
+    pub fabric_tools: Option<PathBuf>,
     /// Log as JSON.
     #[arg(long)]
     pub json_logs: bool,
@@ -93,6 +97,7 @@ pub async fn run_node(node: NodeArguments) -> Result<()> {
         address: node.address,
         engine_binary: node.engine_binary.clone(),
         metrics_listen: node.metrics_listen,
+        fabric_tools: node.fabric_tools.clone(),
     };
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let with_parent = node.exit_with_parent;

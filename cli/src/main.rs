@@ -15,6 +15,7 @@ mod documents;
 mod drain;
 mod etcd;
 mod explain;
+mod fabric;
 mod gateway;
 mod get;
 mod identities;
@@ -77,6 +78,8 @@ enum Verb {
     Uncordon(cordon::Arguments),
     /// Move everything off a node and wait until it is empty.
     Drain(drain::Arguments),
+    /// Show the machines' ports and cables, what keeps RDMA from each, and which changes would let it.
+    Fabric(fabric::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
     /// Show the logs of this machine's processes and engines.
@@ -130,6 +133,7 @@ fn main() -> std::process::ExitCode {
             Verb::Cordon(arguments) => cordon::run(arguments).await,
             Verb::Uncordon(arguments) => cordon::undo(arguments).await,
             Verb::Drain(arguments) => drain::run(arguments).await,
+            Verb::Fabric(arguments) => fabric::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,

@@ -90,6 +90,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         address: arguments.address,
         engine_binary: None,
         metrics_listen: arguments.metrics_listen,
+        fabric_tools: None,
         json_logs: false,
         exit_with_parent: false,
     };

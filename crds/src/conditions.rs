@@ -22,6 +22,10 @@ pub enum Type {
     MemoryPressure,
     /// InferenceNode: disk is short (agent).
     DiskPressure,
+    /// InferenceNode: this machine's ports could be looked at (agent).
+    PortsRead,
+    /// InferenceNode: nothing keeps its cables from what they could do (operator).
+    FabricHealthy,
     /// Model: revision, digest and shape are known.
     Resolved,
     /// Model: the engine knows the architecture.
@@ -219,6 +223,54 @@ pub enum Reason {
     Finished,
     /// A request of the Benchmark was not answered, so it has no figures.
     Failed,
+    /// What the system's tools said of the ports was understood.
+    PortsRead,
+    /// It was not; the message says of which tool, and what it printed.
+    PortsUnreadable,
+    /// No cable leads to another node.
+    NoCables,
+    /// RDMA can run over every cable to another node.
+    RdmaReady,
+    /// Nothing is plugged into the port.
+    NothingPlugged,
+    /// A dock or a drive is plugged in, and no machine behind it.
+    NoMachine,
+    /// A machine is at the other end that is no node of this cluster.
+    PeerNotJoined,
+    /// Linux carries IP over Thunderbolt, and no RDMA.
+    NoRdmaOnLinux,
+    /// Thunderbolt 4 carries IP, and no RDMA that can be used.
+    NoThunderbolt5,
+    /// Something is plugged in that does not answer.
+    CableSilent,
+    /// A cable joins two ports of the same machine.
+    CableLoop,
+    /// One end sees the other, which does not see it.
+    CableOneSided,
+    /// Two nodes say that the same port is theirs.
+    DomainTwice,
+    /// macOS before 26.2.
+    RdmaNotInThisSystem,
+    /// RDMA was never enabled on this machine.
+    RdmaDisabled,
+    /// RDMA is not enabled on the machine at the other end.
+    RdmaDisabledThere,
+    /// The port has no RDMA device.
+    NoRdmaDevice,
+    /// The port of a Mac Studio that carries no RDMA.
+    PortBesideEthernet,
+    /// The cable was negotiated more slowly than the port can.
+    LinkTooSlow,
+    /// The RDMA device's port is down though a machine is there.
+    RdmaPortDown,
+    /// The port is a member of a bridge and has no address of its own.
+    PortInBridge,
+    /// The port has no address.
+    NoPortAddress,
+    /// Two ends of cables have the same address.
+    AddressTwice,
+    /// The builds of macOS at both ends differ.
+    SystemsDiffer,
 }
 
 /// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether
@@ -274,7 +326,12 @@ pub fn get(conditions: &[Condition], kind: Type) -> Option<&Condition> {
 
 /// The reason of a condition; nothing where it is a word of a newer release.
 pub fn reason(condition: &Condition) -> Option<Reason> {
-    serde_json::from_value(serde_json::Value::String(condition.reason.clone())).ok()
+    known(&condition.reason)
+}
+
+/// The reason of this name; nothing where it is a word of a newer release.
+pub fn known(reason: &str) -> Option<Reason> {
+    serde_json::from_value(serde_json::Value::String(reason.to_owned())).ok()
 }
 
 /// Whether the condition is there and `True`.

@@ -6,6 +6,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::{FabricPort, Link};
+
 /// A machine that runs model ranks.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -30,6 +32,12 @@ use serde::{Deserialize, Serialize};
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
+    printcolumn(
+        name = "Fabric",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"FabricHealthy\")].reason",
+        priority = 1
     ),
     printcolumn(name = "Disk Free", type_ = "string", json_path = ".status.disk.free", priority = 1),
     printcolumn(
@@ -133,7 +141,11 @@ pub struct InferenceNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub engine_options: Vec<String>,
-    /// Links to other nodes.
+    /// Ports that cables can join to other machines, as the agent sees them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub ports: Vec<FabricPort>,
+    /// Links to other nodes: where a port here and a port there see each other (operator).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub links: Vec<Link>,
@@ -146,7 +158,7 @@ pub struct InferenceNodeStatus {
     /// Address of the agent's metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_address: Option<String>,
-    /// Ready, Reachable and Drained (operator), MemoryPressure and DiskPressure (agent).
+    /// Ready, Reachable, Drained and FabricHealthy (operator), MemoryPressure, DiskPressure and PortsRead (agent).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -166,46 +178,6 @@ pub struct NodeMemory {
     pub serving_limit: String,
     /// `grantedBytes` as a quantity.
     pub granted: String,
-}
-
-/// A way from this node to another.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Link {
-    /// The other node.
-    pub peer: String,
-    /// Network interface, such as `en5`.
-    pub interface: String,
-    /// What carries it.
-    #[serde(default)]
-    pub kind: LinkKind,
-    /// This node's address on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub address: Option<String>,
-    /// The other node's address on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peer_address: Option<String>,
-    /// RDMA device of this end, such as `rdma_en5`, when it can be used.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rdma_device: Option<String>,
-    /// Bits per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bits_per_second: Option<u64>,
-}
-
-/// What carries a link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum LinkKind {
-    /// A Thunderbolt cable between two machines: nobody else is on it.
-    Thunderbolt,
-    /// Ethernet.
-    Ethernet,
-    /// A radio network.
-    Wifi,
-    /// Anything else, or a kind of a newer release.
-    #[default]
-    #[serde(other)]
-    Other,
 }
 
 /// Disk of a node.

@@ -1,7 +1,8 @@
-//! InferenceNodes: whether a machine's agent is alive, and labels from what it measured. The rest of
-//! a node's status is its agent's.
+//! InferenceNodes: whether a machine's agent is alive, labels from what it measured, and the links that its ports and
+//! those of others make. The rest of a node's status is its agent's.
 
 mod apply;
+mod cables;
 mod decide;
 mod observe;
 
@@ -20,8 +21,8 @@ use crate::reconcile::after;
 /// Why a node could not be looked after.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Its conditions were not written.
-    #[error("InferenceNode {name}: its conditions could not be written")]
+    /// Its status was not written.
+    #[error("InferenceNode {name}: its conditions and links could not be written")]
     Report {
         /// The node.
         name: String,
@@ -54,11 +55,22 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
     let seen = observe::seen(&context, &node);
     let decision = decide::decide(&node, &seen, jiff::Timestamp::now());
     apply::labels(&context, &node, &decision).await?;
-    apply::conditions(&context, &node, &decision).await?;
+    apply::status(&context, &node, &decision).await?;
     let leaving = leave::reconcile(&context, &node)
         .await
         .map_err(|source| Error::Leave { name: node.name_any(), source })?;
     Ok(after([decision.again, leaving]))
+}
+
+/// Whether other nodes' links may depend on what changed.
+pub fn joins_otherwise(before: &InferenceNode, now: &InferenceNode) -> bool {
+    let os = |node: &InferenceNode| node.status.as_ref().and_then(|status| status.os.clone());
+    cables::ports(before) != cables::ports(now) || os(before) != os(now)
+}
+
+/// Whether a node has ports.
+pub fn has_ports(node: &InferenceNode) -> bool {
+    !cables::ports(node).is_empty()
 }
 
 /// Everything about a node that a placement, a pool or a group may depend on, as one text to compare.

@@ -7,6 +7,7 @@
 
 mod cabling;
 mod domain;
+pub mod network;
 mod team;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,9 @@
 //! Whether RDMA can run over a port, as far as this end knows, and what to do if it cannot. Of a pair both ends have to
-//! say yes; whether their builds of macOS are equal, and whether they see each other, the planner compares.
+//! say yes; what both together say, the operator compares (`operator/src/node/cables.rs`).
 
 use std::net::Ipv4Addr;
 
+use russet_crds::conditions::Reason;
 use thiserror::Error;
 
 use super::Told;
@@ -17,9 +18,27 @@ pub enum NoRdma {
     /// No cable.
     #[error("nothing is plugged in")]
     NothingPlugged,
-    /// Something else than a Mac.
-    #[error("no Mac is at the other end of the cable")]
-    NoMac,
+    /// A dock, a drive.
+    #[error("{0} is plugged in, and no machine is behind it")]
+    NoMachine(String),
+    /// A cable without anything at its other end.
+    #[error(
+        "something is plugged in that does not answer; wake the other machine, plug the cable in again, or take another one"
+    )]
+    Silent,
+    /// Both ends are here.
+    #[error("the cable leads back to {0} of this machine; plug one end into the other machine")]
+    Loop(String),
+    /// Thunderbolt 4 at this end or the other.
+    #[error(
+        "the cable runs at {0} Gb/s, as Thunderbolt 4 does; it carries IP, and RDMA needs Thunderbolt 5 at both ends"
+    )]
+    Thunderbolt4(u64),
+    /// Thunderbolt 5 at this end, and a dock, a bad cable, or Thunderbolt 4 at the other.
+    #[error(
+        "the cable runs at {0} Gb/s; RDMA needs 80, so take a cable certified for Thunderbolt 5 and no dock between, if the other machine has Thunderbolt 5 too"
+    )]
+    TooSlow(u64),
     /// macOS before 26.2.
     #[error("this macOS has no RDMA over Thunderbolt; update both machines to 26.2 or later")]
     NoSwitch,
@@ -28,141 +47,243 @@ pub enum NoRdma {
         "RDMA is disabled on this machine; start it in Recovery, open Terminal and run `rdma_ctl enable`"
     )]
     Disabled,
-    /// Ports of Thunderbolt 4 have none.
-    #[error("there is no RDMA device {0}; RDMA needs Thunderbolt 5 at both ends")]
-    NoDevice(String),
+    /// The other machine says that it is not.
+    #[error(
+        "{0} offers no RDMA; enable it there too: start it in Recovery, open Terminal and run `rdma_ctl enable`"
+    )]
+    DisabledThere(String),
     /// One port of a Mac Studio.
     #[error("{0} is the port of a Mac Studio beside Ethernet, which carries no RDMA; use another port")]
     BesideEthernet(String),
-    /// Thunderbolt 4, or a dock, or a bad cable.
+    /// The system made none.
+    #[error("there is no RDMA device {0}; restart this machine, and if it stays away use another port")]
+    NoDevice(String),
+    /// Mostly the other machine's doing.
     #[error(
-        "the cable runs at {0} Gb/s; RDMA needs Thunderbolt 5 (80 Gb/s): a certified cable, and no dock between"
+        "{device} is {state} though a machine is there; plug the cable in again, or restart the other machine"
     )]
-    TooSlow(u64),
-    /// The other machine has it disabled, mostly.
-    #[error("{device} is {state} though a Mac is there; enable RDMA on the other machine too")]
     Down {
         /// The device.
         device: String,
         /// In the tool's words.
         state: String,
     },
-    /// JACCL finds the other end by an IPv4 address of the port.
+    /// JACCL finds the other end by an IPv4 address of the port, and a bridge's is not the port's.
     #[error(
-        "{0} has no IPv4 address of its own, by which MLX finds the other end; take it out of its bridge and give it one"
+        "{interface} is a member of {bridge} and has no IPv4 address of its own, by which MLX finds the other end; take it out of {bridge} and give it one"
     )]
+    Bridged {
+        /// The port's interface.
+        interface: String,
+        /// The bridge.
+        bridge: String,
+    },
+    /// The same, of a port that is in none.
+    #[error("{0} has no IPv4 address, by which MLX finds the other end; give it one")]
     NoAddress(String),
+    /// What runs on Macs alone.
+    #[error("Linux carries IP over Thunderbolt, and no RDMA")]
+    OnLinux,
 }
 
 impl NoRdma {
-    /// In one word, for conditions and metrics.
-    pub fn reason(&self) -> &'static str {
+    /// In one word.
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::NothingPlugged => "NothingPlugged",
-            Self::NoMac => "NoMac",
-            Self::NoSwitch => "RdmaNotInThisSystem",
-            Self::Disabled => "RdmaDisabled",
-            Self::NoDevice(_) => "NoRdmaDevice",
-            Self::BesideEthernet(_) => "PortBesideEthernet",
-            Self::TooSlow(_) => "LinkTooSlow",
-            Self::Down { .. } => "RdmaPortDown",
-            Self::NoAddress(_) => "NoPortAddress",
+            Self::NothingPlugged => Reason::NothingPlugged,
+            Self::NoMachine(_) => Reason::NoMachine,
+            Self::Silent => Reason::CableSilent,
+            Self::Loop(_) => Reason::CableLoop,
+            Self::Thunderbolt4(_) => Reason::NoThunderbolt5,
+            Self::TooSlow(_) => Reason::LinkTooSlow,
+            Self::NoSwitch => Reason::RdmaNotInThisSystem,
+            Self::Disabled => Reason::RdmaDisabled,
+            Self::DisabledThere(_) => Reason::RdmaDisabledThere,
+            Self::BesideEthernet(_) => Reason::PortBesideEthernet,
+            Self::NoDevice(_) => Reason::NoRdmaDevice,
+            Self::Down { .. } => Reason::RdmaPortDown,
+            Self::Bridged { .. } => Reason::PortInBridge,
+            Self::NoAddress(_) => Reason::NoPortAddress,
+            Self::OnLinux => Reason::NoRdmaOnLinux,
         }
     }
 }
 
+/// Where a port is in the system's network.
+pub(super) struct Place<'a> {
+    /// `en5`.
+    pub interface: &'a str,
+    /// Its own address.
+    pub address: Option<Ipv4Addr>,
+    /// The bridge it is a member of.
+    pub bridge: Option<&'a str>,
+}
+
 /// The device of this port, if it can be used. Of several reasons the one that is to be mended first.
-pub(super) fn device(
-    told: &Told,
-    bus: &Bus,
-    interface: &str,
-    address: Option<Ipv4Addr>,
-) -> Result<String, NoRdma> {
+pub(super) fn device(told: &Told, bus: &Bus, place: &Place<'_>) -> Result<String, NoRdma> {
+    let interface = place.interface.to_owned();
     if matches!(bus.plug, Plug::Idle { .. }) {
         return Err(NoRdma::NothingPlugged);
     }
-    let peer = bus.peers.first().ok_or(NoRdma::NoMac)?;
+    let Some(peer) = bus.peers.first() else {
+        return Err(match (bus.devices.first(), bus.plug) {
+            (Some(device), _) => NoRdma::NoMachine(device.clone()),
+            (None, Plug::Connected { .. }) => NoRdma::Silent,
+            (None, _) => NoRdma::NothingPlugged,
+        });
+    };
+    let own = |other: &&Bus| other.domain.is_some() && other.domain == peer.domain;
+    if let Some(other) = told.buses.iter().find(own) {
+        let number = other.receptacle.map_or_else(|| other.name.clone(), |number| format!("port {number}"));
+        return Err(NoRdma::Loop(number));
+    }
+    // Before the switch: who has Thunderbolt 4 need not go to Recovery for it (exo-explore/exo#1636).
+    if let Some(bits) = peer.bits_per_second.filter(|bits| *bits <= TOO_SLOW) {
+        let gigabits = bits / 1_000_000_000;
+        return Err(if has_thunderbolt5(told) {
+            NoRdma::TooSlow(gigabits)
+        } else {
+            NoRdma::Thunderbolt4(gigabits)
+        });
+    }
     if !told.rdma_enabled.ok_or(NoRdma::NoSwitch)? {
         return Err(NoRdma::Disabled);
     }
-    if told.machine == "Mac Studio" && interface == "en2" {
-        return Err(NoRdma::BesideEthernet(interface.to_owned()));
+    if peer.offers_rdma == Some(false) {
+        return Err(NoRdma::DisabledThere(peer.name.clone()));
     }
-    if let Some(bits) = peer.bits_per_second.filter(|bits| *bits <= TOO_SLOW) {
-        return Err(NoRdma::TooSlow(bits / 1_000_000_000));
+    if told.machine == "Mac Studio" && interface == "en2" {
+        return Err(NoRdma::BesideEthernet(interface));
     }
     let device = told.devices.iter().find(|device| device.interface() == interface);
     let device = device.ok_or_else(|| NoRdma::NoDevice(format!("rdma_{interface}")))?;
     if !device.is_active {
         return Err(NoRdma::Down { device: device.name.clone(), state: device.state.clone() });
     }
-    address.ok_or_else(|| NoRdma::NoAddress(interface.to_owned()))?;
-    Ok(device.name.clone())
+    match (place.address, place.bridge) {
+        (Some(_), _) => Ok(device.name.clone()),
+        (None, Some(bridge)) => Err(NoRdma::Bridged { interface, bridge: bridge.to_owned() }),
+        (None, None) => Err(NoRdma::NoAddress(interface)),
+    }
+}
+
+/// Whether some port of this machine is faster than Thunderbolt 4 can be, or was to another machine.
+fn has_thunderbolt5(told: &Told) -> bool {
+    told.buses.iter().any(|bus| {
+        let (Plug::Idle { most: bits } | Plug::Connected { bits_per_second: bits }) = bus.plug else {
+            return false;
+        };
+        bits.is_some_and(|bits| bits > TOO_SLOW)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::FabricPort;
+
     use super::*;
     use crate::fabric::{ports, tests::joined};
+    use crate::macos::network::Interface;
 
     /// What came of the joined port after a change.
-    fn after(change: impl FnOnce(&mut Told)) -> Result<String, NoRdma> {
+    fn after(change: impl FnOnce(&mut Told)) -> FabricPort {
         let mut told = joined();
         change(&mut told);
-        ports(&told).pop().unwrap().rdma
+        ports(&told).pop().unwrap()
     }
 
     #[test]
     fn every_reason_is_told_with_what_to_do() {
         type Change = fn(&mut Told);
-        let faults: [(&str, Change, &str); 9] = [
+        const CONNECTED: Plug = Plug::Connected { bits_per_second: Some(TOO_SLOW) };
+        let faults: [(&str, Change, &str); 14] = [
             (
                 "NothingPlugged",
                 |told| told.buses[0].plug = Plug::Idle { most: None },
                 "nothing is plugged in",
             ),
-            ("NoMac", |told| told.buses[0].peers.clear(), "no Mac is at the other end"),
+            (
+                "NoMachine",
+                |told| {
+                    told.buses[0].peers.clear();
+                    told.buses[0].devices = vec!["TS5 Dock".to_owned()];
+                },
+                "TS5 Dock is plugged in, and no machine",
+            ),
+            ("CableSilent", |told| told.buses[0].peers.clear(), "wake the other machine"),
+            (
+                "CableLoop",
+                |told| told.buses[0].peers[0].domain = Some("A1".to_owned()),
+                "leads back to port 1",
+            ),
+            (
+                "NoThunderbolt5",
+                |told| {
+                    told.buses[0].plug = CONNECTED;
+                    told.buses[0].peers[0].bits_per_second = Some(TOO_SLOW);
+                    told.buses[1].plug = Plug::Idle { most: Some(TOO_SLOW) };
+                    told.rdma_enabled = Some(false);
+                },
+                "runs at 40 Gb/s, as Thunderbolt 4 does; it carries IP",
+            ),
+            (
+                "LinkTooSlow",
+                |told| told.buses[0].peers[0].bits_per_second = Some(TOO_SLOW),
+                "runs at 40 Gb/s; RDMA needs 80",
+            ),
             ("RdmaNotInThisSystem", |told| told.rdma_enabled = None, "update both machines to 26.2"),
-            ("RdmaDisabled", |told| told.rdma_enabled = Some(false), "`rdma_ctl enable`"),
-            ("NoRdmaDevice", |told| told.devices.clear(), "no RDMA device rdma_en3"),
+            ("RdmaDisabled", |told| told.rdma_enabled = Some(false), "disabled on this machine"),
+            (
+                "RdmaDisabledThere",
+                |told| told.buses[0].peers[0].offers_rdma = Some(false),
+                "studio-b offers no RDMA; enable it there",
+            ),
             (
                 "PortBesideEthernet",
                 |told| told.hardware_ports[1].device = "en2".to_owned(),
                 "use another port",
             ),
-            (
-                "LinkTooSlow",
-                |told| told.buses[0].peers[0].bits_per_second = Some(TOO_SLOW),
-                "runs at 40 Gb/s",
-            ),
+            ("NoRdmaDevice", |told| told.devices.clear(), "no RDMA device rdma_en3"),
             (
                 "RdmaPortDown",
                 |told| {
                     told.devices[1].is_active = false;
                     told.devices[1].state = "PORT_DOWN (1)".to_owned();
                 },
-                "rdma_en3 is PORT_DOWN (1) though a Mac is there",
+                "rdma_en3 is PORT_DOWN (1) though a machine is there",
             ),
-            ("NoPortAddress", |told| told.interfaces.clear(), "en3 has no IPv4 address of its own"),
+            (
+                "PortInBridge",
+                |told| {
+                    let members = vec!["en3".to_owned()];
+                    told.interfaces =
+                        vec![Interface { name: "bridge0".to_owned(), members, ..Interface::default() }];
+                },
+                "take it out of bridge0",
+            ),
+            ("NoPortAddress", |told| told.interfaces.clear(), "en3 has no IPv4 address, by which"),
         ];
         for (reason, change, words) in faults {
-            let fault = after(change).unwrap_err();
-            assert_eq!(fault.reason(), reason);
-            assert!(fault.to_string().contains(words), "{reason}: {fault}");
+            let port = after(change);
+            let message = port.message.unwrap_or_default();
+            assert_eq!((port.reason.as_deref(), port.rdma_device), (Some(reason), None), "{message}");
+            assert!(message.contains(words), "{reason}: {message}");
         }
-        assert_eq!(after(|_| ()), Ok("rdma_en3".to_owned()));
+        assert_eq!(after(|_| ()).rdma_device.as_deref(), Some("rdma_en3"));
     }
 
     #[test]
     fn what_is_not_told_is_no_reason_and_the_port_matters_on_a_studio_alone() {
-        assert!(after(|told| told.buses[0].peers[0].bits_per_second = None).is_ok());
-        assert!(after(|told| told.buses[0].plug = Plug::Unknown).is_ok());
+        let usable = |port: FabricPort| port.rdma_device.is_some();
+        assert!(usable(after(|told| told.buses[0].peers[0].bits_per_second = None)));
+        assert!(usable(after(|told| told.buses[0].peers[0].offers_rdma = None)));
+        assert!(usable(after(|told| told.buses[0].plug = Plug::Unknown)));
         let mini = after(|told| {
             told.machine = "Mac mini".to_owned();
             told.hardware_ports[1].device = "en2".to_owned();
             told.interfaces[0].name = "en2".to_owned();
             told.devices[0].is_active = true;
         });
-        assert_eq!(mini, Ok("rdma_en2".to_owned()));
+        assert_eq!(mini.rdma_device.as_deref(), Some("rdma_en2"));
     }
 }

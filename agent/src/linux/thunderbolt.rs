@@ -10,7 +10,9 @@ use super::{folders, gigabits, name, word};
 pub struct Host {
     /// The kernel's name of the connection, `0-1`.
     pub name: String,
-    /// UUID of the other end's controller, in upper case as macOS writes domains.
+    /// UUID of this end's controller, by which the other end knows it; in upper case as macOS writes domains.
+    pub own_domain: Option<String>,
+    /// UUID of the other end's controller.
     pub domain: String,
     /// What the other machine calls itself.
     pub device: Option<String>,
@@ -32,20 +34,25 @@ fn host(path: &Path) -> Option<Host> {
     if !uevent.lines().any(|line| line == "DEVTYPE=thunderbolt_xdomain") {
         return None;
     }
+    let name = name(path);
+    // The controller itself is the first device of the same domain.
+    let controller = name.split_once('-').map(|(domain, _)| path.with_file_name(format!("{domain}-0")));
+    let uuid = |path: &Path| Some(word(&path.join("unique_id"))?.to_ascii_uppercase());
     let speed = word(&path.join("rx_speed")).as_deref().and_then(gigabits);
     let lanes = word(&path.join("rx_lanes")).and_then(|lanes| lanes.parse::<u64>().ok());
     // IP is a service of the connection, and the interface is a device of the service.
     let interface = || {
         let services = folders(path);
         let nets = services.iter().map(|service| folders(&service.join("net")));
-        nets.flatten().next().map(|net| name(&net))
+        nets.flatten().next().map(|net| super::name(&net))
     };
     Some(Host {
-        name: name(path),
-        domain: word(&path.join("unique_id"))?.to_ascii_uppercase(),
+        own_domain: controller.as_deref().and_then(uuid),
+        domain: uuid(path)?,
         device: word(&path.join("device_name")),
         bits_per_second: speed.zip(lanes).and_then(|(speed, lanes)| speed.checked_mul(lanes)),
         interface: interface(),
+        name,
     })
 }
 
@@ -83,6 +90,7 @@ mod tests {
             found[0],
             Host {
                 name: "0-1".to_owned(),
+                own_domain: Some("AA".to_owned()),
                 domain: "C0FFEE00-0000".to_owned(),
                 device: Some("studio".to_owned()),
                 bits_per_second: Some(40_000_000_000),

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
+mod fabric;
 mod joining;
 mod plane;
 

@@ -181,6 +181,7 @@ impl Agent {
             address: Some([127, 0, 0, 1].into()),
             engine_binary: Some(engine()),
             metrics_listen: ([127, 0, 0, 1], 0).into(),
+            fabric_tools: None,
         };
         let mut agent = Self { config, running: None };
         agent.start();

@@ -164,7 +164,7 @@ fn speed(predicted: &Predicted) -> String {
 }
 
 /// Lines of at most so many characters, broken between words.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;
     for word in text.split_whitespace() {

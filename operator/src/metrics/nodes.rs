@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use prometheus::core::Desc;
+use russet_crds::conditions::{self, Type};
 use russet_plan::Cluster;
 use russet_plan::cluster::availability;
 use russet_plan::snapshot::Availability;
@@ -44,10 +45,20 @@ const DISK: Family<1> = Family {
 };
 const DISK_FREE: Family<1> =
     Family { name: "russet_inferencenode_disk_free_bytes", help: "Bytes free there.", labels: ["node"] };
+const FABRIC: Family<2> = Family {
+    name: "russet_inferencenode_fabric_healthy",
+    help: "1 while nothing keeps the cables of an InferenceNode from what they could do, else 0, with the condition's reason; absent where no port is known.",
+    labels: ["node", "reason"],
+};
+const LINK: Family<4> = Family {
+    name: "russet_inferencenode_link_bits_per_second",
+    help: "Bits a second of a link from an InferenceNode to another, as negotiated, and whether RDMA can run over this end.",
+    labels: ["node", "peer", "interface", "rdma"],
+};
 
 /// What these are called.
 pub fn descs() -> Result<Vec<Desc>, prometheus::Error> {
-    let mut descs = vec![INFO.desc()?, AVAILABILITY.desc()?];
+    let mut descs = vec![INFO.desc()?, AVAILABILITY.desc()?, FABRIC.desc()?, LINK.desc()?];
     for family in [LIMIT, COMMITTED, GRANTED, DISK, DISK_FREE] {
         descs.push(family.desc()?);
     }
@@ -75,6 +86,15 @@ pub fn write(sheet: &mut Sheet, stores: &Stores, now: Timestamp) {
         let state = word(availability(&node, now));
         sheet.set_state(&AVAILABILITY, |state| [name.clone(), state.to_owned()], &STATES, state);
         sheet.set(&COMMITTED, [&name], number(committed.get(name.as_str()).copied().unwrap_or(0)));
+        if let Some(health) = conditions::get(&status.conditions, Type::FabricHealthy) {
+            let healthy = if health.status == "True" { 1.0 } else { 0.0 };
+            sheet.set(&FABRIC, [&name, &health.reason], healthy);
+        }
+        for link in &status.links {
+            let rdma = if link.rdma_device.is_some() { "yes" } else { "no" };
+            let bits = number(link.bits_per_second.unwrap_or(0));
+            sheet.set(&LINK, [&name, &link.peer, &link.interface, rdma], bits);
+        }
         // What was never measured is absent, never 0.
         if let Some(memory) = status.memory {
             sheet.set(&LIMIT, [&name], number(memory.serving_limit_bytes));

@@ -65,7 +65,7 @@ mod tests {
     use prometheus::{Registry, TextEncoder};
     use russet_crds::conditions::{Reason, Type, set};
     use russet_crds::{
-        Approval, ApprovalSpec, Decision, GroupMember, GroupPlan, InferenceNode, InferenceNodeStatus,
+        Approval, ApprovalSpec, Decision, GroupMember, GroupPlan, InferenceNode, InferenceNodeStatus, Link,
         LocalReference, ModelCopy, ModelCopySpec, ModelDeployment, ModelDeploymentSpec, NodeMemory, NodePool,
         NodePoolStatus, PlacementReport, Predicted, ShardGroup, ShardGroupSpec, Tier, TierMode, TierSpec,
         TierStatus, Want, WorkloadGroup,
@@ -81,7 +81,16 @@ mod tests {
             let mut node = InferenceNode::new("a", Default::default());
             let memory =
                 NodeMemory { serving_limit_bytes: 1000, granted_bytes: 300, ..NodeMemory::default() };
-            let status = InferenceNodeStatus { memory: Some(memory), ..InferenceNodeStatus::default() };
+            let link = Link {
+                peer: "b".to_owned(),
+                interface: "en3".to_owned(),
+                bits_per_second: Some(80_000_000_000),
+                ..Link::default()
+            };
+            let mut status =
+                InferenceNodeStatus { memory: Some(memory), links: vec![link], ..Default::default() };
+            let lacks = Reason::PortInBridge;
+            set(&mut status.conditions, Type::FabricHealthy, false, lacks, "", None, now);
             objects.nodes = vec![InferenceNode { status: Some(status), ..node.clone() }, {
                 node.metadata.name = Some("new".to_owned());
                 node
@@ -187,6 +196,8 @@ mod tests {
             "russet_shardgroup_epoch{deployment=\"chat\",group=\"chat-0\",namespace=\"team\"} 3",
             "russet_inferencenode_availability{node=\"a\",state=\"unreachable\"} 1",
             "russet_inferencenode_availability{node=\"a\",state=\"open\"} 0",
+            "russet_inferencenode_fabric_healthy{node=\"a\",reason=\"PortInBridge\"} 0",
+            "russet_inferencenode_link_bits_per_second{interface=\"en3\",node=\"a\",peer=\"b\",rdma=\"no\"} 80000000000",
             "russet_inferencenode_memory_limit_bytes{node=\"a\"} 1000",
             // 250 promised, and 300 granted that no claimed Shard accounts for.
             "russet_inferencenode_memory_committed_bytes{node=\"a\"} 550",

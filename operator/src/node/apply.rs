@@ -1,4 +1,4 @@
-//! Writes labels and the operator's conditions of a node, when they differ from what is there.
+//! Writes labels, links and the operator's conditions of a node, when they differ from what is there.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{Api, ResourceExt as _};
@@ -20,16 +20,22 @@ pub async fn labels(context: &Context, node: &InferenceNode, decision: &Decision
     ssa::apply_labels(&api, &name, &decision.labels).await.map_err(|source| Error::Apply { name, source })
 }
 
-/// Reachable, Ready and their kin.
-pub async fn conditions(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
+/// Reachable, Ready and their kin, and the links.
+pub async fn status(context: &Context, node: &InferenceNode, decision: &Decision) -> Result<(), Error> {
     let there = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let links = node.status.as_ref().map(|status| status.links.as_slice()).unwrap_or_default();
     let own = |condition: &&Condition| OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"));
-    let same = decision.conditions.iter().all(|condition| there.contains(condition));
+    let same =
+        links == decision.links && decision.conditions.iter().all(|condition| there.contains(condition));
     if same && there.iter().filter(own).count() == decision.conditions.len() {
         return Ok(());
     }
     let name = node.name_any();
     let api: Api<InferenceNode> = Api::all(context.client.clone());
-    let status = json!({"conditions": decision.conditions});
+    let mut status = json!({"conditions": decision.conditions});
+    // Links that are not this operator's, of nodes whose agents report no ports, stay as they are.
+    if !decision.links.is_empty() {
+        status["links"] = json!(decision.links);
+    }
     ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })
 }

@@ -11,14 +11,17 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{InferenceNode, Scheduling, names};
+use russet_crds::{InferenceNode, Link, Scheduling, names};
 use russet_plan::quantity;
+
+use super::cables::{Cables, Ends, cables};
 
 /// A Lease not renewed for so long has expired; agents renew every five seconds.
 const LEASE: Duration = Duration::from_secs(20);
 
 /// The conditions of a node that are the operator's.
-pub const OWN: [Type; 5] = [Type::Reachable, Type::Ready, Type::Reconciling, Type::Stalled, Type::Drained];
+pub const OWN: [Type; 6] =
+    [Type::Reachable, Type::Ready, Type::Reconciling, Type::Stalled, Type::Drained, Type::FabricHealthy];
 
 /// What was seen of a node: its Lease, and what is bound to it.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +38,8 @@ pub struct Seen {
     pub holder: Option<String>,
     /// The groups of the ranks bound to the node, one entry a rank.
     pub ranks: Vec<String>,
+    /// The ports at the other ends of its cables.
+    pub ends: Ends,
 }
 
 /// What to write.
@@ -42,6 +47,8 @@ pub struct Seen {
 pub struct Decision {
     /// The operator's conditions.
     pub conditions: Vec<Condition>,
+    /// Its links.
+    pub links: Vec<Link>,
     /// The operator's labels.
     pub labels: BTreeMap<String, String>,
     /// When to look again without being asked.
@@ -55,12 +62,14 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
         conditions::get(&status.conditions, Type::Reachable).map(|condition| condition.status == "True");
     let (reachable, message) = reachable(seen, before, now);
     let generation = node.metadata.generation;
+    let Cables { links, health } = cables(node, &seen.ends);
     let mut conditions: Vec<Condition> = status
         .conditions
         .iter()
         .filter(|condition| {
             OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"))
                 && (draining(node) || condition.type_ != format!("{:?}", Type::Drained))
+                && (health.is_some() || condition.type_ != format!("{:?}", Type::FabricHealthy))
         })
         .cloned()
         .collect();
@@ -108,6 +117,10 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
         conditions::set(&mut conditions, Type::Drained, drained, reason, message, generation, now);
     }
 
+    if let Some((healthy, reason, message)) = health {
+        conditions::set(&mut conditions, Type::FabricHealthy, healthy, reason, message, generation, now);
+    }
+
     let mut labels = BTreeMap::new();
     // The vendor says nothing that the chip's name does not.
     let chip = status.chip.as_deref().map(|chip| chip.strip_prefix("Apple ").unwrap_or(chip));
@@ -118,7 +131,7 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
         labels.insert(names::LABEL_MEMORY.to_owned(), format!("{}Gi", sold_as(memory.total_bytes)));
     }
     let again = reachable.then(|| LEASE.saturating_sub(seen.age) + Duration::from_millis(50));
-    Decision { conditions, labels, again }
+    Decision { conditions, links, labels, again }
 }
 
 fn draining(node: &InferenceNode) -> bool {
@@ -240,7 +253,7 @@ mod tests {
             age: Duration::from_secs(age),
             changed,
             holder: Some("boot-1".to_owned()),
-            ranks: Vec::new(),
+            ..Seen::default()
         };
         for (story, seen, before, want) in [
             ("no Lease", Seen::default(), None, false),

@@ -6,6 +6,7 @@ use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::{InferenceNode, names};
 
+use super::cables;
 use super::decide::Seen;
 use crate::context::{Context, SeenLease};
 
@@ -13,7 +14,9 @@ use crate::context::{Context, SeenLease};
 pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
     let name = node.name_any();
     let key = ObjectRef::new(&names::node_lease(&name)).within(names::SYSTEM_NAMESPACE);
-    let bare = Seen { ranks: ranks(context, &name), ..Seen::default() };
+    let nodes = context.stores.nodes.state();
+    let ends = cables::ends(node, nodes.iter().map(AsRef::as_ref));
+    let bare = Seen { ranks: ranks(context, &name), ends, ..Seen::default() };
     let Some(lease) = context.stores.leases.get(&key) else { return bare };
     let Some(spec) = &lease.spec else { return bare };
     let renewed = spec.renew_time.as_ref().map(|time| time.0);

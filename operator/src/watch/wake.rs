@@ -89,6 +89,10 @@ impl Wake {
 
     pub fn node(&self, node: &InferenceNode, change: Change<InferenceNode>) {
         self.nodes.put(ObjectRef::from_obj(node));
+        // Who sees it over a cable, or saw it.
+        if change.matters(|before| node::joins_otherwise(before, node)) {
+            wake(&self.stores.nodes, &self.nodes, node::has_ports);
+        }
         // Agents report more often than it matters.
         if !change.matters(|before| node::fingerprint(before) != node::fingerprint(node)) {
             return;

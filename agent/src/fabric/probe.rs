@@ -1,0 +1,242 @@
+//! Looks at this machine's ports: runs the tools of macOS and has them read, or reads Linux's `/sys`. Again every half
+//! minute, and at once when a network interface came, went or changed its address, as they do with a cable.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use russet_crds::FabricPort;
+use thiserror::Error;
+use tokio::process::Command;
+use tokio::sync::watch;
+
+use super::{Told, connections, ports};
+use crate::linux;
+use crate::macos::{Unreadable, network, overview, ports as hardware, rdma, thunderbolt};
+
+/// Between two looks while nothing seems to change. `system_profiler` takes a second or more of one core.
+const PERIOD: Duration = Duration::from_secs(30);
+/// Between two looks at the interfaces, which cost nothing that can be measured.
+const GLANCE: Duration = Duration::from_secs(2);
+/// Tools hang at times, as `system_profiler` does after sleep.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Where the tools of macOS are; a daemon has no useful `PATH`.
+const FOLDERS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// Why the ports are not known.
+#[derive(Debug, Error)]
+pub enum Trouble {
+    /// It is not there, or may not be run.
+    #[error("{tool} could not be run: {source}")]
+    NotRun {
+        /// The tool.
+        tool: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// It hangs.
+    #[error("{tool} did not end within {} s and was killed", LONGEST.as_secs(), tool = .0)]
+    TooLong(&'static str),
+    /// It said something else.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+}
+
+/// What was seen of the ports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// The ports, as of the last look that succeeded.
+    pub ports: Vec<FabricPort>,
+    /// Whether RDMA is enabled.
+    pub rdma: bool,
+    /// Why the last look did not succeed.
+    pub trouble: Option<String>,
+}
+
+/// Looks at ports.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// Programs to ask in place of the system's: this machine plays a Mac.
+    tools: Option<PathBuf>,
+}
+
+impl Probe {
+    /// Of this machine, or of the Mac that the programs in `tools` make it.
+    pub fn new(tools: Option<PathBuf>) -> Self {
+        Self { tools }
+    }
+
+    /// The ports, and whether RDMA is enabled.
+    pub async fn look(&self) -> Result<(Vec<FabricPort>, bool), Trouble> {
+        if self.tools.is_none() && !cfg!(target_os = "macos") {
+            let hosts = linux::thunderbolt::hosts(Path::new("/sys"));
+            return Ok((connections(&hosts, &addresses()), false));
+        }
+        let told = self.mac().await?;
+        Ok((ports(&told), told.rdma_enabled == Some(true)))
+    }
+
+    async fn mac(&self) -> Result<Told, Trouble> {
+        let profile = ["SPHardwareDataType", "SPThunderboltDataType", "-json"];
+        let profile = self.run("system_profiler", &profile).await?;
+        let machine = overview::overview(&profile)?.name.unwrap_or_default();
+        let buses = thunderbolt::buses(&profile)?;
+        let listed = self.run("networksetup", &["-listallhardwareports"]).await?;
+        let interfaces = self.run("ifconfig", &[]).await?;
+        let rdma_enabled = match self.run("rdma_ctl", &["status"]).await {
+            Ok(said) => Some(rdma::is_enabled(&said)?),
+            // It came with macOS 26.2.
+            Err(Trouble::NotRun { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+            Err(trouble) => return Err(trouble),
+        };
+        Ok(Told {
+            machine,
+            buses,
+            hardware_ports: hardware::hardware_ports(&listed)?,
+            interfaces: network::interfaces(&interfaces)?,
+            devices: if rdma_enabled == Some(true) { self.devices().await? } else { Vec::new() },
+            rdma_enabled,
+        })
+    }
+
+    /// The RDMA devices. The tool that tells of their ports fails where there are none, so another one is asked first.
+    async fn devices(&self) -> Result<Vec<rdma::Device>, Trouble> {
+        if rdma::devices(&self.run("ibv_devices", &[]).await?)?.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(rdma::device_infos(&self.run("ibv_devinfo", &["-v"]).await?)?)
+    }
+
+    /// What a tool prints. Its exit status says less than its words: some fail where there is nothing to tell.
+    async fn run(&self, tool: &'static str, arguments: &[&str]) -> Result<Vec<u8>, Trouble> {
+        let program = match &self.tools {
+            Some(folder) => folder.join(tool),
+            None => FOLDERS
+                .iter()
+                .map(|folder| Path::new(folder).join(tool))
+                .find(|path| path.exists())
+                .ok_or_else(|| Trouble::NotRun { tool, source: io::ErrorKind::NotFound.into() })?,
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(std::process::Stdio::null()).kill_on_drop(true);
+        match tokio::time::timeout(LONGEST, command.output()).await {
+            Ok(Ok(output)) => Ok(output.stdout),
+            Ok(Err(source)) => Err(Trouble::NotRun { tool, source }),
+            Err(_) => Err(Trouble::TooLong(tool)),
+        }
+    }
+}
+
+/// Looks for ever, and tells what it sees.
+pub(crate) async fn keep(probe: Probe, seen: watch::Sender<Seen>) {
+    loop {
+        let before = glance();
+        match probe.look().await {
+            Ok((ports, rdma)) => tell(&seen, Seen { ports, rdma, trouble: None }),
+            Err(trouble) => {
+                // What was known is kept: a tool that fails once says nothing of the cables.
+                let now = Seen { trouble: Some(trouble.to_string()), ..seen.borrow().clone() };
+                if *seen.borrow() != now {
+                    tracing::warn!(%trouble, "this machine's ports could not be looked at; what was seen before is kept");
+                }
+                tell(&seen, now);
+            }
+        }
+        // Who plays a machine changes what its programs say, and no interface.
+        let period = if probe.tools.is_some() { GLANCE } else { PERIOD };
+        let changed = async {
+            while glance() == before {
+                tokio::time::sleep(GLANCE).await;
+            }
+        };
+        tokio::time::timeout(period, changed).await.ok();
+    }
+}
+
+fn tell(seen: &watch::Sender<Seen>, now: Seen) {
+    seen.send_if_modified(|seen| {
+        let differs = *seen != now;
+        *seen = now;
+        differs
+    });
+}
+
+/// The interfaces that are up, and their addresses.
+fn glance() -> Vec<(String, IpAddr)> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let up = interfaces.iter().filter(|interface| interface.is_oper_up());
+    let mut seen: Vec<_> = up.map(|interface| (interface.name.clone(), interface.ip())).collect();
+    seen.sort();
+    seen
+}
+
+/// IPv4 addresses of the interfaces that are up.
+fn addresses() -> Vec<(String, Ipv4Addr)> {
+    let of = |(name, address)| match address {
+        IpAddr::V4(address) => Some((name, address)),
+        IpAddr::V6(_) => None,
+    };
+    glance().into_iter().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn tool(folder: &Path, name: &str, script: &str) {
+        let path = folder.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A Mac before 26.2, with one idle port.
+    fn mac(folder: &Path) {
+        let profile = r#"{"SPHardwareDataType":[{"machine_name":"Mac mini"}],"SPThunderboltDataType":[{"_name":"b","receptacle_1_tag":{"receptacle_id_key":"1","receptacle_status_key":"receptacle_no_devices_connected"}}]}"#;
+        tool(folder, "system_profiler", &format!("echo '{profile}'"));
+        tool(folder, "networksetup", "printf 'Hardware Port: Thunderbolt 1\\nDevice: en2\\n'");
+        tool(folder, "ifconfig", "printf 'en2: flags=8863<UP> mtu 1500\\n\\tstatus: inactive\\n'");
+    }
+
+    #[tokio::test]
+    async fn a_mac_is_what_its_tools_say() {
+        let folder = tempfile::tempdir().unwrap();
+        mac(folder.path());
+        let probe = Probe::new(Some(folder.path().to_owned()));
+        let (ports, rdma) = probe.look().await.unwrap();
+        assert_eq!((ports.len(), ports[0].interface.as_str(), rdma), (1, "en2", false));
+        assert_eq!(ports[0].reason.as_deref(), Some("NothingPlugged"));
+
+        tool(folder.path(), "rdma_ctl", "echo enabled");
+        tool(folder.path(), "ibv_devices", "printf 'device node GUID\\n------ ----\\n'");
+        assert!(probe.look().await.unwrap().1, "RDMA is enabled, and there is no device");
+    }
+
+    #[tokio::test]
+    async fn what_a_tool_lacks_or_says_otherwise_is_told_and_what_was_seen_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        mac(folder.path());
+        let (sender, mut seen) = watch::channel(Seen::default());
+        let probe = Probe::new(Some(folder.path().to_owned()));
+        let looking = tokio::spawn(keep(probe, sender));
+        let until = async |seen: &mut watch::Receiver<Seen>, words: Option<&str>| {
+            let told = |seen: &Seen| match (&seen.trouble, words) {
+                (Some(trouble), Some(words)) => trouble.contains(words),
+                (None, None) => !seen.ports.is_empty(),
+                _ => false,
+            };
+            let found = tokio::time::timeout(LONGEST, seen.wait_for(told)).await;
+            assert_eq!(found.map(|seen| seen.unwrap().ports.len()), Ok(1), "{words:?}");
+        };
+        until(&mut seen, None).await;
+        tool(folder.path(), "ifconfig", "echo damaged");
+        until(&mut seen, Some("ifconfig printed no interface")).await;
+        std::fs::remove_file(folder.path().join("networksetup")).unwrap();
+        until(&mut seen, Some("networksetup could not be run: No such file")).await;
+        mac(folder.path());
+        until(&mut seen, None).await;
+        looking.abort();
+    }
+}

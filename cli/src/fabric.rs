@@ -1,0 +1,232 @@
+//! `russet fabric`: which ports the machines have, where their cables lead, whether RDMA can run over each, and if not,
+//! why not and what to do (`show`); and which changes to their networks would let it (`plan`). Nothing is changed here.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
+use kube::{Api, ResourceExt as _};
+use russet_crds::conditions::{Type, get};
+use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus};
+use russet_plan::fabric::{network, show_bits};
+
+use crate::client::Connection;
+use crate::get::lay_out;
+use crate::plan::text::wrap;
+
+/// Columns a terminal has at least.
+const WIDTH: usize = 100;
+
+/// Arguments of `russet fabric`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Show the ports, where their cables lead, and what keeps RDMA from each.
+    Show {
+        /// Name of the node; without it all of them.
+        node: Option<String>,
+        #[command(flatten)]
+        connection: Connection,
+    },
+    /// Show what to change in the machines' networks so that RDMA can run over every cable.
+    Plan {
+        /// Where networks for cables come from: the first address of 4096.
+        #[arg(long, default_value_t = network::RANGE)]
+        range: Ipv4Addr,
+        #[command(flatten)]
+        connection: Connection,
+    },
+}
+
+/// Prints what was asked for.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    match arguments.verb {
+        Verb::Show { node, connection } => print!("{}", show(&nodes(&connection, node).await?)),
+        Verb::Plan { range, connection } => print!("{}", plan(&nodes(&connection, None).await?, range)?),
+    }
+    Ok(())
+}
+
+/// The nodes, or the one.
+async fn nodes(connection: &Connection, node: Option<String>) -> Result<Vec<Arc<InferenceNode>>> {
+    let api = Api::<DeserializeGuard<InferenceNode>>::all(connection.client().await?);
+    let all = api.list(&ListParams::default()).await.context("the nodes could not be listed")?;
+    let mut nodes: Vec<Arc<InferenceNode>> =
+        all.items.into_iter().filter_map(|one| one.0.ok()).map(Arc::new).collect();
+    if let Some(node) = node {
+        nodes.retain(|known| known.name_any() == node);
+        if nodes.is_empty() {
+            bail!("there is no InferenceNode {node}; `russet get inferencenodes` lists them");
+        }
+    }
+    nodes.sort_by_key(|node| node.name_any());
+    Ok(nodes)
+}
+
+/// The changes, by machine, as commands to type there.
+fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
+    let known = nodes.iter().filter_map(|node| Some((node.name_any(), node.status.clone()?))).collect();
+    let changes = network::changes(&known, range)?;
+    if changes.is_empty() {
+        return Ok(
+            "nothing to change: no cable lacks an address alone; `russet fabric show` says what it lacks\n"
+                .to_owned(),
+        );
+    }
+    let mut text = String::new();
+    for (node, made) in &changes {
+        text.push_str(&format!("on {node}:\n"));
+        made.iter().for_each(|change| text.push_str(&format!("  sudo {}\n", change.command().join(" "))));
+        text.push_str("  to take it back:\n");
+        made.iter()
+            .rev()
+            .for_each(|change| text.push_str(&format!("    sudo {}\n", change.undo().join(" "))));
+    }
+    text.push_str("These last until a machine starts anew. Nothing was changed.\n");
+    Ok(text)
+}
+
+/// The ports as a table, and under it what is said of each node's.
+fn show(nodes: &[Arc<InferenceNode>]) -> String {
+    let head = ["NODE", "PORT", "INTERFACE", "ADDRESS", "LEADS TO", "SPEED", "RDMA"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let mut said = String::new();
+    for node in nodes {
+        let Some(status) = &node.status else { continue };
+        let name = node.name_any();
+        lines.extend(status.ports.iter().map(|port| row(&name, port, status)));
+        if let Some(health) = get(&status.conditions, Type::FabricHealthy) {
+            let mark = if health.status == "True" { "✓" } else { "✗" };
+            said.push_str(&format!("\n{mark} {name}: {}\n", health.reason));
+            for words in health.message.lines() {
+                for (index, line) in wrap(words, WIDTH - 4).into_iter().enumerate() {
+                    said.push_str(if index == 0 { "  " } else { "    " });
+                    said.push_str(&line);
+                    said.push('\n');
+                }
+            }
+        }
+    }
+    if lines.len() == 1 {
+        return "no node has a port that a cable could join to another machine\n".to_owned();
+    }
+    lay_out(&lines) + &said
+}
+
+fn row(node: &str, port: &FabricPort, status: &InferenceNodeStatus) -> Vec<String> {
+    let link = status.links.iter().find(|link| link.interface == port.interface);
+    let peer = port.peers.first();
+    let nothing = || "-".to_owned();
+    let leads = match (link, peer) {
+        (Some(link), _) => format!("node {}", link.peer),
+        (None, Some(peer)) => peer.name.clone(),
+        (None, None) => nothing(),
+    };
+    let bits = link.and_then(|link| link.bits_per_second).or(peer.and_then(|peer| peer.bits_per_second));
+    let address = match (&port.address, &port.bridge) {
+        (Some(address), _) => address.clone(),
+        (None, Some(bridge)) => format!("in {bridge}"),
+        (None, None) => nothing(),
+    };
+    let rdma = port.rdma_device.clone().or_else(|| port.reason.clone()).unwrap_or_else(nothing);
+    let speed = bits.map_or_else(nothing, show_bits);
+    vec![node.to_owned(), port.name.clone(), port.interface.clone(), address, leads, speed, rdma]
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use russet_crds::conditions::{self, Reason};
+    use russet_crds::{InferenceNodeSpec, Link, PortPeer};
+
+    use super::*;
+
+    #[test]
+    fn ports_are_a_table_and_what_is_wrong_stands_below() {
+        let port = |number: u32| FabricPort {
+            name: format!("Thunderbolt {number}"),
+            interface: format!("en{number}"),
+            ..FabricPort::default()
+        };
+        let peer = |name: &str| PortPeer {
+            name: name.to_owned(),
+            bits_per_second: Some(40_000_000_000),
+            ..PortPeer::default()
+        };
+        let joined = FabricPort {
+            address: Some("192.0.2.1".to_owned()),
+            peers: vec![peer("Mac")],
+            rdma_device: Some("rdma_en1".to_owned()),
+            ..port(1)
+        };
+        let slow = FabricPort {
+            peers: vec![peer("Mac mini")],
+            bridge: Some("bridge0".to_owned()),
+            reason: Some("NoThunderbolt5".to_owned()),
+            ..port(2)
+        };
+        let idle = FabricPort { reason: Some("NothingPlugged".to_owned()), ..port(3) };
+        let link = Link {
+            peer: "b".to_owned(),
+            interface: "en1".to_owned(),
+            bits_per_second: Some(80_000_000_000),
+            ..Link::default()
+        };
+        let mut status =
+            InferenceNodeStatus { ports: vec![joined, slow, idle], links: vec![link], ..Default::default() };
+        let words = "Thunderbolt 1 (en1): plug it in again\nThunderbolt 2 (en2): the cable runs at 40 Gb/s, as \
+                     Thunderbolt 4 does; it carries IP";
+        let (kind, reason) = (Type::FabricHealthy, Reason::RdmaPortDown);
+        conditions::set(&mut status.conditions, kind, false, reason, words, None, Timestamp::UNIX_EPOCH);
+        let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
+        node.status = Some(status);
+        let shown = show(&[Arc::new(node)]);
+        assert_eq!(
+            shown,
+            "NODE   PORT            INTERFACE   ADDRESS      LEADS TO   SPEED       RDMA\n\
+             a      Thunderbolt 1   en1         192.0.2.1    node b     80 Gbit/s   rdma_en1\n\
+             a      Thunderbolt 2   en2         in bridge0   Mac mini   40 Gbit/s   NoThunderbolt5\n\
+             a      Thunderbolt 3   en3         -            -          -           NothingPlugged\n\
+             \n✗ a: RdmaPortDown\n\
+             \x20 Thunderbolt 1 (en1): plug it in again\n\
+             \x20 Thunderbolt 2 (en2): the cable runs at 40 Gb/s, as Thunderbolt 4 does; it carries IP\n"
+        );
+        let bare = Arc::new(InferenceNode::new("a", InferenceNodeSpec::default()));
+        assert!(show(&[bare]).starts_with("no node has a port"));
+    }
+
+    #[test]
+    fn changes_are_commands_to_type_and_to_take_back() {
+        let end = |name: &str, own: &str, sees: &str| {
+            let peer = PortPeer { domain: Some(sees.to_owned()), ..PortPeer::default() };
+            let port = FabricPort {
+                interface: "en2".to_owned(),
+                domain: Some(own.to_owned()),
+                peers: vec![peer],
+                bridge: Some("bridge0".to_owned()),
+                reason: Some("PortInBridge".to_owned()),
+                ..FabricPort::default()
+            };
+            let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
+            node.status = Some(InferenceNodeStatus { ports: vec![port], ..Default::default() });
+            Arc::new(node)
+        };
+        let pair = [end("a", "A", "B"), end("b", "B", "A")];
+        let planned = plan(&pair, Ipv4Addr::new(10, 9, 8, 7)).unwrap();
+        assert!(
+            planned.starts_with(
+                "on a:\n  sudo ifconfig bridge0 deletem en2\n  sudo ifconfig en2 inet 10.9.0.1 netmask 255.255.255.252 alias\n  \
+                 to take it back:\n    sudo ifconfig en2 inet 10.9.0.1 delete\n    sudo ifconfig bridge0 addm en2\non b:\n"
+            ),
+            "{planned}"
+        );
+        assert!(plan(&pair[..1], network::RANGE).unwrap().starts_with("nothing to change"));
+    }
+}

@@ -1,0 +1,232 @@
+//! Which nodes a node's cables lead to, and what keeps a cable from what it could do. Pure.
+//!
+//! ```text
+//! port ─ sees the domain of ─▶ a port of another node ─ sees the domain of ─▶ this port      = a link of each
+//! ```
+//!
+//! A port knows by itself what is wrong at its own end, and its agent says so; what two ends together show, one that is
+//! silent, another build of macOS, an address that is there twice, is found here.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt as _;
+use russet_crds::conditions::{Reason, Type, get, known};
+use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
+
+/// A port of some node.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// The node.
+    pub node: String,
+    /// Its operating system and build.
+    pub os: Option<String>,
+    /// Its port.
+    pub port: FabricPort,
+}
+
+/// Ports by their domains, as far as somebody sees them; two for one domain where two nodes call it theirs.
+pub type Ends = BTreeMap<String, Vec<End>>;
+
+/// What a node's ports come to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cables {
+    /// To other nodes.
+    pub links: Vec<Link>,
+    /// Whether the cables can do what they could, why or why not, and in words; nothing where no port is known.
+    pub health: Option<(bool, Reason, String)>,
+}
+
+/// The ports that `node` sees, among those of all `nodes`.
+pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceNode>) -> Ends {
+    let mut ends = Ends::new();
+    let peers = ports(node).iter().flat_map(|port| &port.peers);
+    ends.extend(peers.filter_map(|peer| Some((peer.domain.clone()?, Vec::new()))));
+    if ends.is_empty() {
+        return ends;
+    }
+    for other in nodes {
+        for port in ports(other) {
+            let Some(found) = port.domain.as_deref().and_then(|domain| ends.get_mut(domain)) else {
+                continue;
+            };
+            let os = other.status.as_ref().and_then(|status| status.os.clone());
+            found.push(End { node: other.name_any(), os, port: port.clone() });
+        }
+    }
+    ends
+}
+
+/// The ports of a node.
+pub fn ports(node: &InferenceNode) -> &[FabricPort] {
+    node.status.as_ref().map(|status| status.ports.as_slice()).unwrap_or_default()
+}
+
+/// One port, judged: a link or none, and what there is to say.
+struct Judged {
+    link: Option<Link>,
+    reason: Reason,
+    words: String,
+}
+
+/// Judges the cables of a node.
+pub fn cables(node: &InferenceNode, ends: &Ends) -> Cables {
+    let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let unread = get(conditions, Type::PortsRead).filter(|read| read.status == "False");
+    let ports = ports(node);
+    let judged: Vec<Judged> = ports.iter().map(|port| judge(node, port, ends)).collect();
+    let health = match unread {
+        Some(read) => Some((false, Reason::PortsUnreadable, read.message.clone())),
+        None => health(&judged),
+    };
+    Cables { links: judged.into_iter().filter_map(|judged| judged.link).collect(), health }
+}
+
+/// Whether a person could have more of a cable than it gives.
+fn is_fault(reason: Reason) -> bool {
+    !matches!(
+        reason,
+        Reason::RdmaReady
+            | Reason::NothingPlugged
+            | Reason::NoMachine
+            | Reason::PeerNotJoined
+            | Reason::NoThunderbolt5
+            | Reason::NoRdmaOnLinux
+    )
+}
+
+/// All that is wrong is told, a line for each port, and the first gives the reason.
+fn health(judged: &[Judged]) -> Option<(bool, Reason, String)> {
+    let told = |wanted: &dyn Fn(&&Judged) -> bool| {
+        let of: Vec<&Judged> = judged.iter().filter(wanted).collect();
+        let words: Vec<&str> = of.iter().map(|judged| judged.words.as_str()).collect();
+        Some((of.first()?.reason, words.join("\n")))
+    };
+    if judged.is_empty() {
+        return None;
+    }
+    if let Some((reason, words)) = told(&|judged| is_fault(judged.reason)) {
+        return Some((false, reason, words));
+    }
+    let plugged = |judged: &&Judged| judged.link.is_some() || judged.reason == Reason::PeerNotJoined;
+    // What carries IP alone is no fault, and yet what people want to know.
+    let less = told(&|judged| plugged(judged) && judged.reason != Reason::RdmaReady);
+    let (reason, words) = less
+        .or_else(|| told(&plugged))
+        .unwrap_or_else(|| (Reason::NoCables, "no cable leads to another machine".to_owned()));
+    Some((true, reason, words))
+}
+
+fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
+    let place = format!("{} ({})", port.name, port.interface);
+    let said = |link, reason, words: String| Judged { link, reason, words: format!("{place}: {words}") };
+    let own = || {
+        let words = port.message.clone().unwrap_or_else(|| "RDMA can run over it".to_owned());
+        let reason = match (&port.reason, &port.rdma_device) {
+            (Some(reason), _) => known(reason).unwrap_or(Reason::NewerRelease),
+            (None, Some(_)) => Reason::RdmaReady,
+            (None, None) => Reason::NoRdmaDevice,
+        };
+        (reason, words)
+    };
+    let Some(peer) = port.peers.first() else {
+        let (reason, words) = own();
+        return said(None, reason, words);
+    };
+    let name = node.name_any();
+    let found =
+        peer.domain.as_ref().and_then(|domain| ends.get(domain)).map(Vec::as_slice).unwrap_or_default();
+    let far = match found {
+        [far] => far,
+        [] => {
+            let machine = &peer.name;
+            let words =
+                format!("{machine} at the other end is no node of this cluster; `russet join` makes it one");
+            // What is wrong at this end is wrong whoever is there.
+            let (reason, own) = own();
+            let mine = is_fault(reason);
+            return if mine { said(None, reason, own) } else { said(None, Reason::PeerNotJoined, words) };
+        }
+        [one, other, ..] => {
+            let words = format!(
+                "nodes {} and {} both call {} theirs; one machine may have joined twice, or the disk of one been copied to the other",
+                one.node,
+                other.node,
+                peer.domain.as_deref().unwrap_or_default()
+            );
+            return said(None, Reason::DomainTwice, words);
+        }
+    };
+    if far.node == name {
+        let words = format!(
+            "the cable leads back to {} of this machine; plug one end into the other machine",
+            far.port.name
+        );
+        return said(None, Reason::CableLoop, words);
+    }
+    let theirs = &far.port;
+    let seen = far_peer(port, theirs);
+    let Some(seen) = seen else {
+        let words = format!(
+            "node {} is at the other end and does not see this one over its {}; plug the cable in again",
+            far.node, theirs.name
+        );
+        return said(None, Reason::CableOneSided, words);
+    };
+    let link = Link {
+        peer: far.node.clone(),
+        interface: port.interface.clone(),
+        kind: LinkKind::Thunderbolt,
+        address: port.address.clone(),
+        peer_address: theirs.address.clone(),
+        rdma_device: port.rdma_device.clone(),
+        bits_per_second: peer.bits_per_second.into_iter().chain(seen.bits_per_second).min(),
+    };
+    let (reason, words) = own();
+    let (reason, words) = if reason != Reason::RdmaReady {
+        (reason, format!("to node {}: {words}", far.node))
+    } else if let Some((own, other)) = differing(node, far) {
+        let words = format!(
+            "node {} has {other} and this machine {own}; RDMA needs the same build on both",
+            far.node
+        );
+        (Reason::SystemsDiffer, words)
+    } else if let Some(address) = twice(node, port, theirs) {
+        (
+            Reason::AddressTwice,
+            format!("{address} is the address of another end of a cable too; give each its own"),
+        )
+    } else {
+        match theirs.reason.as_deref().map(|reason| known(reason).unwrap_or(Reason::NewerRelease)) {
+            Some(reason) => {
+                let words = theirs.message.as_deref().unwrap_or_default();
+                (reason, format!("at the other end, {} of node {}: {words}", theirs.name, far.node))
+            }
+            None => (Reason::RdmaReady, format!("RDMA to node {}", far.node)),
+        }
+    };
+    said(Some(link), reason, words)
+}
+
+/// How the port at the other end sees this one.
+fn far_peer<'a>(port: &FabricPort, theirs: &'a FabricPort) -> Option<&'a PortPeer> {
+    let own = port.domain.as_ref()?;
+    theirs.peers.iter().find(|peer| peer.domain.as_ref() == Some(own))
+}
+
+/// The systems of two Macs, where they differ.
+fn differing<'a>(node: &'a InferenceNode, far: &'a End) -> Option<(&'a str, &'a str)> {
+    let (own, other) = (node.status.as_ref()?.os.as_deref()?, far.os.as_deref()?);
+    let macs = own.starts_with("macOS") && other.starts_with("macOS");
+    (macs && own != other).then_some((own, other))
+}
+
+/// The port's address, where it is the other end's or another port's as well.
+fn twice<'a>(node: &InferenceNode, port: &'a FabricPort, theirs: &FabricPort) -> Option<&'a str> {
+    let own = port.address.as_deref()?;
+    let same = |other: &FabricPort| other.address.as_deref() == Some(own);
+    let others = ports(node).iter().filter(|other| other.interface != port.interface);
+    (same(theirs) || others.into_iter().any(same)).then_some(own)
+}
+
+#[cfg(test)]
+mod tests;

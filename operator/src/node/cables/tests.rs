@@ -1,0 +1,217 @@
+//! Two Macs with a cable between them, and everything that can be wrong with it. Synthetic.
+
+use jiff::Timestamp;
+use russet_crds::conditions;
+use russet_crds::{InferenceNodeSpec, InferenceNodeStatus};
+
+use super::*;
+
+const FAST: u64 = 80_000_000_000;
+
+fn port(number: u32, domain: &str, sees: &str, address: &str) -> FabricPort {
+    let peer = PortPeer {
+        name: "Mac".to_owned(),
+        domain: Some(sees.to_owned()),
+        bits_per_second: Some(FAST),
+        through: Vec::new(),
+    };
+    FabricPort {
+        name: format!("Thunderbolt {number}"),
+        interface: format!("en{}", number + 1),
+        domain: Some(domain.to_owned()),
+        peers: vec![peer],
+        address: Some(address.to_owned()),
+        rdma_device: Some(format!("rdma_en{}", number + 1)),
+        ..FabricPort::default()
+    }
+}
+
+fn node(name: &str, ports: Vec<FabricPort>) -> InferenceNode {
+    let mut node = InferenceNode::new(name, InferenceNodeSpec::default());
+    let os = Some("macOS 26.5 (25F71)".to_owned());
+    node.status = Some(InferenceNodeStatus { os, ports, ..InferenceNodeStatus::default() });
+    node
+}
+
+/// `a`'s port 2 to `b`'s port 1.
+fn pair() -> Vec<InferenceNode> {
+    vec![node("a", vec![port(2, "A2", "B1", "192.0.2.1")]), node("b", vec![port(1, "B1", "A2", "192.0.2.2")])]
+}
+
+fn of(name: &str, nodes: &[InferenceNode]) -> Cables {
+    let node = nodes.iter().find(|node| node.name_any() == name).unwrap();
+    cables(node, &ends(node, nodes.iter()))
+}
+
+fn status(node: &mut InferenceNode) -> &mut InferenceNodeStatus {
+    node.status.as_mut().unwrap()
+}
+
+/// What an agent says of a port that has no RDMA.
+fn lacks(port: &mut FabricPort, reason: &str, message: &str) {
+    port.rdma_device = None;
+    (port.reason, port.message) = (Some(reason.to_owned()), Some(message.to_owned()));
+}
+
+#[test]
+fn two_ports_that_see_each_other_are_a_link_of_each_node() {
+    let mut nodes = pair();
+    status(&mut nodes[1]).ports[0].peers[0].bits_per_second = Some(FAST / 2);
+    let found = of("a", &nodes);
+    let link = Link {
+        peer: "b".to_owned(),
+        interface: "en3".to_owned(),
+        kind: LinkKind::Thunderbolt,
+        address: Some("192.0.2.1".to_owned()),
+        peer_address: Some("192.0.2.2".to_owned()),
+        rdma_device: Some("rdma_en3".to_owned()),
+        bits_per_second: Some(FAST / 2),
+    };
+    assert_eq!(found.links, [link]);
+    let words = "Thunderbolt 2 (en3): RDMA to node b".to_owned();
+    assert_eq!(found.health, Some((true, Reason::RdmaReady, words)));
+    let other = of("b", &nodes);
+    assert_eq!((other.links[0].peer.as_str(), other.links[0].address.as_deref()), ("a", Some("192.0.2.2")));
+}
+
+#[test]
+fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
+    type Change = fn(&mut Vec<InferenceNode>);
+    // What is changed, whether that is a fault of a's, whether a link is left, the reason and some words.
+    let faults: [(Change, bool, bool, &str, &str); 16] = [
+        (|_| (), true, true, "RdmaReady", "RDMA to node b"),
+        (|nodes| status(&mut nodes[0]).ports[0].peers.clear(), true, false, "NoCables", "no cable"),
+        (
+            |nodes| drop(nodes.pop()),
+            true,
+            false,
+            "PeerNotJoined",
+            "Mac at the other end is no node of this cluster",
+        ),
+        (
+            |nodes| {
+                nodes.pop();
+                lacks(&mut status(&mut nodes[0]).ports[0], "RdmaDisabled", "start it in Recovery");
+            },
+            false,
+            false,
+            "RdmaDisabled",
+            "start it in Recovery",
+        ),
+        (
+            |nodes| status(&mut nodes[1]).ports[0].peers.clear(),
+            false,
+            false,
+            "CableOneSided",
+            "node b is at the other end and does not see this one over its Thunderbolt 1; plug",
+        ),
+        (
+            |nodes| {
+                status(&mut nodes[0]).ports[0].peers[0].domain = Some("A3".to_owned());
+                status(&mut nodes[0]).ports.push(port(3, "A3", "A2", "192.0.2.9"));
+            },
+            false,
+            false,
+            "CableLoop",
+            "leads back to Thunderbolt 3",
+        ),
+        (
+            |nodes| {
+                let twin = node("c", status(&mut nodes[1]).ports.clone());
+                nodes.push(twin);
+            },
+            false,
+            false,
+            "DomainTwice",
+            "nodes b and c both call B1 theirs",
+        ),
+        (
+            |nodes| status(&mut nodes[1]).os = Some("macOS 26.4 (25E246)".to_owned()),
+            false,
+            true,
+            "SystemsDiffer",
+            "node b has macOS 26.4 (25E246) and this machine macOS 26.5 (25F71)",
+        ),
+        (|nodes| status(&mut nodes[1]).os = None, true, true, "RdmaReady", "RDMA to node b"),
+        (
+            |nodes| status(&mut nodes[1]).ports[0].address = Some("192.0.2.1".to_owned()),
+            false,
+            true,
+            "AddressTwice",
+            "192.0.2.1 is the address of another end",
+        ),
+        (
+            |nodes| status(&mut nodes[0]).ports.push(port(4, "A4", "nobody", "192.0.2.1")),
+            false,
+            true,
+            "AddressTwice",
+            "give each its own",
+        ),
+        (
+            |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out of bridge0"),
+            false,
+            true,
+            "PortInBridge",
+            "to node b: take it out of bridge0",
+        ),
+        (
+            |nodes| lacks(&mut status(&mut nodes[1]).ports[0], "NoPortAddress", "give it one"),
+            false,
+            true,
+            "NoPortAddress",
+            "at the other end, Thunderbolt 1 of node b: give it one",
+        ),
+        (
+            |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "NoThunderbolt5", "it carries IP"),
+            true,
+            true,
+            "NoThunderbolt5",
+            "it carries IP",
+        ),
+        (
+            |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "OfALaterRelease", "mend it"),
+            false,
+            true,
+            "NewerRelease",
+            "mend it",
+        ),
+        (
+            |nodes| {
+                let words = "system_profiler printed no JSON";
+                let (kind, reason) = (Type::PortsRead, Reason::PortsUnreadable);
+                let read = &mut status(&mut nodes[0]).conditions;
+                conditions::set(read, kind, false, reason, words, None, Timestamp::UNIX_EPOCH);
+            },
+            false,
+            true,
+            "PortsUnreadable",
+            "system_profiler printed no JSON",
+        ),
+    ];
+    for (change, healthy, linked, reason, words) in faults {
+        let mut nodes = pair();
+        change(&mut nodes);
+        let found = of("a", &nodes);
+        let (is_healthy, told, message) = found.health.unwrap();
+        assert_eq!((is_healthy, format!("{told:?}").as_str()), (healthy, reason), "{message}");
+        assert!(message.contains(words), "{reason}: {message}");
+        assert_eq!(!found.links.is_empty(), linked, "{reason}: {:?}", found.links);
+    }
+}
+
+#[test]
+fn of_several_cables_every_fault_is_told_and_the_first_is_the_reason() {
+    let mut nodes = pair();
+    let ports = &mut status(&mut nodes[0]).ports;
+    ports.push(port(3, "A3", "B4", "192.0.2.5"));
+    ports.push(port(5, "A5", "nobody", "192.0.2.6"));
+    lacks(&mut ports[1], "RdmaPortDown", "plug it in again");
+    let (healthy, reason, words) = of("a", &nodes).health.unwrap();
+    assert_eq!((healthy, reason), (false, Reason::RdmaPortDown));
+    assert_eq!(words, "Thunderbolt 3 (en4): plug it in again");
+
+    status(&mut nodes[1]).ports.clear();
+    let (_, reason, _) = of("a", &nodes).health.unwrap();
+    assert_eq!(reason, Reason::RdmaPortDown, "who is no node's is nobody's fault");
+    assert_eq!(of("b", &nodes), Cables::default(), "a machine without ports has no health of them");
+}

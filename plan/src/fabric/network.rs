@@ -1,0 +1,279 @@
+//! What would have to change in the machines' networks for RDMA to run over every cable that could carry it: each end
+//! of a cable out of its bridge, with an address of its own out of a network of four for that cable. Pure; cables that
+//! have what they need stay as they are, and a plan that was carried out plans nothing more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+use russet_crds::conditions::{Reason, known};
+use russet_crds::{FabricPort, InferenceNodeStatus};
+
+/// Where networks for cables come from when nobody says: of the private ranges the one that homes and offices use
+/// least, and away from its beginning.
+pub const RANGE: Ipv4Addr = Ipv4Addr::new(172, 31, 240, 0);
+/// Networks of four addresses that a range has: `/20`.
+const NETWORKS: u32 = 1024;
+/// The mask of each.
+const MASK: &str = "255.255.255.252";
+
+/// A change on one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The port is a member of a bridge no more, whose address would not be its own.
+    Leave {
+        /// Its interface.
+        interface: String,
+        /// The bridge.
+        bridge: String,
+    },
+    /// An address that would be there twice goes.
+    Drop {
+        /// Its interface.
+        interface: String,
+        /// The address.
+        address: String,
+    },
+    /// The port gets an address.
+    Address {
+        /// Its interface.
+        interface: String,
+        /// The address.
+        address: Ipv4Addr,
+    },
+}
+
+impl Change {
+    /// The command of macOS that makes it, which needs root and lasts until the machine starts anew.
+    pub fn command(&self) -> Vec<String> {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        match self {
+            Self::Leave { interface, bridge } => words(&["ifconfig", bridge, "deletem", interface]),
+            Self::Drop { interface, address } => words(&["ifconfig", interface, "inet", address, "delete"]),
+            Self::Address { interface, address } => {
+                words(&["ifconfig", interface, "inet", &address.to_string(), "netmask", MASK, "alias"])
+            }
+        }
+    }
+
+    /// The command that takes it back.
+    pub fn undo(&self) -> Vec<String> {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        match self {
+            Self::Leave { interface, bridge } => words(&["ifconfig", bridge, "addm", interface]),
+            Self::Drop { interface, address } => {
+                words(&["ifconfig", interface, "inet", address, "netmask", MASK, "alias"])
+            }
+            Self::Address { interface, address } => {
+                words(&["ifconfig", interface, "inet", &address.to_string(), "delete"])
+            }
+        }
+    }
+}
+
+/// No room for another network.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{range}/20 has no four free addresses left for the cable between {0} and {1}; choose another range", .ends.0, .ends.1)]
+pub struct Full {
+    /// Where there was no room.
+    range: Ipv4Addr,
+    /// Whose cable it was for.
+    ends: (String, String),
+}
+
+/// The changes of each machine, in the order in which they are made; machines that need none are left out.
+pub fn changes(
+    nodes: &BTreeMap<String, InferenceNodeStatus>,
+    range: Ipv4Addr,
+) -> Result<BTreeMap<String, Vec<Change>>, Full> {
+    let used = used(nodes);
+    let mut free = networks(range).filter(|network| (0..4).all(|host| !used.contains(&(network + host))));
+    let mut changes: BTreeMap<String, Vec<Change>> = BTreeMap::new();
+    for [near, far] in cables(nodes) {
+        if !is_lacking(near.1) && !is_lacking(far.1) && near.1.address != far.1.address {
+            continue;
+        }
+        let full = || Full { range, ends: (near.0.to_owned(), far.0.to_owned()) };
+        let network = free.next().ok_or_else(full)?;
+        for (host, (node, port)) in (1..).zip([near, far]) {
+            let interface = port.interface.clone();
+            let made = changes.entry(node.to_owned()).or_default();
+            if let Some(bridge) = &port.bridge {
+                made.push(Change::Leave { interface: interface.clone(), bridge: bridge.clone() });
+            }
+            if let Some(address) = &port.address {
+                made.push(Change::Drop { interface: interface.clone(), address: address.clone() });
+            }
+            made.push(Change::Address { interface, address: Ipv4Addr::from(network + host) });
+        }
+    }
+    Ok(changes)
+}
+
+/// Whether an address of its own is all a port lacks.
+fn is_lacking(port: &FabricPort) -> bool {
+    let reason = port.reason.as_deref().and_then(known);
+    matches!(reason, Some(Reason::PortInBridge | Reason::NoPortAddress))
+}
+
+/// A port and whose it is.
+type End<'a> = (&'a str, &'a FabricPort);
+
+/// Cables whose ends see each other and could both carry RDMA, in an order that does not change.
+fn cables(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<[End<'_>; 2]> {
+    let usable = |port: &&FabricPort| port.rdma_device.is_some() || is_lacking(port);
+    let ends: Vec<End<'_>> = nodes
+        .iter()
+        .flat_map(|(name, status)| status.ports.iter().filter(usable).map(|port| (name.as_str(), port)))
+        .collect();
+    let sees = |one: &FabricPort, other: &FabricPort| {
+        other.domain.is_some() && one.peers.iter().any(|peer| peer.domain == other.domain)
+    };
+    let mut cables = Vec::new();
+    for (index, near) in ends.iter().enumerate() {
+        let mut far = ends[index + 1..].iter().filter(|far| sees(near.1, far.1) && sees(far.1, near.1));
+        // Two that could both be the other end say nothing.
+        if let (Some(far), None) = (far.next(), far.next())
+            && far.0 != near.0
+        {
+            cables.push([*near, *far]);
+        }
+    }
+    cables
+}
+
+/// Networks of four addresses, by their first.
+fn networks(range: Ipv4Addr) -> impl Iterator<Item = u32> {
+    let first = u32::from(range) & !(NETWORKS * 4 - 1);
+    (0..NETWORKS).map(move |index| first + index * 4)
+}
+
+/// Addresses that some machine has.
+fn used(nodes: &BTreeMap<String, InferenceNodeStatus>) -> BTreeSet<u32> {
+    let ports = nodes.values().flat_map(|status| &status.ports).filter_map(|port| port.address.as_ref());
+    let main = nodes.values().flat_map(|status| &status.addresses);
+    ports.chain(main).filter_map(|address| address.parse::<Ipv4Addr>().ok().map(u32::from)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::PortPeer;
+
+    use super::*;
+
+    fn port(number: u32, own: &str, sees: &str) -> FabricPort {
+        FabricPort {
+            name: format!("Thunderbolt {number}"),
+            interface: format!("en{number}"),
+            domain: Some(own.to_owned()),
+            peers: vec![PortPeer { domain: Some(sees.to_owned()), ..PortPeer::default() }],
+            ..FabricPort::default()
+        }
+    }
+
+    fn lacking(port: FabricPort, reason: Reason) -> FabricPort {
+        let bridge = (reason == Reason::PortInBridge).then(|| "bridge0".to_owned());
+        FabricPort { reason: Some(format!("{reason:?}")), bridge, ..port }
+    }
+
+    fn usable(port: FabricPort, address: &str) -> FabricPort {
+        let rdma_device = Some(format!("rdma_{}", port.interface));
+        FabricPort { address: Some(address.to_owned()), rdma_device, ..port }
+    }
+
+    fn cluster(nodes: Vec<(&str, Vec<FabricPort>)>) -> BTreeMap<String, InferenceNodeStatus> {
+        let status = |ports| InferenceNodeStatus { ports, ..InferenceNodeStatus::default() };
+        nodes.into_iter().map(|(name, ports)| (name.to_owned(), status(ports))).collect()
+    }
+
+    /// What is planned, as `node: command`.
+    fn told(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<String> {
+        let all = changes(nodes, RANGE).unwrap();
+        let of = |(name, made): (&String, &Vec<Change>)| {
+            made.iter().map(|change| format!("{name}: {}", change.command().join(" "))).collect::<Vec<_>>()
+        };
+        all.iter().flat_map(of).collect()
+    }
+
+    #[test]
+    fn every_cable_gets_a_network_of_its_own_and_what_is_well_stays() {
+        let nodes = cluster(vec![
+            (
+                "a",
+                vec![
+                    lacking(port(2, "A2", "B2"), Reason::PortInBridge),
+                    usable(port(3, "A3", "C3"), "172.31.240.1"),
+                ],
+            ),
+            (
+                "b",
+                vec![
+                    lacking(port(2, "B2", "A2"), Reason::NoPortAddress),
+                    usable(port(4, "B4", "C4"), "169.254.1.1"),
+                ],
+            ),
+            (
+                "c",
+                vec![usable(port(3, "C3", "A3"), "172.31.240.2"), usable(port(4, "C4", "B4"), "169.254.1.1")],
+            ),
+        ]);
+        assert_eq!(
+            told(&nodes),
+            [
+                "a: ifconfig bridge0 deletem en2",
+                "a: ifconfig en2 inet 172.31.240.5 netmask 255.255.255.252 alias",
+                "b: ifconfig en2 inet 172.31.240.6 netmask 255.255.255.252 alias",
+                "b: ifconfig en4 inet 169.254.1.1 delete",
+                "b: ifconfig en4 inet 172.31.240.9 netmask 255.255.255.252 alias",
+                "c: ifconfig en4 inet 169.254.1.1 delete",
+                "c: ifconfig en4 inet 172.31.240.10 netmask 255.255.255.252 alias",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_was_carried_out_plans_nothing_more_and_can_be_taken_back() {
+        let mut nodes = cluster(vec![
+            ("a", vec![lacking(port(2, "A", "B"), Reason::PortInBridge)]),
+            ("b", vec![lacking(port(5, "B", "A"), Reason::PortInBridge)]),
+        ]);
+        let planned = changes(&nodes, RANGE).unwrap();
+        let undone: Vec<String> = planned["a"].iter().rev().map(|change| change.undo().join(" ")).collect();
+        assert_eq!(undone, ["ifconfig en2 inet 172.31.240.1 delete", "ifconfig bridge0 addm en2"]);
+        for (name, made) in &planned {
+            let port = &mut nodes.get_mut(name).unwrap().ports[0];
+            let Some(Change::Address { address, .. }) = made.last() else { panic!("{made:?}") };
+            *port = FabricPort { bridge: None, reason: None, ..usable(port.clone(), &address.to_string()) };
+        }
+        assert_eq!(told(&nodes), Vec::<String>::new());
+    }
+
+    #[test]
+    fn cables_that_lack_more_or_that_one_end_alone_sees_are_left_alone() {
+        let off = lacking(port(2, "A", "B"), Reason::RdmaDisabled);
+        let bridged = |own, sees| lacking(port(2, own, sees), Reason::PortInBridge);
+        for nodes in [
+            cluster(vec![("a", vec![off]), ("b", vec![bridged("B", "A")])]),
+            cluster(vec![("a", vec![bridged("A", "B")]), ("b", vec![bridged("B", "X")])]),
+            cluster(vec![("a", vec![bridged("A", "B"), bridged("B", "A")])]),
+            cluster(vec![
+                ("a", vec![bridged("A", "B")]),
+                ("b", vec![bridged("B", "A")]),
+                ("c", vec![bridged("B", "A")]),
+            ]),
+        ] {
+            assert_eq!(told(&nodes), Vec::<String>::new(), "{nodes:?}");
+        }
+    }
+
+    #[test]
+    fn a_range_without_room_is_said() {
+        let mut nodes = cluster(vec![
+            ("a", vec![lacking(port(2, "A", "B"), Reason::PortInBridge)]),
+            ("b", vec![lacking(port(2, "B", "A"), Reason::PortInBridge)]),
+        ]);
+        let taken = networks(RANGE).map(|network| Ipv4Addr::from(network + 3).to_string());
+        nodes.get_mut("a").unwrap().addresses = taken.collect();
+        let error = changes(&nodes, RANGE).unwrap_err().to_string();
+        assert!(error.starts_with("172.31.240.0/20 has no four free addresses"), "{error}");
+    }
+}
