@@ -10,12 +10,10 @@
 pub mod probe;
 mod rdma;
 
-use std::net::Ipv4Addr;
-
 use russet_crds::{FabricPort, PortPeer};
 
 use crate::linux::thunderbolt::Host;
-use crate::macos::network::Interface;
+use crate::macos::network::{Address, Interface};
 use crate::macos::ports::HardwarePort;
 use crate::macos::rdma::Device;
 use crate::macos::thunderbolt::Bus;
@@ -37,6 +35,8 @@ pub struct Told {
     pub rdma_enabled: Option<bool>,
     /// RDMA devices.
     pub devices: Vec<Device>,
+    /// Interfaces that a default route goes over, the one that is used first.
+    pub default_routes: Vec<String>,
 }
 
 /// The Thunderbolt ports of a Mac, in the order of their numbers. A bus without a number, or whose number no interface
@@ -54,8 +54,14 @@ fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
     let known = told.interfaces.iter().find(|one| one.name == *interface);
     let bridge = told.interfaces.iter().find(|one| one.members.contains(interface));
     let bridge = bridge.map(|bridge| bridge.name.as_str());
-    let address = known.and_then(|one| one.addresses.first().copied());
-    let rdma = rdma::device(told, bus, &rdma::Place { interface, address, bridge });
+    // What was given counts before what the port gave itself.
+    let given = |addresses: &[Address]| addresses.iter().find(|address| !address.ip.is_link_local()).copied();
+    let address = known.and_then(|one| given(&one.addresses).or_else(|| one.addresses.first().copied()));
+    let rdma = rdma::device(
+        told,
+        bus,
+        &rdma::Place { interface, address: address.map(|address| address.ip), bridge },
+    );
     let peers = bus.peers.iter().map(|peer| PortPeer {
         name: peer.name.clone(),
         domain: peer.domain.clone(),
@@ -67,7 +73,10 @@ fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
         interface: interface.clone(),
         domain: bus.domain.clone(),
         peers: peers.collect(),
-        address: address.map(|address| address.to_string()),
+        address: address.map(|address| address.ip.to_string()),
+        prefix_length: address.and_then(|address| address.prefix),
+        // The first alone is used.
+        default_route: told.default_routes.first() == Some(interface),
         bridge: bridge.map(str::to_owned),
         ..described(rdma)
     })
@@ -75,7 +84,7 @@ fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
 
 /// The Thunderbolt connections of a Linux machine; `addresses` are those of its interfaces. A port without a cable the
 /// kernel does not show.
-pub fn connections(hosts: &[Host], addresses: &[(String, Ipv4Addr)]) -> Vec<FabricPort> {
+pub fn connections(hosts: &[Host], addresses: &[(String, Address)]) -> Vec<FabricPort> {
     let port = |host: &Host| {
         let interface = host.interface.clone()?;
         let address = addresses.iter().find(|(name, _)| *name == interface);
@@ -89,7 +98,8 @@ pub fn connections(hosts: &[Host], addresses: &[(String, Ipv4Addr)]) -> Vec<Fabr
             name: format!("Thunderbolt {}", host.name),
             domain: host.own_domain.clone(),
             peers: vec![peer],
-            address: address.map(|(_, address)| address.to_string()),
+            address: address.map(|(_, address)| address.ip.to_string()),
+            prefix_length: address.and_then(|(_, address)| address.prefix),
             interface,
             ..described(Err(NoRdma::OnLinux))
         })
@@ -111,8 +121,14 @@ fn described(rdma: Result<String, NoRdma>) -> FabricPort {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::macos::thunderbolt::{Peer, Plug};
+
+    fn at(ip: [u8; 4]) -> Address {
+        Address { ip: Ipv4Addr::from(ip), prefix: Some(30) }
+    }
 
     /// A Mac Studio whose port 2 (en3) is joined to another Mac at 80 Gb/s, with everything RDMA needs.
     pub(super) fn joined() -> Told {
@@ -153,11 +169,12 @@ mod tests {
             hardware_ports: vec![hardware(1, "en2"), hardware(2, "en3")],
             interfaces: vec![Interface {
                 name: "en3".to_owned(),
-                addresses: vec![Ipv4Addr::new(192, 0, 2, 5)],
+                addresses: vec![at([192, 0, 2, 5])],
                 ..Interface::default()
             }],
             rdma_enabled: Some(true),
             devices: vec![device("rdma_en2", false), device("rdma_en3", true)],
+            default_routes: vec!["en0".to_owned(), "en3".to_owned()],
         }
     }
 
@@ -171,6 +188,12 @@ mod tests {
         assert_eq!(found[0].reason.as_deref(), Some("NothingPlugged"));
         assert_eq!((found[1].interface.as_str(), found[1].address.as_deref()), ("en3", Some("192.0.2.5")));
         assert_eq!((found[1].rdma_device.as_deref(), &found[1].reason), (Some("rdma_en3"), &None));
+        assert_eq!((found[1].prefix_length, found[1].default_route), (Some(30), false));
+        let mut told = joined();
+        told.default_routes.remove(0);
+        assert!(ports(&told)[1].default_route);
+        told.interfaces[0].addresses.insert(0, at([169, 254, 3, 4]));
+        assert_eq!(ports(&told)[1].address.as_deref(), Some("192.0.2.5"), "given before taken by itself");
         assert_eq!((found[1].domain.as_deref(), found[1].peers.len()), (Some("A2"), 1));
     }
 
@@ -196,7 +219,7 @@ mod tests {
             interface: Some("thunderbolt0".to_owned()),
         };
         let bare = Host { interface: None, ..host.clone() };
-        let addresses = [("thunderbolt0".to_owned(), Ipv4Addr::new(192, 0, 2, 9))];
+        let addresses = [("thunderbolt0".to_owned(), at([192, 0, 2, 9]))];
         let found = connections(&[host, bare], &addresses);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(

@@ -369,6 +369,7 @@ fn a_cable_without_rdma_says_which_end_has_it_disabled() {
             interfaces: Vec::new(),
             rdma_enabled: Some(enabled),
             devices,
+            default_routes: Vec::new(),
         };
         let found = fabric::ports(&told);
         assert_eq!(

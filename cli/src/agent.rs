@@ -32,7 +32,7 @@ pub struct NodeArguments {
     /// Where the agent serves its metrics.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
-    /// Folder of programs (`system_profiler`, `networksetup`, `ifconfig`, `rdma_ctl`, `ibv_devices`, `ibv_devinfo`) to ask
+    /// Folder of programs (`system_profiler`, `networksetup`, `ifconfig`, `netstat`, `rdma_ctl`, `ibv_devices`, `ibv_devinfo`) to ask
     /// for this machine's ports in place of the system's; lets a machine play a Mac.
     #[arg(long, env = "RUSSET_FABRIC_TOOLS")]
     pub fabric_tools: Option<PathBuf>,

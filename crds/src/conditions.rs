@@ -267,6 +267,12 @@ pub enum Reason {
     PortInBridge,
     /// The port has no address.
     NoPortAddress,
+    /// The addresses at both ends of a cable are of different networks.
+    AddressesApart,
+    /// Several cables join bridges in a circle, which carries every broadcast round and round.
+    BridgeLoop,
+    /// The machine's internet traffic goes over a cable to another machine.
+    DefaultRouteOverCable,
     /// Two ends of cables have the same address.
     AddressTwice,
     /// The builds of macOS at both ends differ.

@@ -21,6 +21,13 @@ pub struct FabricPort {
     /// Its own IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// How many of its first bits all addresses of its network share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 32))]
+    pub prefix_length: Option<u32>,
+    /// Whether the machine's internet traffic goes over it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub default_route: bool,
     /// The bridge it is a member of, whose address is not its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,

@@ -2,7 +2,7 @@
 //! minute, and at once when a network interface came, went or changed its address, as they do with a cable.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use tokio::sync::watch;
 
 use super::{Told, connections, ports};
 use crate::linux;
-use crate::macos::{Unreadable, network, overview, ports as hardware, rdma, thunderbolt};
+use crate::macos::network::{self, Address};
+use crate::macos::{Unreadable, overview, ports as hardware, rdma, thunderbolt};
 
 /// Between two looks while nothing seems to change. `system_profiler` takes a second or more of one core.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -95,6 +96,8 @@ impl Probe {
             buses,
             hardware_ports: hardware::hardware_ports(&listed)?,
             interfaces: network::interfaces(&interfaces)?,
+            // Where there is none, nothing goes over a cable.
+            default_routes: network::default_routes(&self.run("netstat", &["-rn", "-f", "inet"]).await?)?,
             devices: if rdma_enabled == Some(true) { self.devices().await? } else { Vec::new() },
             rdma_enabled,
         })
@@ -172,12 +175,15 @@ fn glance() -> Vec<(String, IpAddr)> {
 }
 
 /// IPv4 addresses of the interfaces that are up.
-fn addresses() -> Vec<(String, Ipv4Addr)> {
-    let of = |(name, address)| match address {
-        IpAddr::V4(address) => Some((name, address)),
-        IpAddr::V6(_) => None,
+fn addresses() -> Vec<(String, Address)> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let of = |interface: if_addrs::Interface| match &interface.addr {
+        if_addrs::IfAddr::V4(own) if interface.is_oper_up() => {
+            Some((interface.name.clone(), Address { ip: own.ip, prefix: Some(u32::from(own.prefixlen)) }))
+        }
+        _ => None,
     };
-    glance().into_iter().filter_map(of).collect()
+    interfaces.into_iter().filter_map(of).collect()
 }
 
 #[cfg(test)]
@@ -197,6 +203,11 @@ mod tests {
         let profile = r#"{"SPHardwareDataType":[{"machine_name":"Mac mini"}],"SPThunderboltDataType":[{"_name":"b","receptacle_1_tag":{"receptacle_id_key":"1","receptacle_status_key":"receptacle_no_devices_connected"}}]}"#;
         tool(folder, "system_profiler", &format!("echo '{profile}'"));
         tool(folder, "networksetup", "printf 'Hardware Port: Thunderbolt 1\\nDevice: en2\\n'");
+        tool(
+            folder,
+            "netstat",
+            "printf 'Destination Gateway Flags Netif Expire\\ndefault 192.0.2.1 UGScg en0\\n'",
+        );
         tool(folder, "ifconfig", "printf 'en2: flags=8863<UP> mtu 1500\\n\\tstatus: inactive\\n'");
     }
 

@@ -20,11 +20,27 @@ pub struct Interface {
     /// Largest packet.
     pub mtu: Option<u32>,
     /// Its IPv4 addresses.
-    pub addresses: Vec<Ipv4Addr>,
+    pub addresses: Vec<Address>,
     /// Whether there is somebody at the other end; not known where it does not say, as of a loopback.
     pub is_active: Option<bool>,
     /// Its members, of a bridge.
     pub members: Vec<String>,
+}
+
+/// An IPv4 address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub ip: Ipv4Addr,
+    /// How many of its first bits all addresses of its network share.
+    pub prefix: Option<u32>,
+}
+
+/// Bits of a mask like `0xfffffffc`; one with holes is none.
+fn prefix(mask: &str) -> Option<u32> {
+    let mask = u32::from_str_radix(mask.strip_prefix("0x")?, 16).ok()?;
+    let ones = mask.leading_ones();
+    (mask.count_ones() == ones).then_some(ones)
 }
 
 /// Reads all interfaces, in the order in which they are printed.
@@ -42,7 +58,11 @@ pub fn interfaces(output: &[u8]) -> Result<Vec<Interface>, Unreadable> {
         let Some(interface) = interfaces.last_mut() else { continue };
         let mut words = line.split_whitespace();
         match (words.next(), words.next()) {
-            (Some("inet"), Some(address)) => interface.addresses.extend(address.parse::<Ipv4Addr>().ok()),
+            (Some("inet"), Some(address)) => {
+                let mask = words.skip_while(|word| *word != "netmask").nth(1);
+                let prefix = mask.and_then(prefix);
+                interface.addresses.extend(address.parse().ok().map(|ip| Address { ip, prefix }));
+            }
             (Some("status:"), Some(status)) => interface.is_active = Some(status == "active"),
             (Some("member:"), Some(member)) => interface.members.push(member.to_owned()),
             _ => {}
@@ -95,9 +115,19 @@ mod tests {
         );
         assert_eq!((found[1].mtu, found[1].addresses.len()), (Some(9000), 0));
         assert_eq!(
-            (&found[2].members[..], found[2].addresses[0].to_string().as_str()),
+            (&found[2].members[..], found[2].addresses[0].ip.to_string().as_str()),
             (&["en2".to_owned(), "en6".to_owned()][..], "192.0.2.20")
         );
+        assert_eq!(found[2].addresses[0].prefix, Some(24));
+        for (mask, bits) in [
+            ("0xfffffffc", Some(30)),
+            ("0xffffffff", Some(32)),
+            ("0x0", Some(0)),
+            ("0xff00ff00", None),
+            ("30", None),
+        ] {
+            assert_eq!(prefix(mask), bits, "{mask}");
+        }
         assert!(interfaces(b"ifconfig: interface en99 does not exist\n").is_err());
     }
 

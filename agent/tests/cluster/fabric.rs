@@ -33,6 +33,7 @@ impl Mac {
             "ifconfig",
             &format!("en3: flags=8863<UP> mtu 1500\n\tinet {address} netmask 0xfffffffc\n\tstatus: active\n"),
         );
+        mac.tool("netstat", "Destination Gateway Flags Netif Expire\ndefault 192.0.2.254 UGScg en0\n");
         mac.tool("rdma_ctl", "enabled\n");
         mac.tool("ibv_devices", "    device          \t   node GUID\n    ------          \t----------------\n    rdma_en3        \t0000000000000003\n");
         mac.tool("ibv_devinfo", "hca_id:\trdma_en3\n\ttransport:\t\tThunderbolt (100)\n\t\tport:\t1\n\t\t\tstate:\t\tPORT_ACTIVE (4)\n");

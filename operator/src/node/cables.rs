@@ -7,11 +7,12 @@
 //! A port knows by itself what is wrong at its own end, and its agent says so; what two ends together show, one that is
 //! silent, another build of macOS, an address that is there twice, is found here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt as _;
 use russet_crds::conditions::{Reason, Type, get, known};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
+use russet_plan::fabric::network::apart;
 
 /// A port of some node.
 #[derive(Clone, Debug)]
@@ -24,8 +25,14 @@ pub struct End {
     pub port: FabricPort,
 }
 
-/// Ports by their domains, as far as somebody sees them; two for one domain where two nodes call it theirs.
-pub type Ends = BTreeMap<String, Vec<End>>;
+/// What is known of the other ends.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// Ports by their domains, as far as this node sees them; two for one domain where two nodes call it theirs.
+    seen: BTreeMap<String, Vec<End>>,
+    /// Interfaces of this node that are part of a circle of bridges.
+    circle: BTreeSet<String>,
+}
 
 /// What a node's ports come to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -36,24 +43,66 @@ pub struct Cables {
     pub health: Option<(bool, Reason, String)>,
 }
 
-/// The ports that `node` sees, among those of all `nodes`.
+/// What `node` sees among all `nodes`.
 pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceNode>) -> Ends {
-    let mut ends = Ends::new();
     let peers = ports(node).iter().flat_map(|port| &port.peers);
-    ends.extend(peers.filter_map(|peer| Some((peer.domain.clone()?, Vec::new()))));
-    if ends.is_empty() {
-        return ends;
+    let mut seen: BTreeMap<String, Vec<End>> =
+        peers.filter_map(|peer| Some((peer.domain.clone()?, Vec::new()))).collect();
+    if seen.is_empty() {
+        return Ends::default();
     }
+    let bridged = ports(node).iter().filter(|port| port.bridge.is_some()).count();
+    let mut bridges = Vec::new();
     for other in nodes {
         for port in ports(other) {
-            let Some(found) = port.domain.as_deref().and_then(|domain| ends.get_mut(domain)) else {
+            // A circle goes out of this node by one port and comes back by another.
+            if bridged > 1 && port.bridge.is_some() {
+                bridges.push((other.name_any(), port));
+            }
+            let Some(found) = port.domain.as_deref().and_then(|domain| seen.get_mut(domain)) else {
                 continue;
             };
             let os = other.status.as_ref().and_then(|status| status.os.clone());
             found.push(End { node: other.name_any(), os, port: port.clone() });
         }
     }
-    ends
+    Ends { seen, circle: circle(&node.name_any(), &bridges) }
+}
+
+/// Interfaces of a node whose cables are part of a circle through bridges: the bridge at the other end is reached
+/// without the cable too.
+fn circle(node: &str, ports: &[(String, &FabricPort)]) -> BTreeSet<String> {
+    let sees = |one: &FabricPort, other: &FabricPort| {
+        other.domain.is_some() && one.peers.iter().any(|peer| peer.domain == other.domain)
+    };
+    // Bridges by their nodes: one has one as a rule, and what is in two of a node's is not joined in it.
+    let bridge = |index: usize| (ports[index].0.as_str(), ports[index].1.bridge.as_deref());
+    let mut cables = Vec::new();
+    for near in 0..ports.len() {
+        for far in near + 1..ports.len() {
+            if sees(ports[near].1, ports[far].1) && sees(ports[far].1, ports[near].1) {
+                cables.push((near, far));
+            }
+        }
+    }
+    let own = cables.iter().filter(|(near, far)| ports[*near].0 == node || ports[*far].0 == node);
+    let round = own.filter(|cable| {
+        let others: Vec<_> = cables.iter().filter(|other| other != cable).collect();
+        let mut reached = BTreeSet::from([bridge(cable.0)]);
+        loop {
+            let before = reached.len();
+            for (near, far) in others.iter().map(|(near, far)| (bridge(*near), bridge(*far))) {
+                if reached.contains(&near) || reached.contains(&far) {
+                    reached.extend([near, far]);
+                }
+            }
+            if reached.len() == before {
+                return reached.contains(&bridge(cable.1));
+            }
+        }
+    });
+    let interface = |index: usize| (ports[index].0 == node).then(|| ports[index].1.interface.clone());
+    round.flat_map(|(near, far)| [interface(*near), interface(*far)]).flatten().collect()
 }
 
 /// The ports of a node.
@@ -134,7 +183,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
     };
     let name = node.name_any();
     let found =
-        peer.domain.as_ref().and_then(|domain| ends.get(domain)).map(Vec::as_slice).unwrap_or_default();
+        peer.domain.as_ref().and_then(|domain| ends.seen.get(domain)).map(Vec::as_slice).unwrap_or_default();
     let far = match found {
         [far] => far,
         [] => {
@@ -182,7 +231,20 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
         bits_per_second: peer.bits_per_second.into_iter().chain(seen.bits_per_second).min(),
     };
     let (reason, words) = own();
-    let (reason, words) = if reason != Reason::RdmaReady {
+    let (reason, words) = if port.bridge.is_some() && ends.circle.contains(&port.interface) {
+        let words = format!(
+            "it is one of several cables that join bridges in a circle, here to node {}; take it out of {}, or broadcasts go round and round",
+            far.node,
+            port.bridge.as_deref().unwrap_or_default()
+        );
+        (Reason::BridgeLoop, words)
+    } else if port.default_route {
+        let words = format!(
+            "this machine's internet traffic goes over the cable to node {}; order its network services so that another one comes first",
+            far.node
+        );
+        (Reason::DefaultRouteOverCable, words)
+    } else if reason != Reason::RdmaReady {
         (reason, format!("to node {}: {words}", far.node))
     } else if let Some((own, other)) = differing(node, far) {
         let words = format!(
@@ -195,6 +257,15 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             Reason::AddressTwice,
             format!("{address} is the address of another end of a cable too; give each its own"),
         )
+    } else if apart(port, theirs) {
+        let address = |port: &FabricPort| port.address.clone().unwrap_or_default();
+        let words = format!(
+            "{} here and {} at node {} are of different networks; give both ends addresses out of one",
+            address(port),
+            address(theirs),
+            far.node
+        );
+        (Reason::AddressesApart, words)
     } else {
         match theirs.reason.as_deref().map(|reason| known(reason).unwrap_or(Reason::NewerRelease)) {
             Some(reason) => {

@@ -26,7 +26,7 @@ pub enum Change {
         /// The bridge.
         bridge: String,
     },
-    /// An address that would be there twice goes.
+    /// An address goes that others may have too; one that a port gave itself may stay beside another.
     Drop {
         /// Its interface.
         interface: String,
@@ -60,9 +60,8 @@ impl Change {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match self {
             Self::Leave { interface, bridge } => words(&["ifconfig", bridge, "addm", interface]),
-            Self::Drop { interface, address } => {
-                words(&["ifconfig", interface, "inet", address, "netmask", MASK, "alias"])
-            }
+            // With the mask that the system takes for it: which it had is not known.
+            Self::Drop { interface, address } => words(&["ifconfig", interface, "inet", address, "alias"]),
             Self::Address { interface, address } => {
                 words(&["ifconfig", interface, "inet", &address.to_string(), "delete"])
             }
@@ -89,7 +88,8 @@ pub fn changes(
     let mut free = networks(range).filter(|network| (0..4).all(|host| !used.contains(&(network + host))));
     let mut changes: BTreeMap<String, Vec<Change>> = BTreeMap::new();
     for [near, far] in cables(nodes) {
-        if !is_lacking(near.1) && !is_lacking(far.1) && near.1.address != far.1.address {
+        let same = near.1.address == far.1.address;
+        if !is_lacking(near.1) && !is_lacking(far.1) && !same && !apart(near.1, far.1) {
             continue;
         }
         let full = || Full { range, ends: (near.0.to_owned(), far.0.to_owned()) };
@@ -100,7 +100,9 @@ pub fn changes(
             if let Some(bridge) = &port.bridge {
                 made.push(Change::Leave { interface: interface.clone(), bridge: bridge.clone() });
             }
-            if let Some(address) = &port.address {
+            let stays =
+                |address: &&String| address.parse().is_ok_and(|address: Ipv4Addr| address.is_link_local());
+            if let Some(address) = port.address.as_ref().filter(|address| !stays(address)) {
                 made.push(Change::Drop { interface: interface.clone(), address: address.clone() });
             }
             made.push(Change::Address { interface, address: Ipv4Addr::from(network + host) });
@@ -113,6 +115,14 @@ pub fn changes(
 fn is_lacking(port: &FabricPort) -> bool {
     let reason = port.reason.as_deref().and_then(known);
     matches!(reason, Some(Reason::PortInBridge | Reason::NoPortAddress))
+}
+
+/// Whether the addresses at both ends of a cable are of different networks; no where that is not known.
+pub fn apart(own: &FabricPort, theirs: &FabricPort) -> bool {
+    let address = |port: &FabricPort| port.address.as_ref()?.parse::<Ipv4Addr>().ok().map(u32::from);
+    let (Some(near), Some(far)) = (address(own), address(theirs)) else { return false };
+    let shared = (near ^ far).leading_zeros();
+    [own, theirs].iter().any(|port| port.prefix_length.is_some_and(|prefix| shared < prefix))
 }
 
 /// A port and whose it is.
@@ -208,12 +218,12 @@ mod tests {
                 "b",
                 vec![
                     lacking(port(2, "B2", "A2"), Reason::NoPortAddress),
-                    usable(port(4, "B4", "C4"), "169.254.1.1"),
+                    usable(port(4, "B4", "C4"), "192.168.1.1"),
                 ],
             ),
             (
                 "c",
-                vec![usable(port(3, "C3", "A3"), "172.31.240.2"), usable(port(4, "C4", "B4"), "169.254.1.1")],
+                vec![usable(port(3, "C3", "A3"), "172.31.240.2"), usable(port(4, "C4", "B4"), "192.168.1.1")],
             ),
         ]);
         assert_eq!(
@@ -222,9 +232,9 @@ mod tests {
                 "a: ifconfig bridge0 deletem en2",
                 "a: ifconfig en2 inet 172.31.240.5 netmask 255.255.255.252 alias",
                 "b: ifconfig en2 inet 172.31.240.6 netmask 255.255.255.252 alias",
-                "b: ifconfig en4 inet 169.254.1.1 delete",
+                "b: ifconfig en4 inet 192.168.1.1 delete",
                 "b: ifconfig en4 inet 172.31.240.9 netmask 255.255.255.252 alias",
-                "c: ifconfig en4 inet 169.254.1.1 delete",
+                "c: ifconfig en4 inet 192.168.1.1 delete",
                 "c: ifconfig en4 inet 172.31.240.10 netmask 255.255.255.252 alias",
             ]
         );
@@ -237,6 +247,16 @@ mod tests {
             ("b", vec![lacking(port(5, "B", "A"), Reason::PortInBridge)]),
         ]);
         let planned = changes(&nodes, RANGE).unwrap();
+        let beside = usable(port(5, "B", "A"), "169.254.9.9");
+        let with_own = BTreeMap::from([
+            ("a".to_owned(), nodes["a"].clone()),
+            ("b".to_owned(), InferenceNodeStatus { ports: vec![beside], ..Default::default() }),
+        ]);
+        assert_eq!(
+            changes(&with_own, RANGE).unwrap()["b"].len(),
+            1,
+            "an address of the port's own making may stay"
+        );
         let undone: Vec<String> = planned["a"].iter().rev().map(|change| change.undo().join(" ")).collect();
         assert_eq!(undone, ["ifconfig en2 inet 172.31.240.1 delete", "ifconfig bridge0 addm en2"]);
         for (name, made) in &planned {
@@ -263,6 +283,27 @@ mod tests {
         ] {
             assert_eq!(told(&nodes), Vec::<String>::new(), "{nodes:?}");
         }
+    }
+
+    #[test]
+    fn ends_are_apart_where_one_network_lacks_the_other() {
+        let at =
+            |address: &str, prefix_length| FabricPort { prefix_length, ..usable(port(1, "A", "B"), address) };
+        for (own, theirs, is) in [
+            (at("192.0.2.1", Some(30)), at("192.0.2.2", Some(30)), false),
+            (at("192.0.2.1", Some(30)), at("192.0.2.5", Some(24)), true),
+            (at("192.0.2.5", Some(24)), at("192.0.2.1", Some(30)), true),
+            (at("169.254.1.1", Some(16)), at("192.0.2.1", None), true),
+            (at("192.0.2.1", None), at("198.51.100.1", None), false),
+            (FabricPort { address: None, ..at("0.0.0.0", Some(30)) }, at("192.0.2.1", Some(30)), false),
+        ] {
+            assert_eq!(apart(&own, &theirs), is, "{own:?} {theirs:?}");
+        }
+        let nodes = cluster(vec![
+            ("a", vec![at("192.0.2.1", Some(30))]),
+            ("b", vec![FabricPort { prefix_length: Some(16), ..usable(port(1, "B", "A"), "169.254.1.1") }]),
+        ]);
+        assert_eq!(told(&nodes).len(), 3, "{:?}", told(&nodes));
     }
 
     #[test]

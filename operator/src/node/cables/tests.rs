@@ -78,7 +78,7 @@ fn two_ports_that_see_each_other_are_a_link_of_each_node() {
 fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
     type Change = fn(&mut Vec<InferenceNode>);
     // What is changed, whether that is a fault of a's, whether a link is left, the reason and some words.
-    let faults: [(Change, bool, bool, &str, &str); 16] = [
+    let faults: [(Change, bool, bool, &str, &str); 19] = [
         (|_| (), true, true, "RdmaReady", "RDMA to node b"),
         (|nodes| status(&mut nodes[0]).ports[0].peers.clear(), true, false, "NoCables", "no cable"),
         (
@@ -148,6 +148,31 @@ fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
             "give each its own",
         ),
         (
+            |nodes| {
+                status(&mut nodes[0]).ports[0].prefix_length = Some(30);
+                let theirs = &mut status(&mut nodes[1]).ports[0];
+                (theirs.address, theirs.prefix_length) = (Some("192.0.2.5".to_owned()), Some(24));
+            },
+            false,
+            true,
+            "AddressesApart",
+            "192.0.2.1 here and 192.0.2.5 at node b are of different networks",
+        ),
+        (
+            |nodes| nodes.iter_mut().for_each(|node| status(node).ports[0].prefix_length = Some(30)),
+            true,
+            true,
+            "RdmaReady",
+            "RDMA to node b",
+        ),
+        (
+            |nodes| status(&mut nodes[0]).ports[0].default_route = true,
+            false,
+            true,
+            "DefaultRouteOverCable",
+            "internet traffic goes over the cable to node b",
+        ),
+        (
             |nodes| lacks(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out of bridge0"),
             false,
             true,
@@ -214,4 +239,42 @@ fn of_several_cables_every_fault_is_told_and_the_first_is_the_reason() {
     let (_, reason, _) = of("a", &nodes).health.unwrap();
     assert_eq!(reason, Reason::RdmaPortDown, "who is no node's is nobody's fault");
     assert_eq!(of("b", &nodes), Cables::default(), "a machine without ports has no health of them");
+}
+
+#[test]
+fn a_circle_of_bridges_is_a_storm_and_a_row_of_them_is_none() {
+    let bridged = |number: u32, domain: &str, sees: &str| {
+        let mut port = port(number, domain, sees, "192.0.2.1");
+        lacks(&mut port, "PortInBridge", "take it out");
+        (port.address, port.bridge) = (None, Some("bridge0".to_owned()));
+        port
+    };
+    let row = |last: bool| {
+        let mut nodes = vec![
+            node("a", vec![bridged(1, "A1", "B1"), bridged(2, "A2", "C2")]),
+            node("b", vec![bridged(1, "B1", "A1"), bridged(2, "B2", "C1")]),
+            node("c", vec![bridged(1, "C1", "B2"), bridged(2, "C2", "A2")]),
+            node("d", vec![bridged(1, "D1", "C3")]),
+        ];
+        status(&mut nodes[2]).ports.push(bridged(3, "C3", "D1"));
+        if !last {
+            // Out of its bridge at one end, the cable closes no circle.
+            status(&mut nodes[0]).ports[1].bridge = None;
+        }
+        nodes
+    };
+    let reasons = |nodes: &[InferenceNode]| {
+        nodes.iter().map(|node| of(&node.name_any(), nodes).health.unwrap().1).collect::<Vec<_>>()
+    };
+    let (storm, lacking) = (Reason::BridgeLoop, Reason::PortInBridge);
+    assert_eq!(reasons(&row(true)), [storm, storm, storm, lacking]);
+    assert_eq!(reasons(&row(false)), [lacking; 4]);
+    let words = of("c", &row(true)).health.unwrap().2;
+    assert_eq!(words.lines().filter(|line| line.contains("in a circle")).count(), 2, "{words}");
+    // Two cables between the same two bridges are one too.
+    let pair = [
+        node("a", vec![bridged(1, "A1", "B1"), bridged(2, "A2", "B2")]),
+        node("b", vec![bridged(1, "B1", "A1"), bridged(2, "B2", "A2")]),
+    ];
+    assert_eq!(reasons(&pair), [storm; 2]);
 }
