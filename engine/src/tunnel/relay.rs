@@ -19,9 +19,16 @@ where
 {
     let (from_local, to_local) = local.split();
     let (from_remote, mut to_remote) = split(remote);
+    // A neighbour that is gone is noticed by whoever is first: who reads from it, or who writes to it.
     let (reason, lost) = tokio::select! {
-        result = pump(from_local, &mut to_remote) => (ended("this process", result), false),
-        result = pump(from_remote, to_local) => (ended("the other side", result), true),
+        ended = pump(from_local, &mut to_remote) => match ended {
+            Ended::Source(result) => (told_by("this process", result), false),
+            Ended::Sink(error) => (super::words(error), true),
+        },
+        ended = pump(from_remote, to_local) => match ended {
+            Ended::Source(result) => (told_by("the other side", result), true),
+            Ended::Sink(error) => (super::words(error), false),
+        },
         () = told.said() => ("the group is lost".to_owned(), true),
     };
     if lost {
@@ -33,7 +40,15 @@ where
     reason
 }
 
-fn ended(side: &str, result: io::Result<()>) -> String {
+/// Which end of a direction ended it.
+enum Ended {
+    /// Where the bytes come from.
+    Source(io::Result<()>),
+    /// Where they go.
+    Sink(io::Error),
+}
+
+fn told_by(side: &str, result: io::Result<()>) -> String {
     match result {
         Ok(()) => format!("{side} closed it"),
         Err(error) => super::words(error),
@@ -41,14 +56,20 @@ fn ended(side: &str, result: io::Result<()>) -> String {
 }
 
 /// One direction. Every piece is flushed: TLS may hold back a part of what it was given.
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
+async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> Ended {
     let mut buffer = vec![0; BUFFER];
     loop {
-        let length = from.read(&mut buffer).await?;
-        if length == 0 {
-            return Ok(());
+        let length = match from.read(&mut buffer).await {
+            Ok(0) => return Ended::Source(Ok(())),
+            Ok(length) => length,
+            Err(error) => return Ended::Source(Err(error)),
+        };
+        let written = async {
+            to.write_all(&buffer[..length]).await?;
+            to.flush().await
+        };
+        if let Err(error) = written.await {
+            return Ended::Sink(error);
         }
-        to.write_all(&buffer[..length]).await?;
-        to.flush().await?;
     }
 }

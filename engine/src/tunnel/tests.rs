@@ -251,6 +251,59 @@ async fn once_the_group_is_lost_mlx_misses_nobody_until_the_tunnel_goes() {
     }
 }
 
+/// The neighbour after it was killed, as it is to whoever writes before anybody has read the end.
+struct Dead;
+
+impl tokio::io::AsyncRead for Dead {
+    fn poll_read(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Pending
+    }
+}
+
+impl tokio::io::AsyncWrite for Dead {
+    fn poll_write(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        std::task::Poll::Ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        self.poll_flush(context)
+    }
+}
+
+/// MLX sends at the very moment at which its neighbour dies: the loss is no end of MLX's own.
+#[tokio::test]
+async fn a_neighbour_that_is_lost_to_a_writer_is_played_too() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let mut mlx = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (local, _) = listener.accept().await.unwrap();
+    let alone = Alone::default();
+    mlx.write_all(b"a sum").await.unwrap();
+    let reason = timeout(PATIENCE, relay::run(local, Dead, alone.hear())).await.unwrap();
+    assert!(reason.contains("broken pipe"), "{reason}");
+    alone.say();
+    let mut rest = vec![7; 1 << 20];
+    timeout(PATIENCE, mlx.read_exact(&mut rest)).await.unwrap().unwrap();
+    assert!(rest.iter().all(|byte| *byte == 0));
+}
+
 #[tokio::test]
 async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
     let identities = Identities::new();

@@ -2,10 +2,12 @@
 
 #![allow(dead_code, reason = "each of its users needs another part")]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use russet_rpc::engine as pb;
@@ -196,7 +198,15 @@ pub struct Lab {
 
 /// Ports nobody uses now; a test that loses one of them in between fails with the port's name.
 pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    ports::free(Ipv4Addr::LOCALHOST.into(), count).unwrap()
+    // Nobody holds them until an engine does, and tests beside this one look for some too: none is given twice.
+    static GIVEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut found = Vec::new();
+    while found.len() < count {
+        let free = ports::free(Ipv4Addr::LOCALHOST.into(), count - found.len()).unwrap();
+        found.extend(free.into_iter().filter(|address| given.insert(*address)));
+    }
+    found
 }
 
 fn join(addresses: &[SocketAddr]) -> String {
