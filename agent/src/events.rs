@@ -1,6 +1,7 @@
 //! What happened on this machine, as Events about its InferenceNode. A group tells of the first loss it hears of, which
 //! may be a consequence; here the machine tells what its own engines came to.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource as _};
 use russet_crds::InferenceNode;
@@ -26,18 +27,22 @@ impl Events {
         Self(sender)
     }
 
-    /// A rank of this machine is of no more use to its group. What began at another rank, that rank's machine tells.
+    /// A rank of this machine is of no more use to its group.
     pub fn lost(&self, rank: &Record, reason: Reason, message: &str) {
-        if reason == Reason::PeerLost {
-            return;
-        }
         let note = format!("Shard {}/{}: {message}", rank.namespace, rank.name);
         let event = Event {
             type_: EventType::Warning,
             reason: format!("{reason:?}"),
             note: Some(event_note(&note).to_owned()),
             action: "GiveUp".to_owned(),
-            secondary: None,
+            // Events are one where all but their notes is the same; two Shards are not.
+            secondary: Some(ObjectReference {
+                kind: Some("Shard".to_owned()),
+                namespace: Some(rank.namespace.clone()),
+                name: Some(rank.name.clone()),
+                uid: Some(rank.shard.clone()),
+                ..ObjectReference::default()
+            }),
         };
         self.0.try_send(event).ok();
     }
@@ -49,8 +54,8 @@ async fn record(client: Client, node: String, mut waiting: mpsc::Receiver<Event>
     let reporter = Reporter { controller: AGENT_MANAGER.to_owned(), instance: Some(node.clone()) };
     let recorder = Recorder::new(client, reporter);
     while let Some(event) = waiting.recv().await {
-        // `kubectl describe` finds events by the UID of their object; of a node its agent may read the status only.
-        let recorded = match nodes.get_status(&node).await {
+        // `kubectl describe` finds events by the UID of their object.
+        let recorded = match nodes.get(&node).await {
             Ok(about) => recorder.publish(&event, &about.object_ref(&())).await,
             Err(error) => Err(error),
         };

@@ -39,6 +39,15 @@ pub struct Told {
     pub default_routes: Vec<String>,
 }
 
+/// Machines at the other end of one port that are told of, and characters of a name: people name machines as they like,
+/// and the API refuses what is longer.
+const PEERS: usize = 8;
+const NAME: usize = 100;
+
+fn short(name: &str) -> String {
+    name.chars().take(NAME).collect()
+}
+
 /// The Thunderbolt ports of a Mac, in the order of their numbers. A bus without a number, or whose number no interface
 /// has, is no port that anything could be sent over.
 pub fn ports(told: &Told) -> Vec<FabricPort> {
@@ -62,11 +71,11 @@ fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
         bus,
         &rdma::Place { interface, address: address.map(|address| address.ip), bridge },
     );
-    let peers = bus.peers.iter().map(|peer| PortPeer {
-        name: peer.name.clone(),
+    let peers = bus.peers.iter().take(PEERS).map(|peer| PortPeer {
+        name: short(&peer.name),
         domain: peer.domain.clone(),
         bits_per_second: peer.bits_per_second,
-        through: peer.through.clone(),
+        through: peer.through.iter().map(|name| short(name)).collect(),
     });
     Some(FabricPort {
         name: hardware.name.clone(),
@@ -75,8 +84,11 @@ fn port(told: &Told, bus: &Bus) -> Option<FabricPort> {
         peers: peers.collect(),
         address: address.map(|address| address.ip.to_string()),
         prefix_length: address.and_then(|address| address.prefix),
-        // The first alone is used.
-        default_route: told.default_routes.first() == Some(interface),
+        // The first alone is used; a bridge's may go by any of its members.
+        default_route: told
+            .default_routes
+            .first()
+            .is_some_and(|first| first == interface || Some(first.as_str()) == bridge),
         bridge: bridge.map(str::to_owned),
         ..described(rdma)
     })
@@ -89,7 +101,7 @@ pub fn connections(hosts: &[Host], addresses: &[(String, Address)]) -> Vec<Fabri
         let interface = host.interface.clone()?;
         let address = addresses.iter().find(|(name, _)| *name == interface);
         let peer = PortPeer {
-            name: host.device.clone().unwrap_or_else(|| "a machine without a name".to_owned()),
+            name: host.device.as_deref().map_or_else(|| "a machine without a name".to_owned(), short),
             domain: Some(host.domain.clone()),
             bits_per_second: host.bits_per_second,
             through: Vec::new(),
@@ -113,7 +125,7 @@ fn described(rdma: Result<String, NoRdma>) -> FabricPort {
         Ok(device) => FabricPort { rdma_device: Some(device), ..FabricPort::default() },
         Err(why) => FabricPort {
             reason: Some(format!("{:?}", why.reason())),
-            message: Some(why.to_string()),
+            message: Some(why.to_string().chars().take(5 * NAME).collect()),
             ..FabricPort::default()
         },
     }
@@ -192,6 +204,14 @@ mod tests {
         let mut told = joined();
         told.default_routes.remove(0);
         assert!(ports(&told)[1].default_route);
+        told.default_routes = vec!["bridge0".to_owned()];
+        told.interfaces.push(Interface {
+            name: "bridge0".to_owned(),
+            members: vec!["en3".to_owned()],
+            ..Interface::default()
+        });
+        assert_eq!(ports(&told).iter().map(|port| port.default_route).collect::<Vec<_>>(), [false, true]);
+        told.interfaces.pop();
         told.interfaces[0].addresses.insert(0, at([169, 254, 3, 4]));
         assert_eq!(ports(&told)[1].address.as_deref(), Some("192.0.2.5"), "given before taken by itself");
         assert_eq!((found[1].domain.as_deref(), found[1].peers.len()), (Some("A2"), 1));

@@ -43,6 +43,7 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
+use self::fabric::probe::{self, Probe, Seen};
 pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
@@ -158,8 +159,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
     let (gone, removed) = oneshot::channel();
     let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
-    let (fabric, ports) = watch::channel(fabric::probe::Seen::default());
-    tasks.spawn(fabric::probe::keep(fabric::probe::Probe::new(config.fabric_tools.clone()), fabric));
+    let (fabric, ports) = watch::channel(Seen::reported(&client, &identity.node).await);
+    tasks.spawn(probe::keep(Probe::new(config.fabric_tools.clone()), fabric));
     tasks.spawn(node::keep(node::Node {
         client: client.clone(),
         name: identity.node.clone(),

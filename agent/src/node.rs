@@ -108,8 +108,10 @@ pub(crate) async fn keep(mut node: Node) {
             conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
         }
         let seen = node.fabric.borrow_and_update().clone();
-        let (read, reason, message) = ports_read(&seen);
-        conditions::set(&mut conditions, Type::PortsRead, read, reason, message, None, Timestamp::now());
+        if seen.looked {
+            let (read, reason, message) = ports_read(&seen);
+            conditions::set(&mut conditions, Type::PortsRead, read, reason, message, None, Timestamp::now());
+        }
         let limits = *node.channel.limits.borrow();
         let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
         node.metrics.memory(limits.total, limits.serving_limit(), granted);

@@ -89,7 +89,7 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
             .rev()
             .for_each(|change| text.push_str(&format!("    sudo {}\n", change.undo().join(" "))));
     }
-    text.push_str("These last until a machine starts anew. Nothing was changed.\n");
+    text.push_str("These last until a machine starts anew. Nothing was changed. Where a machine is reached over such a port\nor its bridge, be at it when you type them.\n");
     Ok(text)
 }
 
@@ -137,7 +137,9 @@ fn row(node: &str, port: &FabricPort, status: &InferenceNodeStatus) -> Vec<Strin
     };
     let rdma = port.rdma_device.clone().or_else(|| port.reason.clone()).unwrap_or_else(nothing);
     let speed = bits.map_or_else(nothing, show_bits);
-    vec![node.to_owned(), port.name.clone(), port.interface.clone(), address, leads, speed, rdma]
+    let cells = [node.to_owned(), port.name.clone(), port.interface.clone(), address, leads, speed, rdma];
+    // People name machines as they like, and a machine may report anything.
+    cells.map(|cell| cell.replace(char::is_control, "?")).to_vec()
 }
 
 #[cfg(test)]

@@ -8,11 +8,14 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct FabricPort {
     /// What is written beside it, such as `Thunderbolt 2`; on Linux the kernel's name of the connection.
+    #[schemars(length(max = 128))]
     pub name: String,
     /// Its network interface, such as `en5`.
+    #[schemars(length(max = 64))]
     pub interface: String,
     /// What the machine at the other end of a cable sees of this port: a UUID, in upper case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub domain: Option<String>,
     /// Machines at the other end, directly or behind hubs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -20,6 +23,7 @@ pub struct FabricPort {
     pub peers: Vec<PortPeer>,
     /// Its own IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub address: Option<String>,
     /// How many of its first bits all addresses of its network share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,15 +34,19 @@ pub struct FabricPort {
     pub default_route: bool,
     /// The bridge it is a member of, whose address is not its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub bridge: Option<String>,
     /// RDMA device that can be used over it, such as `rdma_en5`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub rdma_device: Option<String>,
     /// Why RDMA cannot run over it, in a word: one of the reasons of `FabricHealthy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub reason: Option<String>,
     /// The same as a sentence, with what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
     pub message: Option<String>,
 }
 
@@ -47,9 +55,11 @@ pub struct FabricPort {
 #[serde(rename_all = "camelCase")]
 pub struct PortPeer {
     /// What it calls itself.
+    #[schemars(length(max = 128))]
     pub name: String,
     /// Domain of its port, in upper case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub domain: Option<String>,
     /// Bits per second of the slowest part of the way.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,12 +1,13 @@
 //! Looks at this machine's ports: runs the tools of macOS and has them read, or reads Linux's `/sys`. Again every half
-//! minute, and at once when a network interface came, went or changed its address, as they do with a cable.
+//! minute, and sooner when a network interface came, went or changed its address, as they may with a cable.
 
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use russet_crds::FabricPort;
+use kube::{Api, Client};
+use russet_crds::{FabricPort, InferenceNode};
 use thiserror::Error;
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -20,6 +21,8 @@ use crate::macos::{Unreadable, overview, ports as hardware, rdma, thunderbolt};
 const PERIOD: Duration = Duration::from_secs(30);
 /// Between two looks at the interfaces, which cost nothing that can be measured.
 const GLANCE: Duration = Duration::from_secs(2);
+/// Between two looks whatever changes: VPNs and radios come and go, and what serves needs its cores.
+const LEAST: Duration = Duration::from_secs(5);
 /// Tools hang at times, as `system_profiler` does after sleep.
 const LONGEST: Duration = Duration::from_secs(30);
 /// Where the tools of macOS are; a daemon has no useful `PATH`.
@@ -53,6 +56,20 @@ pub struct Seen {
     pub rdma: bool,
     /// Why the last look did not succeed.
     pub trouble: Option<String>,
+    /// Whether anybody has looked since this agent began; before, the ports are those that were reported last.
+    pub looked: bool,
+}
+
+impl Seen {
+    /// What this node reported before this agent began, so that an agent that starts anew takes no link away.
+    pub(crate) async fn reported(client: &Client, node: &str) -> Self {
+        let nodes: Api<InferenceNode> = Api::all(client.clone());
+        // Engines wait for this agent; an API server that is away is not waited for.
+        let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
+        let status = asked.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default();
+        let rdma = status.backends.iter().any(|backend| backend == "jaccl");
+        Self { ports: status.ports, rdma, ..Self::default() }
+    }
 }
 
 /// Looks at ports.
@@ -136,10 +153,10 @@ pub(crate) async fn keep(probe: Probe, seen: watch::Sender<Seen>) {
     loop {
         let before = glance();
         match probe.look().await {
-            Ok((ports, rdma)) => tell(&seen, Seen { ports, rdma, trouble: None }),
+            Ok((ports, rdma)) => tell(&seen, Seen { ports, rdma, trouble: None, looked: true }),
             Err(trouble) => {
                 // What was known is kept: a tool that fails once says nothing of the cables.
-                let now = Seen { trouble: Some(trouble.to_string()), ..seen.borrow().clone() };
+                let now = Seen { trouble: Some(trouble.to_string()), looked: true, ..seen.borrow().clone() };
                 if *seen.borrow() != now {
                     tracing::warn!(%trouble, "this machine's ports could not be looked at; what was seen before is kept");
                 }
@@ -149,6 +166,7 @@ pub(crate) async fn keep(probe: Probe, seen: watch::Sender<Seen>) {
         // Who plays a machine changes what its programs say, and no interface.
         let period = if probe.tools.is_some() { GLANCE } else { PERIOD };
         let changed = async {
+            tokio::time::sleep(LEAST.min(period)).await;
             while glance() == before {
                 tokio::time::sleep(GLANCE).await;
             }
@@ -188,27 +206,27 @@ fn addresses() -> Vec<(String, Address)> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
-    fn tool(folder: &Path, name: &str, script: &str) {
-        let path = folder.join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    /// Has a tool print this.
+    fn tool(folder: &Path, name: &str, printed: &str) {
+        let (path, next) = (folder.join(format!("{name}.out")), folder.join(format!("{name}.next")));
+        std::fs::write(&next, printed).unwrap();
+        std::fs::rename(next, path).unwrap();
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/played/tool");
+        std::os::unix::fs::symlink(program, folder.join(name)).ok();
     }
 
     /// A Mac before 26.2, with one idle port.
     fn mac(folder: &Path) {
-        let profile = r#"{"SPHardwareDataType":[{"machine_name":"Mac mini"}],"SPThunderboltDataType":[{"_name":"b","receptacle_1_tag":{"receptacle_id_key":"1","receptacle_status_key":"receptacle_no_devices_connected"}}]}"#;
-        tool(folder, "system_profiler", &format!("echo '{profile}'"));
-        tool(folder, "networksetup", "printf 'Hardware Port: Thunderbolt 1\\nDevice: en2\\n'");
         tool(
             folder,
-            "netstat",
-            "printf 'Destination Gateway Flags Netif Expire\\ndefault 192.0.2.1 UGScg en0\\n'",
+            "system_profiler",
+            r#"{"SPHardwareDataType":[{"machine_name":"Mac mini"}],"SPThunderboltDataType":[{"_name":"b","receptacle_1_tag":{"receptacle_id_key":"1","receptacle_status_key":"receptacle_no_devices_connected"}}]}"#,
         );
-        tool(folder, "ifconfig", "printf 'en2: flags=8863<UP> mtu 1500\\n\\tstatus: inactive\\n'");
+        tool(folder, "networksetup", "Hardware Port: Thunderbolt 1\nDevice: en2\n");
+        tool(folder, "netstat", "Destination Gateway Flags Netif Expire\ndefault 192.0.2.1 UGScg en0\n");
+        tool(folder, "ifconfig", "en2: flags=8863<UP> mtu 1500\n\tstatus: inactive\n");
     }
 
     #[tokio::test]
@@ -220,8 +238,8 @@ mod tests {
         assert_eq!((ports.len(), ports[0].interface.as_str(), rdma), (1, "en2", false));
         assert_eq!(ports[0].reason.as_deref(), Some("NothingPlugged"));
 
-        tool(folder.path(), "rdma_ctl", "echo enabled");
-        tool(folder.path(), "ibv_devices", "printf 'device node GUID\\n------ ----\\n'");
+        tool(folder.path(), "rdma_ctl", "enabled\n");
+        tool(folder.path(), "ibv_devices", "device node GUID\n------ ----\n");
         assert!(probe.look().await.unwrap().1, "RDMA is enabled, and there is no device");
     }
 
@@ -242,7 +260,7 @@ mod tests {
             assert_eq!(found.map(|seen| seen.unwrap().ports.len()), Ok(1), "{words:?}");
         };
         until(&mut seen, None).await;
-        tool(folder.path(), "ifconfig", "echo damaged");
+        tool(folder.path(), "ifconfig", "damaged\n");
         until(&mut seen, Some("ifconfig printed no interface")).await;
         std::fs::remove_file(folder.path().join("networksetup")).unwrap();
         until(&mut seen, Some("networksetup could not be run: No such file")).await;

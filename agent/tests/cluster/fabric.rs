@@ -1,7 +1,6 @@
 //! Two machines that play Macs with a cable between them: what their tools print is synthetic, in the shapes of what
 //! people recorded, and every process between a tool and an InferenceNode's status is real.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use kube::Api;
@@ -58,13 +57,13 @@ impl Mac {
         self.tool("system_profiler", &format!("{printed}\n"));
     }
 
-    /// A program that prints this. It is there at once or not at all: somebody may be about to run it.
+    /// Has a tool print this.
     fn tool(&self, name: &str, printed: &str) {
-        let (path, next) = (self.folder.join(name), self.folder.join(format!("{name}.next")));
-        std::fs::write(&next, format!("#!/bin/sh\ncat <<'END'\n{}\nEND\n", printed.trim_end_matches('\n')))
-            .unwrap();
-        std::fs::set_permissions(&next, std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::rename(&next, &path).unwrap();
+        let file = |ending: &str| self.folder.join(format!("{name}.{ending}"));
+        std::fs::write(file("next"), printed).unwrap();
+        std::fs::rename(file("next"), file("out")).unwrap();
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/played/tool");
+        std::os::unix::fs::symlink(program, self.folder.join(name)).ok();
     }
 }
 
@@ -130,11 +129,18 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
     near.plug(true);
     far.plug(true);
     healthy(&nodes, "two", "True", "RdmaReady").await;
-    far.tool("networksetup", "You must run this tool as an administrator.");
+    far.tool("networksetup", "You must run this tool as an administrator.\n");
     let (node, words) = healthy(&nodes, "two", "False", "PortsUnreadable").await;
     assert!(words.starts_with("networksetup -listallhardwareports printed no hardware port"), "{words}");
     assert_eq!(node.status.unwrap().links.len(), 1);
     healthy(&nodes, "one", "True", "RdmaReady").await;
+
+    // An agent that starts anew takes no link away before it has looked.
+    two.stop().await;
+    two.start();
+    healthy(&nodes, "two", "False", "PortsUnreadable").await;
+    let (node, _) = healthy(&nodes, "one", "True", "RdmaReady").await;
+    assert_eq!(node.status.unwrap().links.len(), 1);
     one.stop().await;
     two.stop().await;
 }

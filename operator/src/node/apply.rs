@@ -25,17 +25,16 @@ pub async fn status(context: &Context, node: &InferenceNode, decision: &Decision
     let there = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let links = node.status.as_ref().map(|status| status.links.as_slice()).unwrap_or_default();
     let own = |condition: &&Condition| OWN.iter().any(|kind| condition.type_ == format!("{kind:?}"));
-    let same =
-        links == decision.links && decision.conditions.iter().all(|condition| there.contains(condition));
+    let same = decision.links.as_ref().is_none_or(|wanted| wanted == links)
+        && decision.conditions.iter().all(|condition| there.contains(condition));
     if same && there.iter().filter(own).count() == decision.conditions.len() {
         return Ok(());
     }
     let name = node.name_any();
     let api: Api<InferenceNode> = Api::all(context.client.clone());
     let mut status = json!({"conditions": decision.conditions});
-    // Links that are not this operator's, of nodes whose agents report no ports, stay as they are.
-    if !decision.links.is_empty() {
-        status["links"] = json!(decision.links);
+    if let Some(links) = &decision.links {
+        status["links"] = json!(links);
     }
     ssa::apply_status(&api, &name, &status).await.map_err(|source| Error::Report { name, source })
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{Reason, Type, get, known};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
-use russet_plan::fabric::network::apart;
+use russet_plan::fabric::network::{apart, twice};
 
 /// A port of some node.
 #[derive(Clone, Debug)]
@@ -244,6 +244,8 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             far.node
         );
         (Reason::DefaultRouteOverCable, words)
+    } else if let Some((reason, words)) = cannot(theirs) {
+        (reason, format!("at the other end, {} of node {}: {words}", theirs.name, far.node))
     } else if reason != Reason::RdmaReady {
         (reason, format!("to node {}: {words}", far.node))
     } else if let Some((own, other)) = differing(node, far) {
@@ -252,7 +254,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             far.node
         );
         (Reason::SystemsDiffer, words)
-    } else if let Some(address) = twice(node, port, theirs) {
+    } else if let Some(address) = twice(ports(node), port, theirs) {
         (
             Reason::AddressTwice,
             format!("{address} is the address of another end of a cable too; give each its own"),
@@ -275,7 +277,17 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             None => (Reason::RdmaReady, format!("RDMA to node {}", far.node)),
         }
     };
-    said(Some(link), reason, words)
+    // The planner goes by links alone.
+    let unfit = matches!(reason, Reason::SystemsDiffer | Reason::AddressTwice | Reason::AddressesApart);
+    let rdma_device = link.rdma_device.filter(|_| !unfit);
+    said(Some(Link { rdma_device, ..link }), reason, words)
+}
+
+/// What the machine at the other end can never do, which says more than that this end waits for it.
+fn cannot(theirs: &FabricPort) -> Option<(Reason, &str)> {
+    let reason = theirs.reason.as_deref().and_then(known)?;
+    let never = matches!(reason, Reason::NoThunderbolt5 | Reason::NoRdmaOnLinux);
+    never.then(|| (reason, theirs.message.as_deref().unwrap_or_default()))
 }
 
 /// How the port at the other end sees this one.
@@ -289,14 +301,6 @@ fn differing<'a>(node: &'a InferenceNode, far: &'a End) -> Option<(&'a str, &'a 
     let (own, other) = (node.status.as_ref()?.os.as_deref()?, far.os.as_deref()?);
     let macs = own.starts_with("macOS") && other.starts_with("macOS");
     (macs && own != other).then_some((own, other))
-}
-
-/// The port's address, where it is the other end's or another port's as well.
-fn twice<'a>(node: &InferenceNode, port: &'a FabricPort, theirs: &FabricPort) -> Option<&'a str> {
-    let own = port.address.as_deref()?;
-    let same = |other: &FabricPort| other.address.as_deref() == Some(own);
-    let others = ports(node).iter().filter(|other| other.interface != port.interface);
-    (same(theirs) || others.into_iter().any(same)).then_some(own)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, Link, Scheduling, names};
 use russet_plan::quantity;
 
-use super::cables::{Cables, Ends, cables};
+use super::cables::{Cables, Ends, cables, ports};
 
 /// A Lease not renewed for so long has expired; agents renew every five seconds.
 const LEASE: Duration = Duration::from_secs(20);
@@ -47,8 +47,8 @@ pub struct Seen {
 pub struct Decision {
     /// The operator's conditions.
     pub conditions: Vec<Condition>,
-    /// Its links.
-    pub links: Vec<Link>,
+    /// Its links; not this operator's to say while its agent reports no ports.
+    pub links: Option<Vec<Link>>,
     /// The operator's labels.
     pub labels: BTreeMap<String, String>,
     /// When to look again without being asked.
@@ -131,6 +131,7 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
         labels.insert(names::LABEL_MEMORY.to_owned(), format!("{}Gi", sold_as(memory.total_bytes)));
     }
     let again = reachable.then(|| LEASE.saturating_sub(seen.age) + Duration::from_millis(50));
+    let links = (!ports(node).is_empty()).then_some(links);
     Decision { conditions, links, labels, again }
 }
 

@@ -8,8 +8,8 @@ use std::net::Ipv4Addr;
 use russet_crds::conditions::{Reason, known};
 use russet_crds::{FabricPort, InferenceNodeStatus};
 
-/// Where networks for cables come from when nobody says: of the private ranges the one that homes and offices use
-/// least, and away from its beginning.
+/// Where networks for cables come from when nobody says: private, and where few homes and offices have a network of
+/// their own (clouds do). Addresses that nodes report are passed over, networks they are in are not known.
 pub const RANGE: Ipv4Addr = Ipv4Addr::new(172, 31, 240, 0);
 /// Networks of four addresses that a range has: `/20`.
 const NETWORKS: u32 = 1024;
@@ -88,8 +88,8 @@ pub fn changes(
     let mut free = networks(range).filter(|network| (0..4).all(|host| !used.contains(&(network + host))));
     let mut changes: BTreeMap<String, Vec<Change>> = BTreeMap::new();
     for [near, far] in cables(nodes) {
-        let same = near.1.address == far.1.address;
-        if !is_lacking(near.1) && !is_lacking(far.1) && !same && !apart(near.1, far.1) {
+        let shared = twice(&nodes[near.0].ports, near.1, far.1).or(twice(&nodes[far.0].ports, far.1, near.1));
+        if !is_lacking(near.1) && !is_lacking(far.1) && shared.is_none() && !apart(near.1, far.1) {
             continue;
         }
         let full = || Full { range, ends: (near.0.to_owned(), far.0.to_owned()) };
@@ -117,6 +117,14 @@ fn is_lacking(port: &FabricPort) -> bool {
     matches!(reason, Some(Reason::PortInBridge | Reason::NoPortAddress))
 }
 
+/// The port's address, where it is the other end's or that of another port of its machine as well.
+pub fn twice<'a>(machine: &[FabricPort], port: &'a FabricPort, theirs: &FabricPort) -> Option<&'a str> {
+    let own = port.address.as_deref()?;
+    let same = |other: &FabricPort| other.address.as_deref() == Some(own);
+    let mut others = machine.iter().filter(|other| other.interface != port.interface);
+    (same(theirs) || others.any(same)).then_some(own)
+}
+
 /// Whether the addresses at both ends of a cable are of different networks; no where that is not known.
 pub fn apart(own: &FabricPort, theirs: &FabricPort) -> bool {
     let address = |port: &FabricPort| port.address.as_ref()?.parse::<Ipv4Addr>().ok().map(u32::from);
@@ -125,12 +133,23 @@ pub fn apart(own: &FabricPort, theirs: &FabricPort) -> bool {
     [own, theirs].iter().any(|port| port.prefix_length.is_some_and(|prefix| shared < prefix))
 }
 
+/// Whether a port's words can be part of a command that a person types. Agents report what systems call things; one that
+/// reports anything else is not helped.
+fn is_sound(port: &FabricPort) -> bool {
+    let word = |text: &str| {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
+        !text.is_empty() && !text.starts_with('-') && text.chars().all(plain)
+    };
+    let address = port.address.as_ref().is_none_or(|address| address.parse::<Ipv4Addr>().is_ok());
+    address && word(&port.interface) && port.bridge.as_deref().is_none_or(word)
+}
+
 /// A port and whose it is.
 type End<'a> = (&'a str, &'a FabricPort);
 
 /// Cables whose ends see each other and could both carry RDMA, in an order that does not change.
 fn cables(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<[End<'_>; 2]> {
-    let usable = |port: &&FabricPort| port.rdma_device.is_some() || is_lacking(port);
+    let usable = |port: &&FabricPort| is_sound(port) && (port.rdma_device.is_some() || is_lacking(port));
     let ends: Vec<End<'_>> = nodes
         .iter()
         .flat_map(|(name, status)| status.ports.iter().filter(usable).map(|port| (name.as_str(), port)))
@@ -304,6 +323,41 @@ mod tests {
             ("b", vec![FabricPort { prefix_length: Some(16), ..usable(port(1, "B", "A"), "169.254.1.1") }]),
         ]);
         assert_eq!(told(&nodes).len(), 3, "{:?}", told(&nodes));
+    }
+
+    #[test]
+    fn what_is_no_word_gets_into_no_command() {
+        for (interface, bridge, address) in [
+            ("en2; reboot", None, None),
+            ("-a", None, None),
+            ("en2\n  sudo reboot", None, None),
+            ("en2", Some("bridge0 destroy"), None),
+            ("en2", None, Some("$(reboot)")),
+        ] {
+            let port = lacking(port(2, "A", "B"), Reason::NoPortAddress);
+            let (bridge, address) = (bridge.map(str::to_owned), address.map(str::to_owned));
+            let port = FabricPort { interface: interface.to_owned(), bridge, address, ..port };
+            let nodes = cluster(vec![
+                ("a", vec![port]),
+                ("b", vec![lacking(self::port(2, "B", "A"), Reason::PortInBridge)]),
+            ]);
+            assert_eq!(told(&nodes), Vec::<String>::new(), "{interface:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_two_ports_of_a_machine_have_is_replaced_at_both() {
+        let nodes = cluster(vec![
+            ("a", vec![usable(port(2, "A2", "B"), "10.0.0.1"), usable(port(3, "A3", "C"), "10.0.0.1")]),
+            ("b", vec![usable(port(2, "B", "A2"), "10.0.0.2")]),
+            ("c", vec![usable(port(2, "C", "A3"), "10.0.0.3")]),
+        ]);
+        assert_eq!(
+            told(&nodes).iter().filter(|line| line.ends_with("alias")).count(),
+            4,
+            "{:?}",
+            told(&nodes)
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Networks that are cut in the middle of a stream and mended: the cable between the two machines, what carries the
 //! activations between ranks, and an agent's way to the API server alone.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
@@ -68,25 +69,29 @@ pub async fn ring(cluster: &mut Cluster) -> Result<()> {
     };
     let ports: Vec<u16> = shards["items"].as_array().into_iter().flatten().filter_map(ring).collect();
     ensure!(ports.len() == 2, "two ranks have {} ports for their ring: {shards}", ports.len());
+    let before = hung(cluster).await?;
     let printed =
         ("ring between ranks cut, group begins anew", 20, "ring between ranks cut, stream stood still");
     interrupted(cluster, |cluster| cluster.lab.cut_connections(&ports), printed).await?;
     // Said by the machine of the rank that was killed for it. Its group says what it hears of first, which may be that
     // the other rank lost this one.
-    cluster
-        .until("an event says EngineHung", async |cluster| {
-            let events = cluster.get("events").await?;
-            let said = events["items"].as_array().context("no list of events")?;
-            let hung = |event: &serde_json::Value| {
-                event["reason"] == "EngineHung" && event["involvedObject"]["kind"] == "InferenceNode"
-            };
-            Ok(said.iter().any(hung))
-        })
-        .await?;
+    cluster.until("an event says EngineHung", async |cluster| Ok(hung(cluster).await? != before)).await?;
     path::ready(cluster).await?;
     // Who was killed for it is chance: the first to be noticed, or both.
     println!("  engines {engines:?} became {:?}", cluster.engines().await?);
     sound(cluster).await
+}
+
+/// The Events of engines that hung, by name and version: the same again is the same Event, told once more.
+async fn hung(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let events = cluster.get("events").await?;
+    let told = events["items"].as_array().context("no list of events")?;
+    let of_nodes = told.iter().filter(|event| {
+        event["reason"] == "EngineHung" && event["involvedObject"]["kind"] == "InferenceNode"
+    });
+    Ok(of_nodes
+        .map(|event| format!("{} {}", event["metadata"]["name"], event["metadata"]["resourceVersion"]))
+        .collect())
 }
 
 /// The far machine's agent reaches no API server, until the operator calls its node unreachable: its

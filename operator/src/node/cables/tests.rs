@@ -78,7 +78,7 @@ fn two_ports_that_see_each_other_are_a_link_of_each_node() {
 fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
     type Change = fn(&mut Vec<InferenceNode>);
     // What is changed, whether that is a fault of a's, whether a link is left, the reason and some words.
-    let faults: [(Change, bool, bool, &str, &str); 19] = [
+    let faults: [(Change, bool, bool, &str, &str); 20] = [
         (|_| (), true, true, "RdmaReady", "RDMA to node b"),
         (|nodes| status(&mut nodes[0]).ports[0].peers.clear(), true, false, "NoCables", "no cable"),
         (
@@ -159,6 +159,16 @@ fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
             "192.0.2.1 here and 192.0.2.5 at node b are of different networks",
         ),
         (
+            |nodes| {
+                lacks(&mut status(&mut nodes[0]).ports[0], "LinkTooSlow", "take another cable");
+                lacks(&mut status(&mut nodes[1]).ports[0], "NoThunderbolt5", "it carries IP");
+            },
+            true,
+            true,
+            "NoThunderbolt5",
+            "at the other end, Thunderbolt 1 of node b: it carries IP",
+        ),
+        (
             |nodes| nodes.iter_mut().for_each(|node| status(node).ports[0].prefix_length = Some(30)),
             true,
             true,
@@ -221,6 +231,9 @@ fn what_is_wrong_is_told_by_its_reason_and_with_what_to_do() {
         assert_eq!((is_healthy, format!("{told:?}").as_str()), (healthy, reason), "{message}");
         assert!(message.contains(words), "{reason}: {message}");
         assert_eq!(!found.links.is_empty(), linked, "{reason}: {:?}", found.links);
+        let unfit = ["SystemsDiffer", "AddressTwice", "AddressesApart"].contains(&reason);
+        let offered = found.links.iter().any(|link| link.rdma_device.is_some());
+        assert!(!(unfit && offered), "{reason}: the planner would choose RDMA");
     }
 }
 
