@@ -64,8 +64,7 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
 
 /// Whether other nodes' links may depend on what changed.
 pub fn joins_otherwise(before: &InferenceNode, now: &InferenceNode) -> bool {
-    let os = |node: &InferenceNode| node.status.as_ref().and_then(|status| status.os.clone());
-    cables::ports(before) != cables::ports(now) || os(before) != os(now)
+    cables::ports(before) != cables::ports(now) || cables::os(before) != cables::os(now)
 }
 
 /// Whether a node has ports.

@@ -16,9 +16,9 @@ use std::fmt;
 use russet_crds::{Backend, GroupPlan, Link, LinkKind, Peer, Transport};
 
 use crate::nodes::Nodes;
-use cabling::{differing_systems, is_too_slow, links, offers_rdma};
+use cabling::{is_too_slow, links, offers_rdma};
 
-pub use cabling::{Cable, Cabling};
+pub use cabling::{Cable, Cabling, TOO_SLOW_FOR_RDMA, differing_systems};
 pub use domain::{Web, show_bits};
 pub use team::{nearest, pairs, teams};
 
@@ -141,7 +141,9 @@ impl<'a> Fabric<'a> {
             }
         }
         let systems = self.nodes.get(a).zip(self.nodes.get(b));
-        if let Some((own, other)) = systems.and_then(|(a, b)| differing_systems(a, b)) {
+        if let Some((own, other)) =
+            systems.and_then(|(a, b)| differing_systems(a.os.as_deref(), b.os.as_deref()))
+        {
             return format!("node {a} has {own} and node {b} {other}, and RDMA needs the same build on both");
         }
         let mut cables = self.nodes.cabling().between(a, b).to_vec();

@@ -4,13 +4,11 @@
 use std::net::Ipv4Addr;
 
 use russet_crds::conditions::Reason;
+use russet_plan::fabric::TOO_SLOW_FOR_RDMA as TOO_SLOW;
 use thiserror::Error;
 
 use super::Told;
 use crate::macos::thunderbolt::{Bus, Plug};
-
-/// A cable as slow as Thunderbolt 4 brings JACCL down (ml-explore/mlx#4485).
-const TOO_SLOW: u64 = 40_000_000_000;
 
 /// Why a port has no RDMA. The text says what to do.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

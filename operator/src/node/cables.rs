@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt as _;
 use russet_crds::conditions::{Reason, Type, get, known};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
-use russet_plan::fabric::network::{apart, twice};
+use russet_plan::fabric::differing_systems;
+use russet_plan::fabric::network::{apart, see_each_other, twice};
 
 /// A port of some node.
 #[derive(Clone, Debug)]
@@ -62,8 +63,7 @@ pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceN
             let Some(found) = port.domain.as_deref().and_then(|domain| seen.get_mut(domain)) else {
                 continue;
             };
-            let os = other.status.as_ref().and_then(|status| status.os.clone());
-            found.push(End { node: other.name_any(), os, port: port.clone() });
+            found.push(End { node: other.name_any(), os: os(other).map(str::to_owned), port: port.clone() });
         }
     }
     Ends { seen, circle: circle(&node.name_any(), &bridges) }
@@ -72,15 +72,12 @@ pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceN
 /// Interfaces of a node whose cables are part of a circle through bridges: the bridge at the other end is reached
 /// without the cable too.
 fn circle(node: &str, ports: &[(String, &FabricPort)]) -> BTreeSet<String> {
-    let sees = |one: &FabricPort, other: &FabricPort| {
-        other.domain.is_some() && one.peers.iter().any(|peer| peer.domain == other.domain)
-    };
     // Bridges by their nodes: one has one as a rule, and what is in two of a node's is not joined in it.
     let bridge = |index: usize| (ports[index].0.as_str(), ports[index].1.bridge.as_deref());
     let mut cables = Vec::new();
     for near in 0..ports.len() {
         for far in near + 1..ports.len() {
-            if sees(ports[near].1, ports[far].1) && sees(ports[far].1, ports[near].1) {
+            if see_each_other(ports[near].1, ports[far].1) {
                 cables.push((near, far));
             }
         }
@@ -108,6 +105,11 @@ fn circle(node: &str, ports: &[(String, &FabricPort)]) -> BTreeSet<String> {
 /// The ports of a node.
 pub fn ports(node: &InferenceNode) -> &[FabricPort] {
     node.status.as_ref().map(|status| status.ports.as_slice()).unwrap_or_default()
+}
+
+/// The operating system of a node, and its build.
+pub fn os(node: &InferenceNode) -> Option<&str> {
+    node.status.as_ref()?.os.as_deref()
 }
 
 /// One port, judged: a link or none, and what there is to say.
@@ -248,7 +250,7 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
         (reason, format!("at the other end, {} of node {}: {words}", theirs.name, far.node))
     } else if reason != Reason::RdmaReady {
         (reason, format!("to node {}: {words}", far.node))
-    } else if let Some((own, other)) = differing(node, far) {
+    } else if let Some((own, other)) = differing_systems(os(node), far.os.as_deref()) {
         let words = format!(
             "node {} has {other} and this machine {own}; RDMA needs the same build on both",
             far.node
@@ -294,13 +296,6 @@ fn cannot(theirs: &FabricPort) -> Option<(Reason, &str)> {
 fn far_peer<'a>(port: &FabricPort, theirs: &'a FabricPort) -> Option<&'a PortPeer> {
     let own = port.domain.as_ref()?;
     theirs.peers.iter().find(|peer| peer.domain.as_ref() == Some(own))
-}
-
-/// The systems of two Macs, where they differ.
-fn differing<'a>(node: &'a InferenceNode, far: &'a End) -> Option<(&'a str, &'a str)> {
-    let (own, other) = (node.status.as_ref()?.os.as_deref()?, far.os.as_deref()?);
-    let macs = own.starts_with("macOS") && other.starts_with("macOS");
-    (macs && own != other).then_some((own, other))
 }
 
 #[cfg(test)]

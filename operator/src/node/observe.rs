@@ -14,8 +14,11 @@ use crate::context::{Context, SeenLease};
 pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
     let name = node.name_any();
     let key = ObjectRef::new(&names::node_lease(&name)).within(names::SYSTEM_NAMESPACE);
-    let nodes = context.stores.nodes.state();
-    let ends = cables::ends(node, nodes.iter().map(AsRef::as_ref));
+    // Most nodes have no ports, and every renewal of a Lease comes by here.
+    let ends = match cables::ports(node) {
+        [] => cables::Ends::default(),
+        _ => cables::ends(node, context.stores.nodes.state().iter().map(AsRef::as_ref)),
+    };
     let bare = Seen { ranks: ranks(context, &name), ends, ..Seen::default() };
     let Some(lease) = context.stores.leases.get(&key) else { return bare };
     let Some(spec) = &lease.spec else { return bare };

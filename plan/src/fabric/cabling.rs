@@ -80,14 +80,15 @@ pub(super) fn offers_rdma(node: &Node) -> bool {
 }
 
 /// The systems of two Macs whose builds differ, which keeps them from RDMA; those of others do not matter.
-pub(super) fn differing_systems<'a>(own: &'a Node, other: &'a Node) -> Option<(&'a str, &'a str)> {
-    let (own, other) = (own.os.as_deref()?, other.os.as_deref()?);
+pub fn differing_systems<'a>(own: Option<&'a str>, other: Option<&'a str>) -> Option<(&'a str, &'a str)> {
+    let (own, other) = (own?, other?);
     let macs = own.starts_with("macOS") && other.starts_with("macOS");
     (macs && own != other).then_some((own, other))
 }
 
-/// Thunderbolt 4 carries 40 Gbit/s, and no RDMA that can be used, although its ports have devices.
-const TOO_SLOW_FOR_RDMA: u64 = 40_000_000_000;
+/// Thunderbolt 4 carries 40 Gbit/s, and no RDMA that can be used, although its ports have devices: JACCL comes down
+/// (ml-explore/mlx#4485).
+pub const TOO_SLOW_FOR_RDMA: u64 = 40_000_000_000;
 
 /// Whether a link was negotiated too slowly for RDMA.
 pub(super) fn is_too_slow(link: &Link) -> bool {
@@ -111,7 +112,10 @@ fn ends<'a>(node: &'a Node, peer: &str) -> Vec<(&'a Link, &'a str)> {
 
 /// The cables between two nodes, as far as their reports agree.
 fn matched(near: &str, own: &Node, far: &str, other: &Node) -> Vec<Cable> {
-    if !offers_rdma(own) || !offers_rdma(other) || differing_systems(own, other).is_some() {
+    if !offers_rdma(own)
+        || !offers_rdma(other)
+        || differing_systems(own.os.as_deref(), other.os.as_deref()).is_some()
+    {
         return Vec::new();
     }
     let (own, other) = (ends(own, far), ends(other, near));

@@ -117,6 +117,14 @@ fn is_lacking(port: &FabricPort) -> bool {
     matches!(reason, Some(Reason::PortInBridge | Reason::NoPortAddress))
 }
 
+/// Whether a cable joins two ports: each sees the other's domain.
+pub fn see_each_other(one: &FabricPort, other: &FabricPort) -> bool {
+    let sees = |one: &FabricPort, other: &FabricPort| {
+        other.domain.is_some() && one.peers.iter().any(|peer| peer.domain == other.domain)
+    };
+    sees(one, other) && sees(other, one)
+}
+
 /// The port's address, where it is the other end's or that of another port of its machine as well.
 pub fn twice<'a>(machine: &[FabricPort], port: &'a FabricPort, theirs: &FabricPort) -> Option<&'a str> {
     let own = port.address.as_deref()?;
@@ -154,12 +162,9 @@ fn cables(nodes: &BTreeMap<String, InferenceNodeStatus>) -> Vec<[End<'_>; 2]> {
         .iter()
         .flat_map(|(name, status)| status.ports.iter().filter(usable).map(|port| (name.as_str(), port)))
         .collect();
-    let sees = |one: &FabricPort, other: &FabricPort| {
-        other.domain.is_some() && one.peers.iter().any(|peer| peer.domain == other.domain)
-    };
     let mut cables = Vec::new();
     for (index, near) in ends.iter().enumerate() {
-        let mut far = ends[index + 1..].iter().filter(|far| sees(near.1, far.1) && sees(far.1, near.1));
+        let mut far = ends[index + 1..].iter().filter(|far| see_each_other(near.1, far.1));
         // Two that could both be the other end say nothing.
         if let (Some(far), None) = (far.next(), far.next())
             && far.0 != near.0
