@@ -7,6 +7,7 @@
 //!                                                  └─ RDMA devices ─▶ can it, or why not
 //! ```
 
+pub(crate) mod measure;
 pub mod probe;
 mod rdma;
 

@@ -92,6 +92,12 @@ pub fn interface_addresses() -> Vec<IpAddr> {
     addresses.collect()
 }
 
+/// The interface of this machine that has an address.
+pub fn interface_of(address: IpAddr) -> Option<String> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    interfaces.into_iter().find(|interface| interface.ip() == address).map(|interface| interface.name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

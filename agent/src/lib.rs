@@ -22,6 +22,7 @@ pub mod macos;
 mod measured;
 mod metrics;
 mod node;
+pub mod peers;
 pub mod process;
 mod renew;
 mod report;
@@ -43,10 +44,14 @@ use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
+use russet_rpc::tls::{Files, Protocol, TlsError};
+
+use self::fabric::measure::{self, Measuring};
 use self::fabric::probe::{self, Probe, Seen};
 pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
+use self::peers::Listening;
 use self::store::StoreError;
 
 /// How an agent runs.
@@ -110,6 +115,12 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// No port is left for other agents.
+    #[error("no port is free at which other agents could reach this one")]
+    Peers(#[source] std::io::Error),
+    /// The node's certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The cluster has removed the node.
     #[error(
         "node {0} was removed from the cluster, so its engines were stopped; to bring it back, join it again with a new token of `russet token create`"
@@ -159,7 +170,28 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
     let (gone, removed) = oneshot::channel();
     let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
-    let (fabric, ports) = watch::channel(Seen::reported(&client, &identity.node).await);
+    let (reported, links) = Seen::reported(&client, &identity.node).await;
+    let (fabric, ports) = watch::channel(reported);
+    let (linked, links) = watch::channel(links);
+    let (found, measured) = watch::channel(measure::Found::new());
+    let idle = peers::Idle::new(report.granted());
+    let files = Files::in_dir(&folder);
+    let peer_port = Listening::port(*address.borrow()).map_err(Error::Peers)?;
+    tasks.spawn(peers::keep(Listening {
+        files: files.clone(),
+        port: peer_port,
+        address: address.clone(),
+        fabric: ports.clone(),
+        idle: idle.clone(),
+    }));
+    let connector = files.connector(Protocol::Agents)?;
+    tasks.spawn(measure::keep(Measuring {
+        connector,
+        links: links.clone(),
+        idle,
+        found,
+        metrics: metrics.clone(),
+    }));
     tasks.spawn(probe::keep(Probe::new(config.fabric_tools.clone()), fabric));
     tasks.spawn(node::keep(node::Node {
         client: client.clone(),
@@ -169,6 +201,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         address: address.clone(),
         metrics_address,
         fabric: ports,
+        found: measured,
+        links: linked,
+        peer_port,
         store: store.clone(),
         metrics: metrics.clone(),
         ready: ready.clone(),
@@ -201,6 +236,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         metrics,
         exposition,
         copies,
+        links,
     });
     let removed = tokio::select! {
         () = supervisor.run(shards, model_copies) => false,

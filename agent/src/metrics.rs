@@ -1,6 +1,8 @@
 //! What the agent counts. Names begin with `russet_`; objects are labels, requests never are.
 
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use std::time::Duration;
+
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use russet_crds::conditions::Reason;
 
 /// The agent's metrics; cloning shares them.
@@ -20,6 +22,9 @@ pub(crate) struct Metrics {
     refusals: IntCounterVec,
     leases: IntCounterVec,
     certificate: IntGauge,
+    link_trip: GaugeVec,
+    link_pings: IntCounterVec,
+    link_bits: IntGaugeVec,
 }
 
 /// A metric whose name and labels are constants of this file.
@@ -86,6 +91,23 @@ impl Metrics {
                 "russet_node_certificate_expiry_timestamp_seconds",
                 "When the node's certificate ends, in seconds since 1970; it is renewed at two thirds of its life.",
             ),
+            link_trip: made(GaugeVec::new(
+                Opts::new(
+                    "russet_node_link_round_trip_seconds",
+                    "Time to the agent at the other end of a cable and back, over it, when it was last asked.",
+                ),
+                &["peer", "interface"],
+            )),
+            link_pings: counters(
+                "russet_node_link_pings_total",
+                "Questions to the agent at the other end of a cable, one a second, by result: answered or lost.",
+                &["peer", "interface", "result"],
+            ),
+            link_bits: gauges(
+                "russet_node_link_measured_bits_per_second",
+                "What came from the other end of a cable over TLS when it was last tried with as much as it carries.",
+                &["peer", "interface"],
+            ),
         };
         let Self {
             memory_total,
@@ -102,6 +124,9 @@ impl Metrics {
             refusals,
             leases,
             certificate,
+            link_trip,
+            link_pings,
+            link_bits,
         } = metrics.clone();
         let collectors: Vec<Box<dyn prometheus::core::Collector>> = vec![
             Box::new(memory_total),
@@ -118,6 +143,9 @@ impl Metrics {
             Box::new(refusals),
             Box::new(leases),
             Box::new(certificate),
+            Box::new(link_trip),
+            Box::new(link_pings),
+            Box::new(link_bits),
         ];
         for collector in collectors {
             made(registry.register(collector));
@@ -181,6 +209,28 @@ impl Metrics {
     /// The node's certificate ends then, in seconds since 1970.
     pub fn certificate(&self, end: i64) {
         self.certificate.set(end);
+    }
+
+    /// A link was asked, and answered after so long or not at all.
+    pub fn link_pinged(&self, peer: &str, interface: &str, took: Option<Duration>) {
+        let result = if took.is_some() { "answered" } else { "lost" };
+        self.link_pings.with_label_values(&[peer, interface, result]).inc();
+        if let Some(took) = took {
+            self.link_trip.with_label_values(&[peer, interface]).set(took.as_secs_f64());
+        }
+    }
+
+    pub fn link_carries(&self, peer: &str, interface: &str, bits_per_second: u64) {
+        self.link_bits.with_label_values(&[peer, interface]).set(bits_per_second as i64);
+    }
+
+    /// A link is no more. It may never have answered.
+    pub fn link_gone(&self, peer: &str, interface: &str) {
+        self.link_trip.remove_label_values(&[peer, interface]).ok();
+        self.link_bits.remove_label_values(&[peer, interface]).ok();
+        for result in ["answered", "lost"] {
+            self.link_pings.remove_label_values(&[peer, interface, result]).ok();
+        }
     }
 
     pub fn lease(&self, renewed: bool) {

@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::names::AGENT_MANAGER;
 use russet_crds::{
-    ENGINE_OPTIONS, GROUP, InferenceNode, InferenceNodeStatus, NodeDisk, NodeMemory, NodeMemoryLimits,
+    ENGINE_OPTIONS, GROUP, InferenceNode, InferenceNodeStatus, Link, NodeDisk, NodeMemory, NodeMemoryLimits,
     VERSION,
 };
 use russet_plan::quantity;
@@ -21,6 +21,7 @@ use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
 use crate::address::Address;
+use crate::fabric::measure::Found;
 use crate::fabric::probe::Seen;
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
@@ -42,6 +43,13 @@ const LEAST_STEP: u64 = 1 << 20;
 pub(crate) struct Channel {
     granted: watch::Receiver<u64>,
     limits: watch::Sender<Limits>,
+}
+
+impl Channel {
+    /// How much is granted.
+    pub fn granted(&self) -> watch::Receiver<u64> {
+        self.granted.clone()
+    }
 }
 
 /// The supervising end of [`channel`].
@@ -85,6 +93,12 @@ pub(crate) struct Node {
     pub address: Address,
     pub metrics_address: Option<String>,
     pub fabric: watch::Receiver<Seen>,
+    /// What was found out about its links.
+    pub found: watch::Receiver<Found>,
+    /// Told which links it has.
+    pub links: watch::Sender<Vec<Link>>,
+    /// Port at which other agents reach this one.
+    pub peer_port: u16,
     pub store: Store,
     pub metrics: Metrics,
     pub ready: Arc<AtomicBool>,
@@ -107,13 +121,19 @@ pub(crate) async fn keep(mut node: Node) {
             let reason = if short { Reason::Insufficient } else { Reason::Sufficient };
             conditions::set(&mut conditions, kind, short, reason, message, None, Timestamp::now());
         }
-        let seen = node.fabric.borrow_and_update().clone();
+        let mut seen = node.fabric.borrow_and_update().clone();
+        let found = node.found.borrow_and_update().clone();
+        for port in &mut seen.ports {
+            port.measured = found.get(&port.interface).copied();
+        }
         if seen.looked {
             let (read, reason, message) = ports_read(&seen);
             conditions::set(&mut conditions, Type::PortsRead, read, reason, message, None, Timestamp::now());
         }
         let limits = *node.channel.limits.borrow();
         let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
+        // The operator makes links of ports within a moment.
+        let joined = last.as_ref().is_none_or(|last| last.ports != status.ports);
         node.metrics.memory(limits.total, limits.serving_limit(), granted);
         let pause = match publish(&node, &status).await {
             Ok(found) => {
@@ -124,8 +144,14 @@ pub(crate) async fn keep(mut node: Node) {
                 node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
                 let reserve = found.spec.disk.reserve.as_deref();
                 let other = node.store.reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
+                let links = found.status.map(|status| status.links).unwrap_or_default();
+                node.links.send_if_modified(|known| std::mem::replace(known, links.clone()) != links);
                 // Other bounds change what was just reported.
-                if told != limits || other { Duration::from_millis(10) } else { PERIOD }
+                match told != limits || other {
+                    true => Duration::from_millis(10),
+                    false if joined => Duration::from_secs(1),
+                    false => PERIOD,
+                }
             }
             Err(error) if is_missing(&error, &node.name, leaving) => {
                 missing += 1;
@@ -156,6 +182,7 @@ pub(crate) async fn keep(mut node: Node) {
             changed = node.channel.granted.changed() => if changed.is_err() { return },
             changed = node.address.changed() => if changed.is_err() { return },
             changed = node.fabric.changed() => if changed.is_err() { return },
+            changed = node.found.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -239,6 +266,7 @@ fn status(
         ports: seen.ports,
         // Who is at the other end, the operator knows.
         links: Vec::new(),
+        peer_port: Some(node.peer_port.into()),
         agent_version: Some(env!("CARGO_PKG_VERSION").into()),
         engine_build: Some(russet_rpc::ENGINE_BUILD.into()),
         metrics_address: node.metrics_address.clone(),

@@ -1,6 +1,8 @@
 //! The statuses of Shards and ModelCopies as pure functions of what the agent knows. Whoever calls
 //! them decides when they are sent.
 
+use std::net::{IpAddr, SocketAddr};
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
@@ -32,6 +34,8 @@ pub struct Rank<'a> {
     pub measured: Option<&'a Measured>,
     /// Why the rank is of no more use.
     pub failure: Option<(Reason, &'a str)>,
+    /// Which interface of this machine has an address.
+    pub interface: Option<fn(IpAddr) -> Option<String>>,
 }
 
 /// The status of a Shard. `before` are its conditions so far; their times stay where nothing moved.
@@ -60,6 +64,12 @@ pub fn shard(
         set(kind, status, reason, &message);
     }
     let report = rank.report.cloned().unwrap_or_default();
+    match over_cables(&report.ways, rank.interface) {
+        Some((over, reason, message)) => {
+            conditions::set(&mut all, Type::OverCables, over, reason, message, generation, now);
+        }
+        None => all.retain(|condition| condition.type_ != format!("{:?}", Type::OverCables)),
+    }
     ShardStatus {
         observed_epoch: Some(rank.epoch),
         rendezvous: rank.rendezvous.cloned(),
@@ -109,6 +119,30 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
         }
         State::Failed(reason, message) => all(no(*reason, message)),
         State::Gone(message) => all(no(Reason::EngineExited, message)),
+    }
+}
+
+/// Whether the next ranks are met over the cables that lead to their nodes; nothing where none does.
+fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>) -> Option<Verdict> {
+    let named = |from: &str| {
+        let name = interface?(from.parse::<SocketAddr>().ok()?.ip())?;
+        Some(format!(" over {name}"))
+    };
+    let say = |way: &pb::Way| {
+        let pb::Way { node, from, to, fallback } = way;
+        let over = named(from).unwrap_or_default();
+        match fallback.as_str() {
+            "" => format!("node {node} is met over a cable, {from} to {to}"),
+            why => format!(
+                "node {node} is met{over} from {from} at {to} and not over the cable that leads there ({why}); mend that, and delete this Shard to have the group form anew"
+            ),
+        }
+    };
+    let fallen: Vec<String> = ways.iter().filter(|way| !way.fallback.is_empty()).map(say).collect();
+    match (ways, fallen.as_slice()) {
+        ([], _) => None,
+        (ways, []) => Some((true, Reason::CablesUsed, ways.iter().map(say).collect::<Vec<_>>().join("; "))),
+        (_, fallen) => Some((false, Reason::PathFallback, fallen.join("; "))),
     }
 }
 
@@ -229,6 +263,31 @@ pub fn copy(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_met_beside_a_cable_is_named_with_why() {
+        let way = |node: &str, fallback: &str| pb::Way {
+            node: node.to_owned(),
+            from: "10.0.0.1:5000".to_owned(),
+            to: "10.0.0.2:20001".to_owned(),
+            fallback: fallback.to_owned(),
+        };
+        assert_eq!(over_cables(&[], None), None);
+        let (over, reason, words) = over_cables(&[way("b", ""), way("c", "")], None).unwrap();
+        assert_eq!((over, reason), (true, Reason::CablesUsed));
+        assert!(
+            words.starts_with("node b is met over a cable, 10.0.0.1:5000 to 10.0.0.2:20001; node c"),
+            "{words}"
+        );
+        let (over, reason, words) =
+            over_cables(&[way("b", ""), way("c", "no route")], Some(|_| Some("en0".to_owned()))).unwrap();
+        assert_eq!((over, reason), (false, Reason::PathFallback));
+        assert!(
+            words.starts_with("node c is met over en0 from 10.0.0.1:5000 at 10.0.0.2:20001 and not over"),
+            "{words}"
+        );
+        assert!(words.contains("(no route)"), "{words}");
+    }
     use russet_crds::Peer;
 
     fn spec(peers: usize) -> ShardSpec {

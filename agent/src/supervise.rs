@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use russet_crds::conditions::Reason;
-use russet_crds::{ModelCopy, Shard, names};
+use russet_crds::{Link, ModelCopy, Shard, names};
 use russet_telemetry::logfile;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::address::{self, Address, Lost};
 use crate::copies::Copies;
@@ -24,14 +24,15 @@ use crate::decide::{Action, Held, Wanted, decide};
 use crate::events::Events;
 use crate::exposition::Exposition;
 use crate::grants::Grants;
+use crate::hardware;
 use crate::metrics::Metrics;
 use crate::node::Memory;
-use crate::process::State;
 use crate::process::adopt::{self, Process, Record};
 use crate::process::again::Asking;
 use crate::process::spawn::{self, Addresses, Launch, Prefixes};
 use crate::process::stop;
-use crate::process::watch::{self, Notice, Target};
+use crate::process::watch::{Notice, Target};
+use crate::process::{self, State};
 use crate::report::Outbox;
 use crate::status;
 use crate::store::Published;
@@ -55,6 +56,8 @@ pub(crate) struct Setup {
     pub metrics: Metrics,
     pub exposition: Exposition,
     pub copies: Copies,
+    /// The links of this node.
+    pub links: watch::Receiver<Vec<Link>>,
 }
 
 pub(crate) struct Supervisor {
@@ -171,7 +174,7 @@ impl Supervisor {
 
     fn running(&self, record: &Record, process: Process, child: Option<tokio::process::Child>) -> Running {
         let watching =
-            watch::watch(target(&self.setup.engines, record, &process), child, self.notices.clone());
+            process::watch::watch(target(&self.setup.engines, record, &process), child, self.notices.clone());
         let (state, part) = (State::default(), Part::Rank);
         Running { process, state, stopping: false, ending: None, part, watching }
     }
@@ -270,7 +273,8 @@ impl Supervisor {
         };
         let socket = adopt::socket(&self.setup.engines, uid);
         let folder = adopt::folder(&self.setup.engines, uid);
-        let free = crate::hardware::disk(&published.path).map_or(0, |(_, free)| free);
+        let free = hardware::disk(&published.path).map_or(0, |(_, free)| free);
+        let links = self.setup.links.borrow().clone();
         let launch = Launch {
             binary: &self.setup.binary,
             spec: &shard.spec,
@@ -280,6 +284,7 @@ impl Supervisor {
             draft_dir: draft.as_ref().map(|draft| draft.path.as_path()),
             tls_dir: &self.setup.tls_dir,
             socket: &socket,
+            links: &links,
             prefixes: Prefixes::below(&published.prefixes(), &shard.spec, free),
         };
         slot.record.model_key = Some(published.key);
@@ -381,6 +386,7 @@ impl Supervisor {
                 report: slot.report.as_ref(),
                 measured: slot.sent.as_ref().and_then(|(sent, _)| sent.measured.as_ref()),
                 failure: slot.failure.as_ref().map(|(reason, message)| (*reason, message.as_str())),
+                interface: Some(hardware::interface_of),
             };
             if slot.conditions.is_empty()
                 && let Some(status) = &shard.status

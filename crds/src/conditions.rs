@@ -62,6 +62,8 @@ pub enum Type {
     Loaded,
     /// Shard: the rank joined its group.
     Joined,
+    /// Shard: the rank meets the next ones over the cables that lead to their nodes; only where cables do.
+    OverCables,
     /// Shard: the rank answers or follows.
     Serving,
     /// ModelRoute: every target exists.
@@ -277,6 +279,14 @@ pub enum Reason {
     AddressTwice,
     /// The builds of macOS at both ends differ.
     SystemsDiffer,
+    /// Ranks meet over the cable.
+    CablesUsed,
+    /// Ranks meet over another network, although a cable leads from one's node to the other's.
+    PathFallback,
+    /// The agent at the other end of a cable is there and does not answer over it.
+    LinkUnanswered,
+    /// A cable carries less than half of what others that were negotiated alike do.
+    LinkDegraded,
 }
 
 /// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether

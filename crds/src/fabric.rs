@@ -17,6 +17,9 @@ pub struct FabricPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub domain: Option<String>,
+    /// What the agents at both ends found out about each other over it, seen from this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<LinkMeasured>,
     /// Machines at the other end, directly or behind hubs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
@@ -93,6 +96,34 @@ pub struct Link {
     /// Bits per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits_per_second: Option<u64>,
+    /// Port at which the other node's agent answers over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub peer_port: Option<u32>,
+    /// What the agents at both ends measured, the worse of the two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<LinkMeasured>,
+}
+
+/// What two agents found out about a way between them, in steps that hide what changes all the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkMeasured {
+    /// Microseconds to the other agent and back, the median of a minute; absent while it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_microseconds: Option<u32>,
+    /// Bits per second that came from the other agent over TLS, when it was last tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_second: Option<u64>,
+}
+
+impl LinkMeasured {
+    /// What two ends say together: the slower way of the two, and no answer where one gets none.
+    pub fn worse(self, other: Self) -> Self {
+        let trips = self.round_trip_microseconds.zip(other.round_trip_microseconds);
+        let bits = self.bits_per_second.into_iter().chain(other.bits_per_second).min();
+        Self { round_trip_microseconds: trips.map(|(one, other)| one.max(other)), bits_per_second: bits }
+    }
 }
 
 /// What carries a link.

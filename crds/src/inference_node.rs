@@ -149,6 +149,10 @@ pub struct InferenceNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub links: Vec<Link>,
+    /// Port at which the agent answers other agents, over mutual TLS, at its address and at those of its ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub peer_port: Option<u32>,
     /// Version of the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,

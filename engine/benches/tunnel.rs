@@ -45,7 +45,7 @@ async fn carry() {
     let nodes = ["node-0".to_owned(), "node-1".to_owned()];
     let open = async |own: usize| {
         let files = Files::in_dir(&identities.node(&nodes[own]));
-        Tunnel::open(&files, "bench", &hosts, &nodes, own).await.unwrap()
+        Tunnel::open(&files, "bench", &hosts, &nodes, own, &[]).await.unwrap()
     };
     let ((_first, told_first), (_second, told_second)) = tokio::join!(open(0), open(1));
     // A tunnel is open when both its ways are, so both members connect as MLX does.

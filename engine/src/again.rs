@@ -89,6 +89,7 @@ impl Args {
                 ring_hosts: _,
                 tensor_hosts: _,
                 transport: _,
+                cables: _,
                 peers: _,
                 tls_dir: _,
                 metrics_listen: _,

@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use thiserror::Error;
 
 use crate::jaccl::{Devices, DevicesError, Topology};
+use crate::tunnel::dial::Cable;
 
 /// One rank of a group that serves a model. Agents start it; the flags say everything it knows.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
@@ -55,6 +56,9 @@ pub struct Args {
     /// How connections between ranks travel.
     #[arg(long, value_enum, default_value_t = Transport::Tunnel)]
     pub transport: Transport,
+    /// Cables to nodes of other ranks, by the addresses at their ends: node=own>peer. Tunnels run over them.
+    #[arg(long, value_delimiter = ',')]
+    pub cables: Vec<Cable>,
     /// Where the ranks listen and on which nodes: rank=ip:port@node.
     #[arg(long, value_delimiter = ',')]
     pub peers: Vec<Peer>,
@@ -257,6 +261,9 @@ pub enum ArgsError {
     /// RDMA devices that do not connect the members.
     #[error(transparent)]
     Devices(#[from] DevicesError),
+    /// Not `node=own>peer`.
+    #[error("{0:?} is no cable; write node=own>peer, such as mac-2=192.0.2.1>192.0.2.2")]
+    Cable(String),
     /// Not `rank=ip:port@node`.
     #[error("{0:?} is no peer; write rank=ip:port@node, such as 1=192.0.2.7:4100@mac-2")]
     Peer(String),

@@ -23,6 +23,7 @@ use crate::args::Args;
 use crate::compute::Compute;
 use crate::life::{Cause, Failure, Life, Now, Phase, Reuse};
 use crate::metrics::Metrics;
+use crate::tunnel::dial::Way;
 
 /// The rate of tokens is taken over this many beats.
 const RATE_BEATS: usize = 12;
@@ -169,6 +170,7 @@ impl Agent {
             batch_forecast_seconds: pulse.running.map_or(0.0, |forecast| forecast.as_secs_f64()),
             beat_milliseconds: BEAT.as_millis() as u32,
             reuse: reuse as i32,
+            ways: now.ways.iter().map(way).collect(),
         }
     }
 
@@ -207,6 +209,12 @@ impl Agent {
 }
 
 /// Tokens per second over the counts held.
+fn way(way: &Way) -> pb::Way {
+    let Way { node, from, to, over_cable: _, fallback } = way.clone();
+    let fallback = fallback.unwrap_or_default();
+    pb::Way { node, from: from.to_string(), to: to.to_string(), fallback }
+}
+
 fn rate(counts: &VecDeque<(Instant, u64)>) -> f64 {
     match (counts.front(), counts.back()) {
         (Some((start, before)), Some((end, after))) if end > start => {

@@ -10,6 +10,8 @@
 
 use tokio::sync::watch;
 
+use crate::tunnel::dial::Way;
+
 /// How far this rank has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -88,6 +90,8 @@ pub struct Now {
     pub draining: Option<String>,
     /// Everything is answered and the process may end.
     pub stopped: bool,
+    /// How neighbours were reached to whose nodes cables lead.
+    pub ways: Vec<Way>,
 }
 
 /// Shared by everything that runs in this process.
@@ -108,6 +112,7 @@ impl Default for Life {
             reuse: Reuse::No,
             draining: None,
             stopped: false,
+            ways: Vec::new(),
         };
         Self { now: watch::Sender::new(now), outlives: false }
     }
@@ -138,6 +143,11 @@ impl Life {
                 message.clone_into(&mut now.message);
             }
         });
+    }
+
+    /// A neighbour was reached, to whose node a cable leads.
+    pub fn reached(&self, way: Way) {
+        self.change(|now| now.ways.push(way));
     }
 
     /// This rank is of no more use. Only the first reason is kept.

@@ -8,6 +8,7 @@
 //!                   ranks 0 ── 1      stage 0      pipeline groups {0, 2}, {1, 3}
 //! ```
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use russet_rpc::tls::Files;
@@ -15,6 +16,7 @@ use russet_rpc::tls::Files;
 use crate::args::{Args, ArgsError, Backend, Transport};
 use crate::compute::Addresses;
 use crate::life::{Failure, Life};
+use crate::tunnel::dial::Cable;
 use crate::tunnel::{Alone, Tunnel, TunnelError};
 
 /// One of MLX's groups, as one of its members sees it.
@@ -106,8 +108,8 @@ impl Rings {
         // RDMA has no sockets to tunnel. Its coordinator exchanges keys of queues, and MLX binds it.
         let tensor_transport = if args.backend == Backend::Ring { args.transport } else { Transport::Direct };
         let addresses = Addresses {
-            tensor: carriers.open(tensor, tensor_transport, tls).await?,
-            pipeline: carriers.open(pipeline, args.transport, tls).await?,
+            tensor: carriers.open(tensor, tensor_transport, tls, &args.cables).await?,
+            pipeline: carriers.open(pipeline, args.transport, tls, &args.cables).await?,
         };
         Ok((carriers, addresses))
     }
@@ -119,12 +121,13 @@ impl Carriers {
         ring: Option<Ring>,
         transport: Transport,
         tls: &Files,
+        cables: &[Cable],
     ) -> Result<Vec<SocketAddr>, TunnelError> {
         match (ring, transport) {
             (None, _) => Ok(Vec::new()),
             (Some(Ring { hosts, .. }), Transport::Direct) => Ok(hosts),
             (Some(Ring { label, hosts, nodes, own }), Transport::Tunnel) => {
-                let (tunnel, addresses) = Tunnel::open(tls, &label, &hosts, &nodes, own).await?;
+                let (tunnel, addresses) = Tunnel::open(tls, &label, &hosts, &nodes, own, cables).await?;
                 self.tunnels.push(tunnel);
                 Ok(addresses)
             }
@@ -142,7 +145,18 @@ impl Carriers {
         let watches = self.tunnels.into_iter().map(|mut tunnel| {
             let life = life.clone();
             async move {
-                let error = tunnel.lost().await;
+                let mut way = tunnel.way();
+                let reached = async {
+                    // A tunnel that ends before says why by itself.
+                    if let Ok(way) = way.wait_for(Option::is_some).await.map(|way| way.clone()) {
+                        way.into_iter().for_each(|way| life.reached(way));
+                    }
+                    std::future::pending::<Infallible>().await
+                };
+                let error = tokio::select! {
+                    error = tunnel.lost() => error,
+                    never = reached => match never {},
+                };
                 if matches!(error, TunnelError::Lost { .. }) {
                     tracing::info!("{error}");
                 } else {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::control_server::ControlServer;
 use russet_rpc::engine::engine_server::EngineServer;
-use russet_rpc::tls::{Files, TlsError};
+use russet_rpc::tls::{Files, Protocol, TlsError};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -279,7 +279,7 @@ fn serve_engine(
     service: Service,
     life: &Life,
 ) -> Result<Serving, ServeError> {
-    let incoming = tls.incoming(listener)?;
+    let incoming = tls.incoming(listener, Protocol::Grpc)?;
     let server = Server::builder()
         .http2_keepalive_interval(Some(PING))
         .http2_keepalive_timeout(Some(PING))

@@ -10,9 +10,11 @@
 //! ```
 //!
 //! Each way carries exactly one connection: of this process on loopback, of the neighbour's node
-//! outside. It lives in the engine and not in the agent, because engines outlive their agents.
+//! outside, over a cable that leads there or at its published address ([`dial`]). It lives in the engine and not in the
+//! agent, because engines outlive their agents.
 
 mod alone;
+pub mod dial;
 mod greeting;
 mod identity;
 mod local;
@@ -27,11 +29,13 @@ use russet_rpc::tls::Files;
 use thiserror::Error;
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use alone::Alone;
 use alone::Told;
+use dial::{Cable, Neighbour, Way};
 use identity::Identity;
 use local::Reserved;
 
@@ -134,6 +138,7 @@ pub enum TunnelError {
 pub struct Tunnel {
     ways: JoinSet<TunnelError>,
     alone: Alone,
+    way: watch::Receiver<Option<Way>>,
 }
 
 /// What both ways of a tunnel need.
@@ -146,13 +151,14 @@ impl Tunnel {
     /// `hosts[i]` and `nodes[i]` are the published address and the node of ring member `i`; `own` is
     /// this process's index. Listens on `hosts[own]`. Returns the addresses MLX is to be told; those of
     /// members it never speaks to have port 0. `label` names group, epoch and ring; a neighbour that
-    /// says another one is refused.
+    /// says another one is refused. A neighbour to which one of `cables` leads is met over it, if that can be.
     pub async fn open(
         tls: &Files,
         label: &str,
         hosts: &[SocketAddr],
         nodes: &[String],
         own: usize,
+        cables: &[Cable],
     ) -> Result<(Self, Vec<SocketAddr>), TunnelError> {
         let size = hosts.len();
         if size < 2 || nodes.len() != size || own >= size {
@@ -163,7 +169,9 @@ impl Tunnel {
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
 
         let ring = Arc::new(Ring { identity: Identity::read(tls)?, label: label.to_owned() });
-        let published = TcpListener::bind(hosts[own]).await.map_err(listen(hosts[own]))?;
+        // Before the published address: who finds this member there has found it over a cable too.
+        let mut listeners = dial::listen(cables, &nodes[previous], hosts[own], label).await;
+        listeners.push(TcpListener::bind(hosts[own]).await.map_err(listen(hosts[own]))?);
         let forwarder = TcpListener::bind(loopback).await.map_err(listen(loopback))?;
         let reserved = Reserved::take().map_err(listen(loopback))?;
 
@@ -172,9 +180,16 @@ impl Tunnel {
         told[next] = forwarder.local_addr().map_err(listen(loopback))?;
 
         let (mut ways, alone) = (JoinSet::new(), Alone::default());
-        ways.spawn(inward(ring.clone(), published, nodes[previous].clone(), reserved, alone.hear()));
-        ways.spawn(outward(ring, forwarder, nodes[next].clone(), hosts[next], alone.hear()));
-        Ok((Self { ways, alone }, told))
+        let (taken, way) = watch::channel(None);
+        let neighbour = Neighbour::new(&nodes[next], hosts[next], cables);
+        ways.spawn(inward(ring.clone(), listeners, nodes[previous].clone(), reserved, alone.hear()));
+        ways.spawn(outward(ring, forwarder, neighbour, taken, alone.hear()));
+        Ok((Self { ways, alone, way }, told))
+    }
+
+    /// How the next member was reached, once it was; nothing where no cable leads to it.
+    pub fn way(&self) -> watch::Receiver<Option<Way>> {
+        self.way.clone()
     }
 
     /// For whoever knows that the group is lost.
@@ -199,12 +214,12 @@ impl Tunnel {
 /// From the previous member to MLX's own port.
 async fn inward(
     ring: Arc<Ring>,
-    published: TcpListener,
+    listeners: Vec<TcpListener>,
     node: String,
     reserved: Reserved,
     told: Told,
 ) -> TunnelError {
-    let remote = neighbour(&ring, published, &node).await;
+    let remote = neighbour(&ring, listeners, &node).await;
     let label = ring.label.clone();
     let local = match local::connect(reserved, PATIENCE).await {
         Ok(local) => local,
@@ -218,11 +233,12 @@ async fn inward(
 
 /// The first connection that shows the certificate of `node` and knows the label. Everybody else is
 /// turned away and leaves nothing behind.
-async fn neighbour(ring: &Arc<Ring>, published: TcpListener, node: &str) -> identity::Accepted {
+async fn neighbour(ring: &Arc<Ring>, listeners: Vec<TcpListener>, node: &str) -> identity::Accepted {
     let mut shaking = JoinSet::new();
     loop {
+        let accepting = futures::future::select_all(listeners.iter().map(|one| Box::pin(one.accept())));
         tokio::select! {
-            accepted = published.accept(), if shaking.len() < HANDSHAKES => match accepted {
+            (accepted, ..) = accepting, if shaking.len() < HANDSHAKES => match accepted {
                 Ok((stream, from)) => {
                     let (ring, node) = (ring.clone(), node.to_owned());
                     shaking.spawn(async move {
@@ -256,37 +272,38 @@ async fn greet_guest(ring: &Ring, stream: TcpStream, node: &str) -> Result<ident
 async fn outward(
     ring: Arc<Ring>,
     forwarder: TcpListener,
-    node: String,
-    address: SocketAddr,
+    neighbour: Neighbour,
+    taken: watch::Sender<Option<Way>>,
     told: Told,
 ) -> TunnelError {
     let local = local::accept_own(forwarder).await;
     let label = ring.label.clone();
     let (since, mut pause) = (Instant::now(), RETRY.0);
-    let remote = loop {
-        let greeted = timeout(HANDSHAKE, greet_host(&ring, address, &node)).await;
-        let reason = match greeted.unwrap_or_else(|_| Err("it did not answer".into())) {
-            Ok(stream) => break stream,
+    let (remote, way) = loop {
+        let reason = match neighbour.reach(&ring).await {
+            Ok(reached) => break reached,
             Err(reason) => reason,
         };
+        let Neighbour { node, address, .. } = &neighbour;
         if since.elapsed() >= PATIENCE {
-            return TunnelError::Unreachable { label, node, address, reason };
+            return TunnelError::Unreachable { label, node: node.clone(), address: *address, reason };
         }
         tracing::debug!(ring = label, node, %address, reason, "not there yet");
         sleep(pause).await;
         pause = (2 * pause).min(RETRY.1);
     };
-    tracing::info!(ring = label, node, %address, "connected to the next rank");
+    let node = neighbour.node;
+    match &way.fallback {
+        Some(why) => {
+            tracing::warn!(ring = label, node, %way, why, "a cable leads to the next rank, which is connected another way")
+        }
+        None => tracing::info!(ring = label, node, %way, "connected to the next rank"),
+    }
+    if way.over_cable || way.fallback.is_some() {
+        taken.send_replace(Some(way));
+    }
     let reason = relay::run(local, remote, told).await;
     TunnelError::Lost { label, way: "to", node, reason }
-}
-
-async fn greet_host(ring: &Ring, address: SocketAddr, node: &str) -> Result<identity::Dialled, String> {
-    let stream = TcpStream::connect(address).await.map_err(words)?;
-    stream.set_nodelay(true).map_err(words)?;
-    let mut stream = ring.identity.dial(buffered(stream), node).await?;
-    greeting::exchange(&mut stream, &ring.label).await?;
-    Ok(stream)
 }
 
 /// rustls reads 4 KiB at a time, each of which would be a call of the system.

@@ -64,7 +64,11 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
 
 /// Whether other nodes' links may depend on what changed.
 pub fn joins_otherwise(before: &InferenceNode, now: &InferenceNode) -> bool {
-    cables::ports(before) != cables::ports(now) || cables::os(before) != cables::os(now)
+    let facts = |node: &InferenceNode| {
+        let status = node.status.clone().unwrap_or_default();
+        (status.ports, status.os, status.peer_port, conditions::is_true(&status.conditions, Type::Reachable))
+    };
+    facts(before) != facts(now)
 }
 
 /// Whether a node has ports.

@@ -130,8 +130,8 @@ impl<'a> Forecast<'a> {
 
     /// The best link two nodes report; a wired network where they report none, as most have one.
     fn link(&self, backend: Backend, a: &str, b: &str) -> Link {
-        self.best(a, b).map_or(Link::of(backend, LinkKind::Ethernet, None), |link| {
-            Link::of(backend, link.kind, link.bits_per_second)
+        self.best(a, b).map_or(Link::of(backend, LinkKind::Ethernet, None, None), |link| {
+            Link::of(backend, link.kind, link.bits_per_second, link.measured)
         })
     }
 

@@ -8,7 +8,7 @@ mod live;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use thiserror::Error;
 use tonic::transport::{Channel, Endpoint};
 
@@ -37,6 +37,25 @@ pub fn node_dns_name(node: &str) -> String {
 
 /// The DNS name in the gateway's certificate.
 pub const GATEWAY_DNS_NAME: &str = "gateway.russet.dev";
+
+/// What is spoken inside of TLS: who speaks something else is turned away in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC, over HTTP/2.
+    Grpc,
+    /// What agents ask each other, over HTTP/1.1.
+    Agents,
+}
+
+impl Protocol {
+    /// Its name in the handshake.
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Grpc => b"h2",
+            Self::Agents => b"russet-agents/1",
+        }
+    }
+}
 
 /// Files of one identity: certificate chain, key and the CA, all PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +88,7 @@ pub enum TlsError {
         problem: String,
     },
     /// The address does not parse, or the name is none.
-    #[error("{target} is no address of an engine")]
+    #[error("{target} is no address of a node")]
     Address {
         /// The peer.
         target: String,
@@ -90,7 +109,7 @@ impl Files {
     /// again when the connection is lost, each time with the identity as it is then.
     pub fn channel(&self, address: &str, node: &str) -> Result<Channel, TlsError> {
         let wrong = || TlsError::Address { target: format!("{node} at {address}") };
-        let name = ServerName::try_from(node_dns_name(node)).map_err(|_| wrong())?;
+        let name = server_name(node)?;
         // TLS is the connector's, so the scheme names none.
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|_| wrong())?
@@ -99,7 +118,7 @@ impl Files {
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true)
             .connect_timeout(Duration::from_secs(5));
-        let (connector, address) = (self.connector()?, address.to_owned());
+        let (connector, address) = (self.connector(Protocol::Grpc)?, address.to_owned());
         Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
             let (connector, name, address) = (connector.clone(), name.clone(), address.clone());
             async move { connector.connect(name, &address).await.map(hyper_util::rt::TokioIo::new) }
@@ -107,10 +126,18 @@ impl Files {
     }
 }
 
+/// What a node's certificate has to say.
+pub fn server_name(node: &str) -> Result<ServerName<'static>, TlsError> {
+    ServerName::try_from(node_dns_name(node)).map_err(|_| TlsError::Address { target: node.to_owned() })
+}
+
 /// The common name of the peer's certificate; `None` without TLS or without a certificate.
 pub fn peer_user<T>(request: &tonic::Request<T>) -> Option<String> {
-    let certificates = request.peer_certs()?;
-    let leaf = certificates.first()?;
+    user(request.peer_certs()?.first()?)
+}
+
+/// The common name of a certificate.
+pub fn user(leaf: &CertificateDer<'_>) -> Option<String> {
     let (_, certificate) = x509_parser::parse_x509_certificate(leaf.as_ref()).ok()?;
     let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
     Some(name.to_owned())

@@ -109,7 +109,7 @@ async fn streams_outlive_their_certificates_and_new_connections_take_the_new_one
     let engine = Played::default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let incoming = Files::in_dir(&node).incoming(listener).unwrap();
+    let incoming = Files::in_dir(&node).incoming(listener, tls::Protocol::Grpc).unwrap();
     let server = tonic::transport::Server::builder().add_service(EngineServer::new(engine.clone()));
     let server = tokio::spawn(server.serve_with_incoming(incoming));
 

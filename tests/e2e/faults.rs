@@ -11,6 +11,7 @@ mod memory;
 mod network;
 mod rollout;
 mod starved;
+mod wire;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -41,6 +42,7 @@ pub fn others() -> Vec<(&'static str, crate::Scenario)> {
         ("losing_the_gateway_to_a_freeze_delays_its_streams_and_no_more", |c| Box::pin(frozen::gateway(c))),
         ("losing_the_cable_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(network::cable(c))),
         ("losing_the_ring_alone_breaks_no_stream_and_the_group_forms_anew", |c| Box::pin(network::ring(c))),
+        ("losing_the_wire_under_a_ring_is_said_and_the_network_taken", |c| Box::pin(wire::wire(c))),
         ("losing_a_plan_to_an_edit_breaks_no_stream", |c| Box::pin(rollout::edit(c))),
         ("losing_a_deployment_ends_its_streams_typed", |c| Box::pin(rollout::deletion(c))),
         ("losing_an_agents_network_alone_disturbs_no_stream", |c| Box::pin(network::agent(c))),

@@ -18,6 +18,7 @@ use crate::control_plane::kubernetes::Kubernetes;
 use crate::control_plane::{ControlPlane, Kind, Role};
 use crate::hub::Hub;
 use crate::lab::{Lab, Machine};
+use crate::mac::{self, Mac};
 use crate::processes::{Supervised, oracle, processes, tail};
 pub use crate::processes::{kill, program};
 use crate::tool::Tool;
@@ -40,6 +41,8 @@ pub struct Cluster {
     folder: tempfile::TempDir,
     plane: Option<ControlPlane>,
     join: Option<Child>,
+    /// What both machines' ports are, where a wire joins them.
+    pub macs: Option<[Mac; 2]>,
     /// Further agents on the far machine, by their node.
     more: Vec<(String, Child)>,
 }
@@ -78,6 +81,13 @@ impl Cluster {
             std::env::var_os("RUSSET_FAR_BIN").map_or(russet.clone(), |dir| Path::new(&dir).join("russet"));
         let folder = tempfile::Builder::new().prefix("russet-").tempdir()?;
         let (api_port, gateway_port) = (free_port(lab.near.address)?, free_port(lab.near.address)?);
+        let macs = match lab.wire {
+            Some([near, far]) => Some([
+                Mac::new(folder.path(), &lab.near.name, near)?,
+                Mac::new(folder.path(), &lab.far.name, far)?,
+            ]),
+            None => None,
+        };
         let mut cluster = Self {
             lab,
             hub,
@@ -88,6 +98,7 @@ impl Cluster {
             folder,
             plane: None,
             join: None,
+            macs,
             more: Vec::new(),
         };
         match kind {
@@ -169,6 +180,10 @@ impl Cluster {
         if let Some(clock) = Clock::chosen(self.folder.path(), &machine.name) {
             clock.give_to(&mut command)?;
         }
+        let tools = mac::folder(self.folder.path(), &machine.name);
+        if tools.exists() {
+            command.env("RUSSET_FABRIC_TOOLS", tools);
+        }
         Ok(command)
     }
 
@@ -230,10 +245,11 @@ impl Cluster {
         say("joining node-a (russet token create, russet join)");
         let arguments = self.join_arguments(&self.lab.near, &self.near_dir()).await?;
         let (near, russet, endpoint) = (self.lab.near.clone(), self.russet.clone(), self.hub.endpoint());
+        let tools = mac::folder(self.folder.path(), &near.name);
         let agent = Supervised::start("near agent", &self.folder.path().join("near.log"), move || {
             let mut command = near.command(&russet);
             command.args(&arguments).env("HF_ENDPOINT", &endpoint).env("RUSSET_LOG", log_level());
-            command.env_remove("KUBECONFIG");
+            command.env_remove("KUBECONFIG").env("RUSSET_FABRIC_TOOLS", &tools);
             command
         })?;
         match &mut self.plane {

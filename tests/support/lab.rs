@@ -52,10 +52,23 @@ pub struct Lab {
     pub near: Machine,
     /// The other machine.
     pub far: Machine,
+    /// Ends of the wire that joins the two beside their network, where Macs would have a Thunderbolt cable.
+    pub wire: Option<[IpAddr; 2]>,
     /// Why both are on loopback, when they are.
     pub fallback: Option<String>,
     namespace: Option<String>,
 }
+
+/// Names of both ends of a virtual cable: here and there.
+fn ends(cable: char) -> [String; 2] {
+    let id = std::process::id() % 1_000_000;
+    [format!("rs{id}{cable}a"), format!("rs{id}{cable}b")]
+}
+
+/// The network between the machines.
+const NETWORK: char = 'n';
+/// The wire beside it.
+const WIRE: char = 'w';
 
 impl Lab {
     /// Makes the second machine.
@@ -70,6 +83,7 @@ impl Lab {
                 Ok(Self {
                     near: Machine { name: "node-a".into(), address: loopback, namespace: None },
                     far: Machine { name: "node-b".into(), address: loopback, namespace: None },
+                    wire: None,
                     fallback: Some(format!("{error:#}")),
                     namespace: None,
                 })
@@ -77,10 +91,27 @@ impl Lab {
         }
     }
 
-    /// Pulls the cable between the machines.
+    /// Pulls the cable of the network between the machines.
     pub fn cut(&self) -> Result<Cut> {
-        let link = |state| vec![format!("link set rs{}b {state}", std::process::id() % 1_000_000)];
+        self.pull(NETWORK)
+    }
+
+    /// Pulls the wire beside it.
+    pub fn cut_wire(&self) -> Result<Cut> {
+        self.pull(WIRE)
+    }
+
+    fn pull(&self, cable: char) -> Result<Cut> {
+        let [_, there] = ends(cable);
+        let link = |state| vec![format!("link set {there} {state}")];
         self.cut_by(&link("down"), link("up"))
+    }
+
+    /// Bytes that came over the wire to the near machine.
+    pub fn wire_bytes(&self) -> Result<u64> {
+        let [here, _] = ends(WIRE);
+        let path = format!("/sys/class/net/{here}/statistics/rx_bytes");
+        Ok(std::fs::read_to_string(&path).with_context(|| path)?.trim().parse()?)
     }
 
     /// Swallows what the far machine sends to these TCP ports, and nothing else.
@@ -114,25 +145,32 @@ impl Lab {
     fn with_namespace() -> Result<Self> {
         let id = std::process::id();
         let namespace = format!("russet-{id}");
-        let (here, there) = (format!("rs{}a", id % 1_000_000), format!("rs{}b", id % 1_000_000));
-        // A /30 of a range nobody routes, spread by process id so that two labs do not meet.
+        // A /30 of ranges nobody routes, spread by process id so that two labs do not meet.
         let [third, fourth] = [(id >> 6) as u8, ((id & 0x3f) << 2) as u8];
-        let near = Ipv4Addr::new(10, 213, third, fourth + 1);
-        let far = Ipv4Addr::new(10, 213, third, fourth + 2);
+        let address = |second, end| Ipv4Addr::new(10, second, third, fourth + end);
+        let [network, wire] = [213, 214].map(|second| [address(second, 1), address(second, 2)]);
         ip(&["netns", "add", &namespace])?;
         // From here on a failure takes the namespace down again.
         let lab = Self {
-            near: Machine { name: "node-a".into(), address: near.into(), namespace: None },
-            far: Machine { name: "node-b".into(), address: far.into(), namespace: Some(namespace.clone()) },
+            near: Machine { name: "node-a".into(), address: network[0].into(), namespace: None },
+            far: Machine {
+                name: "node-b".into(),
+                address: network[1].into(),
+                namespace: Some(namespace.clone()),
+            },
+            wire: Some(wire.map(IpAddr::from)),
             fallback: None,
             namespace: Some(namespace.clone()),
         };
-        ip(&["link", "add", &here, "type", "veth", "peer", "name", &there])?;
-        ip(&["link", "set", &there, "netns", &namespace])?;
-        ip(&["addr", "add", &format!("{near}/30"), "dev", &here])?;
-        ip(&["link", "set", &here, "up"])?;
-        ip(&["-n", &namespace, "addr", "add", &format!("{far}/30"), "dev", &there])?;
-        ip(&["-n", &namespace, "link", "set", &there, "up"])?;
+        for (cable, [near, far]) in [(NETWORK, network), (WIRE, wire)] {
+            let [here, there] = ends(cable);
+            ip(&["link", "add", &here, "type", "veth", "peer", "name", &there])?;
+            ip(&["link", "set", &there, "netns", &namespace])?;
+            ip(&["addr", "add", &format!("{near}/30"), "dev", &here])?;
+            ip(&["link", "set", &here, "up"])?;
+            ip(&["-n", &namespace, "addr", "add", &format!("{far}/30"), "dev", &there])?;
+            ip(&["-n", &namespace, "link", "set", &there, "up"])?;
+        }
         ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
         Ok(lab)
     }

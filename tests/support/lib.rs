@@ -9,6 +9,7 @@ pub mod etcd;
 pub mod flux;
 pub mod hub;
 pub mod lab;
+pub mod mac;
 pub mod processes;
 pub mod prometheus;
 pub mod tool;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::{Api, Client};
-use russet_crds::{FabricPort, InferenceNode};
+use russet_crds::{FabricPort, InferenceNode, Link};
 use thiserror::Error;
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -61,14 +61,15 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What this node reported before this agent began, so that an agent that starts anew takes no link away.
-    pub(crate) async fn reported(client: &Client, node: &str) -> Self {
+    /// What this node reported before this agent began, so that an agent that starts anew takes no link away, and the
+    /// links it had.
+    pub(crate) async fn reported(client: &Client, node: &str) -> (Self, Vec<Link>) {
         let nodes: Api<InferenceNode> = Api::all(client.clone());
         // Engines wait for this agent; an API server that is away is not waited for.
         let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
         let status = asked.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default();
         let rdma = status.backends.iter().any(|backend| backend == "jaccl");
-        Self { ports: status.ports, rdma, ..Self::default() }
+        (Self { ports: status.ports, rdma, ..Self::default() }, status.links)
     }
 }
 
@@ -213,7 +214,7 @@ mod tests {
         let (path, next) = (folder.join(format!("{name}.out")), folder.join(format!("{name}.next")));
         std::fs::write(&next, printed).unwrap();
         std::fs::rename(next, path).unwrap();
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/played/tool");
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/played/tool");
         std::os::unix::fs::symlink(program, folder.join(name)).ok();
     }
 

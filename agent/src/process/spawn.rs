@@ -1,6 +1,7 @@
 //! Starting an engine: its arguments, its addresses, its log. It leads a process group of its own
 //! and is not killed with the agent, so that it outlives it.
 
+use std::cmp::Reverse;
 use std::fs::{File, Permissions};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use russet_crds::{
-    Backend, EngineOptions, Fence, KvCacheType, Peer, Rendezvous, ShardSpec, Speculation, Transport,
+    Backend, EngineOptions, Fence, KvCacheType, Link, LinkKind, Peer, Rendezvous, ShardSpec, Speculation,
+    Transport,
 };
 use russet_rpc::ports;
 use tokio::net::TcpSocket;
@@ -43,6 +45,8 @@ pub struct Launch<'a> {
     pub tls_dir: &'a Path,
     /// Control socket.
     pub socket: &'a Path,
+    /// Links of the node.
+    pub links: &'a [Link],
     /// Where it keeps what prompts have in common.
     pub prefixes: Prefixes,
 }
@@ -115,8 +119,18 @@ impl Addresses {
 
 /// The engine's arguments.
 pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
-    let Launch { binary: _, spec, shard_uid, rendezvous, model_dir, draft_dir, tls_dir, socket, prefixes } =
-        launch;
+    let Launch {
+        binary: _,
+        spec,
+        shard_uid,
+        rendezvous,
+        model_dir,
+        draft_dir,
+        tls_dir,
+        socket,
+        links,
+        prefixes,
+    } = launch;
     let layers: Vec<String> = spec.layers_per_rank.iter().map(u32::to_string).collect();
     let mut peers = spec.peers.clone();
     peers.sort_by_key(|peer| peer.rank);
@@ -152,6 +166,10 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
         if spec.transport == Transport::Direct {
             flag("transport", "direct".to_owned());
         }
+        let cables = cables(links, &peers);
+        if !cables.is_empty() {
+            flag("cables", cables.join(","));
+        }
         let peers: Vec<String> =
             peers.iter().map(|peer| format!("{}={}@{}", peer.rank, peer.rpc, peer.node_name)).collect();
         flag("peers", peers.join(","));
@@ -181,6 +199,22 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
     // The file is read by people; the agent's own log is the one that is collected.
     flag("log", "text".to_owned());
     arguments
+}
+
+/// The cables to nodes of other ranks as the engine reads them, the one that carries most first.
+fn cables(links: &[Link], peers: &[Peer]) -> Vec<String> {
+    let leads = |link: &&Link| peers.iter().any(|peer| peer.node_name == link.peer);
+    let mut links: Vec<&Link> =
+        links.iter().filter(|link| link.kind == LinkKind::Thunderbolt).filter(leads).collect();
+    links.sort_by_key(|link| {
+        Reverse((link.measured.and_then(|measured| measured.bits_per_second), link.bits_per_second))
+    });
+    let ends = links.iter().filter_map(|link| Some((link, ip(&link.address)?, ip(&link.peer_address)?)));
+    ends.map(|(link, own, peer)| format!("{}={own}>{peer}", link.peer)).collect()
+}
+
+fn ip(address: &Option<String>) -> Option<IpAddr> {
+    address.as_ref()?.parse().ok()
 }
 
 /// The engine's word for a backend; `None` for one that no engine of this release has.
@@ -289,6 +323,8 @@ pub fn binary(told: Option<&Path>) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::LinkMeasured;
+
     use super::*;
 
     fn spec(ranks: u32) -> ShardSpec {
@@ -344,6 +380,7 @@ mod tests {
             draft_dir: None,
             tls_dir: Path::new("/t"),
             socket: Path::new("/s"),
+            links: &[],
             prefixes: Prefixes::below(Path::new("/p"), spec, 64 << 30),
         })
     }
@@ -374,6 +411,37 @@ mod tests {
         assert!(!line(1).contains("--ring-hosts"), "one rank needs no ring");
         let less = line_of(&ShardSpec { kv_tokens: Some(700), ..spec(2) });
         assert!(less.contains("--max-sequences 2 --kv-tokens 700 "), "{less}");
+    }
+
+    #[test]
+    fn cables_to_other_ranks_are_told_and_the_one_that_carries_most_first() {
+        let link = |peer: &str, number: u32, bits: Option<u64>| Link {
+            peer: peer.to_owned(),
+            kind: LinkKind::Thunderbolt,
+            address: Some(format!("192.0.2.{number}")),
+            peer_address: Some(format!("192.0.2.{}", number + 1)),
+            measured: bits
+                .map(|bits| LinkMeasured { bits_per_second: Some(bits), ..LinkMeasured::default() }),
+            ..Link::default()
+        };
+        let lacking = Link { address: None, ..link("n1", 21, None) };
+        let ethernet = Link { kind: LinkKind::Ethernet, ..link("n1", 25, None) };
+        let links = [
+            link("n1", 1, None),
+            link("n1", 5, Some(7)),
+            link("n1", 9, Some(8)),
+            link("n7", 13, None),
+            lacking,
+            ethernet,
+        ];
+        let told = |ranks| {
+            let spec = spec(ranks);
+            launched(Path::new("e"), &spec, |launch| arguments(&Launch { links: &links, ..launch.clone() }))
+                .join(" ")
+        };
+        let cables = "--cables n1=192.0.2.9>192.0.2.10,n1=192.0.2.5>192.0.2.6,n1=192.0.2.1>192.0.2.2 --peers";
+        assert!(told(2).contains(cables), "{}", told(2));
+        assert!(!told(1).contains("--cables"));
     }
 
     #[test]

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use kube::Api;
 use russet_crds::conditions::{Type, get};
 use russet_crds::{InferenceNode, LinkKind};
-use serde_json::json;
 
 use crate::plane::*;
 
-/// A Mac with one Thunderbolt 5 port in use, by the programs that say so.
+/// A Mac with one Thunderbolt 5 port, by the programs that say so.
 struct Mac {
     folder: PathBuf,
     own: &'static str,
@@ -20,41 +19,16 @@ struct Mac {
 
 impl Mac {
     fn new(folder: PathBuf, own: &'static str, peer: &'static str, address: &'static str) -> Self {
-        std::fs::create_dir_all(&folder).unwrap();
         let mac = Self { folder, own, peer, address };
         mac.plug(true);
-        mac.tool(
-            "networksetup",
-            "Hardware Port: Thunderbolt 2\nDevice: en3\nEthernet Address: 02:00:5e:00:53:01\n",
-        );
-        let address = mac.address;
-        mac.tool(
-            "ifconfig",
-            &format!("en3: flags=8863<UP> mtu 1500\n\tinet {address} netmask 0xfffffffc\n\tstatus: active\n"),
-        );
-        mac.tool("netstat", "Destination Gateway Flags Netif Expire\ndefault 192.0.2.254 UGScg en0\n");
-        mac.tool("rdma_ctl", "enabled\n");
-        mac.tool("ibv_devices", "    device          \t   node GUID\n    ------          \t----------------\n    rdma_en3        \t0000000000000003\n");
-        mac.tool("ibv_devinfo", "hca_id:\trdma_en3\n\ttransport:\t\tThunderbolt (100)\n\t\tport:\t1\n\t\t\tstate:\t\tPORT_ACTIVE (4)\n");
         mac
     }
 
     /// Puts the cable in, or takes it out.
     fn plug(&self, is_in: bool) {
-        let (status, speed) = match is_in {
-            true => ("receptacle_connected", "80 Gb/s"),
-            false => ("receptacle_no_devices_connected", "Up to 120 Gb/s"),
-        };
-        let peer = json!({"_name": "Mac", "device_name_key": "Mac15,14", "domain_uuid_key": self.peer});
-        let bus = json!({
-            "_name": "thunderboltusb4_bus_1",
-            "_items": if is_in { vec![peer] } else { vec![] },
-            "domain_uuid_key": self.own,
-            "receptacle_1_tag": {"receptacle_id_key": "2", "receptacle_status_key": status, "current_speed_key": speed},
-        });
-        let hardware = json!([{"machine_name": "Mac mini"}]);
-        let printed = json!({"SPHardwareDataType": hardware, "SPThunderboltDataType": [bus]});
-        self.tool("system_profiler", &format!("{printed}\n"));
+        let mut mac = std::process::Command::new(played().join("mac"));
+        mac.arg(&self.folder).args([self.own, self.address]).args(is_in.then_some(self.peer));
+        assert!(mac.status().unwrap().success());
     }
 
     /// Has a tool print this.
@@ -62,9 +36,11 @@ impl Mac {
         let file = |ending: &str| self.folder.join(format!("{name}.{ending}"));
         std::fs::write(file("next"), printed).unwrap();
         std::fs::rename(file("next"), file("out")).unwrap();
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/played/tool");
-        std::os::unix::fs::symlink(program, self.folder.join(name)).ok();
     }
+}
+
+fn played() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/played")
 }
 
 async fn join(plane: &Plane, folder: &Path, name: &str, mac: &Mac) -> Agent {
@@ -94,8 +70,8 @@ async fn healthy(
 async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
     let folder = tempfile::tempdir().unwrap();
     let plane = Plane::start(&folder.path().join("plane")).await;
-    let near = Mac::new(folder.path().join("mac-one"), "aaaa-1", "BBBB-1", "192.0.2.1");
-    let far = Mac::new(folder.path().join("mac-two"), "bbbb-1", "aaaa-1", "192.0.2.2");
+    let near = Mac::new(folder.path().join("mac-one"), "aaaa-1", "BBBB-1", "127.0.3.1");
+    let far = Mac::new(folder.path().join("mac-two"), "bbbb-1", "aaaa-1", "127.0.3.2");
     let mut one = join(&plane, folder.path(), "one", &near).await;
     let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
     let (_, words) = healthy(&nodes, "one", "True", "PeerNotJoined").await;
@@ -103,7 +79,7 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
 
     let mut two = join(&plane, folder.path(), "two", &far).await;
     for (name, peer, own, other) in
-        [("one", "two", "192.0.2.1", "192.0.2.2"), ("two", "one", "192.0.2.2", "192.0.2.1")]
+        [("one", "two", "127.0.3.1", "127.0.3.2"), ("two", "one", "127.0.3.2", "127.0.3.1")]
     {
         let (node, words) = healthy(&nodes, name, "True", "RdmaReady").await;
         assert_eq!(words, format!("Thunderbolt 2 (en3): RDMA to node {peer}"));
@@ -116,6 +92,18 @@ async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
             (Some("rdma_en3"), Some(80_000_000_000))
         );
         assert_eq!(status.backends, ["ring"], "who plays a Mac has no engine that could use RDMA");
+    }
+
+    // Each agent asks the other over the cable, and tries what it carries.
+    for name in ["one", "two"] {
+        let measured = until(&format!("{name} has measured its link"), || async {
+            let status = nodes.get(name).await.ok()?.status?;
+            let measured = status.links.first()?.measured?;
+            Some((measured.round_trip_microseconds?, measured.bits_per_second?))
+        })
+        .await;
+        println!("{name}: {} us there and back, {} Mbit/s", measured.0, measured.1 / 1_000_000);
+        assert!(measured.0 > 0 && measured.1 > 0, "{measured:?}");
     }
 
     far.plug(false);

@@ -6,6 +6,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
+use super::dial::{Cable, Neighbour, Way};
 use super::*;
 use crate::identities::Identities;
 
@@ -28,7 +29,12 @@ fn names(size: usize) -> Vec<String> {
 
 async fn open(identities: &Identities, hosts: &[SocketAddr], own: usize) -> (Tunnel, Vec<SocketAddr>) {
     let files = Files::in_dir(&identities.node(&format!("node-{own}")));
-    Tunnel::open(&files, LABEL, hosts, &names(hosts.len()), own).await.unwrap()
+    Tunnel::open(&files, LABEL, hosts, &names(hosts.len()), own, &[]).await.unwrap()
+}
+
+/// Whether a member that dials is let in.
+async fn reached(ring: &Ring, address: SocketAddr, node: &str) -> Result<(), String> {
+    Neighbour::new(node, address, &[]).reach(ring).await.map(|_| ())
 }
 
 /// Binds as MLX does.
@@ -141,7 +147,7 @@ async fn strangers_are_turned_away_and_the_neighbour_still_gets_in() {
             Ring { label: "group 7b1f, epoch 2, pipeline 0".into(), ..known(identities.node("node-2")) },
         ),
     ] {
-        turned_away(what, async { greet_host(&ring, hosts[0], "node-0").await.map(|_| ()) }).await;
+        turned_away(what, reached(&ring, hosts[0], "node-0")).await;
     }
     turned_away("TLS without a certificate", async {
         let mut roots = rustls::RootCertStore::empty();
@@ -166,10 +172,8 @@ async fn strangers_are_turned_away_and_the_neighbour_still_gets_in() {
     })
     .await;
     // And the dialling side is as careful: a host with another node's certificate is not spoken to.
-    turned_away("a host that is another node", async {
-        greet_host(&known(identities.node("node-2")), hosts[0], "node-1").await.map(|_| ())
-    })
-    .await;
+    let guest = known(identities.node("node-2"));
+    turned_away("a host that is another node", reached(&guest, hosts[0], "node-1")).await;
 
     let (second, told_second) = open(&identities, &hosts, 1).await;
     let (third, told_third) = open(&identities, &hosts, 2).await;
@@ -312,13 +316,84 @@ async fn what_is_no_ring_or_no_identity_is_an_error_by_name() {
     for (hosts, nodes, own) in
         [(&hosts[..1], names(1), 0), (&hosts[..], names(1), 0), (&hosts[..], names(2), 2)]
     {
-        let error = Tunnel::open(&files, LABEL, hosts, &nodes, own).await.unwrap_err();
+        let error = Tunnel::open(&files, LABEL, hosts, &nodes, own, &[]).await.unwrap_err();
         assert!(matches!(error, TunnelError::Members { .. }), "{error}");
     }
     let nowhere = Files::in_dir(std::path::Path::new("/nowhere"));
-    let error = Tunnel::open(&nowhere, LABEL, &hosts, &names(2), 0).await.unwrap_err();
+    let error = Tunnel::open(&nowhere, LABEL, &hosts, &names(2), 0, &[]).await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/tls.crt"), "{error}");
     let taken = std::net::TcpListener::bind(hosts[0]).unwrap();
-    let error = Tunnel::open(&files, LABEL, &hosts, &names(2), 0).await.unwrap_err();
+    let error = Tunnel::open(&files, LABEL, &hosts, &names(2), 0, &[]).await.unwrap_err();
     assert!(error.to_string().contains(&taken.local_addr().unwrap().to_string()), "{error}");
+}
+
+/// Two members whose nodes a cable joins: 127.0.1.x are its ends, beside the addresses at which they are published.
+fn cable(own: usize, ends: [&str; 2]) -> Vec<Cable> {
+    let (node, own, peer) = (format!("node-{}", 1 - own), ends[own], ends[1 - own]);
+    vec![format!("{node}={own}>{peer}").parse().unwrap()]
+}
+
+/// Has both members join, each with these cables; how each reached the other.
+async fn ways(cables: [Vec<Cable>; 2]) -> [Way; 2] {
+    let identities = Identities::new();
+    let hosts = free_addresses(2);
+    let member = async |own: usize| {
+        let files = Files::in_dir(&identities.node(&format!("node-{own}")));
+        let opened = Tunnel::open(&files, LABEL, &hosts, &names(2), own, &cables[own]).await;
+        let (tunnel, told) = opened.unwrap();
+        let mut member = join(tunnel, &told, own).await;
+        member.right.write_all(b"over there").await.unwrap();
+        let mut said = [0; 10];
+        member.left.read_exact(&mut said).await.unwrap();
+        assert_eq!(&said, b"over there");
+        let mut way = member.tunnel.way();
+        let taken = timeout(PATIENCE, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone();
+        (member, taken.unwrap())
+    };
+    let ((_first, one), (_second, other)) = tokio::join!(member(0), member(1));
+    [one, other]
+}
+
+#[tokio::test]
+async fn neighbours_meet_over_the_cable_that_joins_their_nodes() {
+    let ends = ["127.0.1.1", "127.0.1.2"];
+    let taken = ways([cable(0, ends), cable(1, ends)]).await;
+    for (own, way) in taken.iter().enumerate() {
+        let met = [way.from.ip().to_string(), way.to.ip().to_string()];
+        assert_eq!(met, [ends[own], ends[1 - own]], "{way}");
+        assert!(way.over_cable && way.fallback.is_none(), "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cable_that_carries_nothing_is_named_and_the_published_address_taken() {
+    // Only one of both knows of the cable, so that nobody listens at its other end.
+    let ends = ["127.0.1.3", "127.0.1.4"];
+    let identities = Identities::new();
+    let hosts = free_addresses(2);
+    let (files, knows) = (Files::in_dir(&identities.node("node-0")), cable(0, ends));
+    let (one, told) = Tunnel::open(&files, LABEL, &hosts, &names(2), 0, &knows).await.unwrap();
+    let (other, told_other) = open(&identities, &hosts, 1).await;
+    let mut way = one.way();
+    let (_one, _other) = tokio::join!(join(one, &told, 0), join(other, &told_other, 1));
+    let taken = timeout(PATIENCE, way.wait_for(Option::is_some)).await.unwrap().unwrap().clone().unwrap();
+    assert_eq!((taken.to, taken.over_cable), (hosts[1], false));
+    let why = taken.fallback.unwrap();
+    assert!(why.starts_with("127.0.1.3 to 127.0.1.4: ") && why.contains("refused"), "{why}");
+
+    // An end that this machine does not have is no end of it.
+    let gone = ["192.0.2.77", "192.0.2.78"];
+    let [way, _] = ways([cable(0, gone), cable(1, gone)]).await;
+    let why = way.fallback.unwrap();
+    assert!(why.starts_with("192.0.2.77 to 192.0.2.78: ") && why.contains("assign"), "{why}");
+}
+
+#[test]
+fn what_is_no_cable_says_how_one_is_written() {
+    for text in ["", "b", "b=192.0.2.1", "=192.0.2.1>192.0.2.2", "b=192.0.2.1>c", "b=192.0.2.1:7>192.0.2.2"] {
+        let error = text.parse::<Cable>().unwrap_err().to_string();
+        assert!(error.contains("write node=own>peer"), "{error}");
+    }
+    let six = "b=fe80::1>fe80::2".parse::<Cable>().unwrap();
+    assert_eq!((six.own.to_string(), six.peer.to_string()), ("fe80::1".into(), "fe80::2".into()));
 }

@@ -21,7 +21,7 @@ use russet_gateway::server::Gateway;
 use russet_gateway::stream::Limits;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine, EngineServer};
-use russet_rpc::tls::Files;
+use russet_rpc::tls::{Files, Protocol};
 use russet_wire::event::{Event, FinishReason, Usage};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
@@ -95,7 +95,7 @@ pub async fn engine(folder: &Path) {
     let files = Files::in_dir(folder);
     let listener = listener().await;
     announce(listener.local_addr().unwrap());
-    let incoming = files.incoming(listener).unwrap();
+    let incoming = files.incoming(listener, Protocol::Grpc).unwrap();
     let served = tonic::transport::Server::builder().add_service(EngineServer::new(AtOnce));
     served.serve_with_incoming_shutdown(incoming, input_closed()).await.unwrap();
 }

@@ -16,7 +16,7 @@ use russet_gateway::server::Gateway;
 use russet_gateway::stream::Limits;
 use russet_rpc::engine as pb;
 use russet_rpc::engine::engine_server::{Engine as Service, EngineServer};
-use russet_rpc::tls::{self, Files};
+use russet_rpc::tls::{self, Files, Protocol};
 use russet_wire::event::{Event, FinishReason, Usage};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -254,7 +254,7 @@ pub fn script_engine(
     let server = tonic::transport::Server::builder().add_service(EngineServer::new(script));
     runtime.spawn(async move {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        server.serve_with_incoming(files.incoming(listener).unwrap()).await
+        server.serve_with_incoming(files.incoming(listener, Protocol::Grpc).unwrap()).await
     });
     Engine { address, node: node.into(), seen, callers, running: watched, runtime: Some(runtime) }
 }

@@ -9,8 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
-use russet_crds::conditions::{Reason, Type, get, known};
+use russet_crds::conditions::{Reason, Type, get, is_true, known};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
 use russet_plan::fabric::differing_systems;
 use russet_plan::fabric::network::{apart, see_each_other, twice};
@@ -24,6 +25,10 @@ pub struct End {
     pub os: Option<String>,
     /// Its port.
     pub port: FabricPort,
+    /// Port at which its agent answers others.
+    pub peer_port: Option<u32>,
+    /// Whether its agent renews its Lease.
+    pub reachable: bool,
 }
 
 /// What is known of the other ends.
@@ -33,6 +38,10 @@ pub struct Ends {
     seen: BTreeMap<String, Vec<End>>,
     /// Interfaces of this node that are part of a circle of bridges.
     circle: BTreeSet<String>,
+    /// What cables carry as a rule that were negotiated like the one at an interface of this node: bits per second.
+    usual: BTreeMap<String, u64>,
+    /// What is said of ranks of this node that meet others beside the cables.
+    pub fallbacks: Vec<String>,
 }
 
 /// What a node's ports come to.
@@ -54,7 +63,8 @@ pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceN
     }
     let bridged = ports(node).iter().filter(|port| port.bridge.is_some()).count();
     let mut bridges = Vec::new();
-    for other in nodes {
+    let all: Vec<&InferenceNode> = nodes.collect();
+    for other in all.iter().copied() {
         for port in ports(other) {
             // A circle goes out of this node by one port and comes back by another.
             if bridged > 1 && port.bridge.is_some() {
@@ -63,10 +73,41 @@ pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceN
             let Some(found) = port.domain.as_deref().and_then(|domain| seen.get_mut(domain)) else {
                 continue;
             };
-            found.push(End { node: other.name_any(), os: os(other).map(str::to_owned), port: port.clone() });
+            found.push(End {
+                node: other.name_any(),
+                os: os(other).map(str::to_owned),
+                port: port.clone(),
+                peer_port: other.status.as_ref().and_then(|status| status.peer_port),
+                reachable: is_true(conditions(other), Type::Reachable),
+            });
         }
     }
-    Ends { seen, circle: circle(&node.name_any(), &bridges) }
+    let usual = usual(node, &all);
+    Ends { seen, circle: circle(&node.name_any(), &bridges), usual, fallbacks: Vec::new() }
+}
+
+/// Cables without which nobody knows what is usual.
+const ALIKE: usize = 3;
+
+/// The median of what other cables carry that were negotiated like each of a node's own.
+fn usual(node: &InferenceNode, nodes: &[&InferenceNode]) -> BTreeMap<String, u64> {
+    let negotiated = |port: &FabricPort| port.peers.first().and_then(|peer| peer.bits_per_second);
+    let of = |own: &FabricPort| {
+        let speed = negotiated(own)?;
+        own.measured?.bits_per_second?;
+        let same = |name: &str, port: &FabricPort| name == node.name_any() && port.interface == own.interface;
+        let others = nodes.iter().flat_map(|other| {
+            let name = other.name_any();
+            let alike =
+                ports(other).iter().filter(move |port| negotiated(port) == Some(speed) && !same(&name, port));
+            alike.filter_map(|port| port.measured?.bits_per_second)
+        });
+        let mut others: Vec<u64> = others.collect();
+        others.sort_unstable();
+        let median = others.get(others.len() / 2).filter(|_| others.len() >= ALIKE)?;
+        Some((own.interface.clone(), *median))
+    };
+    ports(node).iter().filter_map(of).collect()
 }
 
 /// Interfaces of a node whose cables are part of a circle through bridges: the bridge at the other end is reached
@@ -107,6 +148,10 @@ pub fn ports(node: &InferenceNode) -> &[FabricPort] {
     node.status.as_ref().map(|status| status.ports.as_slice()).unwrap_or_default()
 }
 
+fn conditions(node: &InferenceNode) -> &[Condition] {
+    node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default()
+}
+
 /// The operating system of a node, and its build.
 pub fn os(node: &InferenceNode) -> Option<&str> {
     node.status.as_ref()?.os.as_deref()
@@ -121,13 +166,21 @@ struct Judged {
 
 /// Judges the cables of a node.
 pub fn cables(node: &InferenceNode, ends: &Ends) -> Cables {
-    let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let unread = get(conditions, Type::PortsRead).filter(|read| read.status == "False");
+    let unread = get(conditions(node), Type::PortsRead).filter(|read| read.status == "False");
     let ports = ports(node);
     let judged: Vec<Judged> = ports.iter().map(|port| judge(node, port, ends)).collect();
     let health = match unread {
         Some(read) => Some((false, Reason::PortsUnreadable, read.message.clone())),
         None => health(&judged),
+    };
+    let health = match (ends.fallbacks.as_slice(), health) {
+        ([], health) => health,
+        // What is slow just now comes first, and what keeps the cables from more is told as well.
+        (fallbacks, health) => {
+            let faults = health.filter(|(healthy, ..)| !healthy).map(|(.., words)| words);
+            let words: Vec<String> = fallbacks.iter().cloned().chain(faults).collect();
+            Some((false, Reason::PathFallback, words.join("\n")))
+        }
     };
     Cables { links: judged.into_iter().filter_map(|judged| judged.link).collect(), health }
 }
@@ -231,6 +284,8 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
         peer_address: theirs.address.clone(),
         rdma_device: port.rdma_device.clone(),
         bits_per_second: peer.bits_per_second.into_iter().chain(seen.bits_per_second).min(),
+        peer_port: far.peer_port,
+        measured: port.measured.map(|own| theirs.measured.map_or(own, |other| own.worse(other))),
     };
     let (reason, words) = own();
     let (reason, words) = if port.bridge.is_some() && ends.circle.contains(&port.interface) {
@@ -279,10 +334,39 @@ fn judge(node: &InferenceNode, port: &FabricPort, ends: &Ends) -> Judged {
             None => (Reason::RdmaReady, format!("RDMA to node {}", far.node)),
         }
     };
+    let (reason, words) =
+        if is_fault(reason) { None } else { hampered(&link, port, far, ends) }.unwrap_or((reason, words));
     // The planner goes by links alone.
     let unfit = matches!(reason, Reason::SystemsDiffer | Reason::AddressTwice | Reason::AddressesApart);
     let rdma_device = link.rdma_device.filter(|_| !unfit);
     said(Some(Link { rdma_device, ..link }), reason, words)
+}
+
+/// What a cable lacks that could carry what it should.
+fn hampered(link: &Link, port: &FabricPort, far: &End, ends: &Ends) -> Option<(Reason, String)> {
+    let measured = port.measured?;
+    if measured.round_trip_microseconds.is_none() && far.reachable {
+        let end = |address: &Option<String>| address.clone().unwrap_or_default();
+        let words = format!(
+            "the agent of node {} is there and does not answer over this cable, from {} to {} port {}; a firewall may keep it from there, or another network on that machine use these addresses",
+            far.node,
+            end(&link.address),
+            end(&link.peer_address),
+            far.peer_port.unwrap_or_default()
+        );
+        return Some((Reason::LinkUnanswered, words));
+    }
+    let (bits, usual) = (measured.bits_per_second?, *ends.usual.get(&port.interface)?);
+    (bits < usual / 2).then(|| {
+        let gigabits = |bits: u64| format!("{:.1} Gbit/s", bits as f64 / 1e9);
+        let words = format!(
+            "node {} sends {} over this cable, and others negotiated alike carry {}; try another cable, and look what else uses it",
+            far.node,
+            gigabits(bits),
+            gigabits(usual)
+        );
+        (Reason::LinkDegraded, words)
+    })
 }
 
 /// What the machine at the other end can never do, which says more than that this end waits for it.

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
+use russet_crds::conditions::{Type, get};
 use russet_crds::{InferenceNode, names};
 
-use super::cables;
+use super::cables::{self, Ends};
 use super::decide::Seen;
 use crate::context::{Context, SeenLease};
 
@@ -15,10 +16,11 @@ pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
     let name = node.name_any();
     let key = ObjectRef::new(&names::node_lease(&name)).within(names::SYSTEM_NAMESPACE);
     // Most nodes have no ports, and every renewal of a Lease comes by here.
-    let ends = match cables::ports(node) {
-        [] => cables::Ends::default(),
+    let mut ends = match cables::ports(node) {
+        [] => Ends::default(),
         _ => cables::ends(node, context.stores.nodes.state().iter().map(AsRef::as_ref)),
     };
+    ends.fallbacks = fallbacks(context, &name);
     let bare = Seen { ranks: ranks(context, &name), ends, ..Seen::default() };
     let Some(lease) = context.stores.leases.get(&key) else { return bare };
     let Some(spec) = &lease.spec else { return bare };
@@ -55,4 +57,24 @@ fn ranks(context: &Context, node: &str) -> Vec<String> {
         .collect();
     groups.sort();
     groups
+}
+
+/// What ranks of a node say of neighbours that they meet beside the cables.
+fn fallbacks(context: &Context, node: &str) -> Vec<String> {
+    let shards = context.stores.shards.state();
+    let here = shards.iter().filter(|shard| shard.spec.node_name == node);
+    let mut words: Vec<String> = here
+        .filter_map(|shard| {
+            let over = get(&shard.status.as_ref()?.conditions, Type::OverCables)?;
+            let shown = format!(
+                "Shard {}/{}: {}",
+                shard.namespace().unwrap_or_default(),
+                shard.name_any(),
+                over.message
+            );
+            (over.status == "False").then_some(shown)
+        })
+        .collect();
+    words.sort();
+    words
 }

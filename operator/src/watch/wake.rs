@@ -70,6 +70,12 @@ where
     }
 }
 
+/// What a rank says of the ways to its neighbours.
+fn over_cables(shard: &Shard) -> Option<(&str, &str)> {
+    let condition = conditions::get(&shard.status.as_ref()?.conditions, Type::OverCables)?;
+    Some((&condition.status, &condition.message))
+}
+
 impl Wake {
     /// Everything is looked at once: what happened before nobody knows.
     pub fn everything(&self) {
@@ -230,9 +236,11 @@ impl Wake {
     pub fn shard(&self, shard: &Shard, change: Change<Shard>) {
         let group = ObjectRef::new(&shard.spec.group_ref.name);
         self.groups.put(group.within(&shard.namespace().unwrap_or_default()));
-        // A draining node shows what is still bound to it.
+        // A draining node shows what is still bound to it, and any node what meets others beside its cables.
         let node = ObjectRef::new(&shard.spec.node_name);
-        if self.stores.nodes.get(&node).is_some_and(|node| node.spec.scheduling == Scheduling::Draining) {
+        let draining = |node: &InferenceNode| node.spec.scheduling == Scheduling::Draining;
+        let other_way = change.matters(|before| over_cables(before) != over_cables(shard));
+        if other_way || self.stores.nodes.get(&node).is_some_and(|node| draining(&node)) {
             self.nodes.put(node);
         }
         if change.is_deletion() {

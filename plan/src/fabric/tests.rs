@@ -12,6 +12,7 @@ fn link(peer: &str, device: Option<&str>, address: Option<&str>, peer_address: O
         peer_address: peer_address.map(str::to_owned),
         rdma_device: device.map(str::to_owned),
         bits_per_second: None,
+        ..Link::default()
     }
 }
 

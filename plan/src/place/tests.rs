@@ -456,6 +456,7 @@ fn random_links(seeded: &mut Seeded, view: &mut Snapshot) {
                         rdma_device: (flaw != 2 || node == near).then(|| format!("rdma_en{peer}{wire}")),
                         bits_per_second: [None, Some(50_000_000_000), Some(80_000_000_000)]
                             [seeded.below(3) as usize],
+                        ..Link::default()
                     };
                     if flaw != 3 || node == near {
                         view.nodes.get_mut(node).unwrap().links.push(link);

@@ -1,6 +1,6 @@
 //! What a message costs between machines. Every number is published or measured, none is fitted.
 
-use russet_crds::{Backend, LinkKind};
+use russet_crds::{Backend, LinkKind, LinkMeasured};
 
 /// Messages of up to this many bytes are exchanged in one phase; larger ones among more than two ranks are
 /// reduced in parts and gathered again.
@@ -57,8 +57,14 @@ impl Link {
     /// Wi-Fi: round trips of 4.9 ms at best.
     pub const WIFI: Link = Link { latency: 4.9e-3, bandwidth: 0.05e9, hop: 8.3e-3, mesh: false };
 
-    /// What messages of `backend` run over, where nodes reach each other by `kind` at a negotiated speed.
-    pub fn of(backend: Backend, kind: LinkKind, bits_per_second: Option<u64>) -> Link {
+    /// What messages of `backend` run over, where nodes reach each other by `kind` at a negotiated speed, as it was
+    /// `measured` over TCP.
+    pub fn of(
+        backend: Backend,
+        kind: LinkKind,
+        bits_per_second: Option<u64>,
+        measured: Option<LinkMeasured>,
+    ) -> Link {
         let link = match (backend, kind) {
             (Backend::Jaccl, _) => Link::RDMA,
             (Backend::JacclRing, _) => Link::RDMA_RING,
@@ -69,7 +75,19 @@ impl Link {
         };
         // What a cable negotiates bounds what software gets out of it; on Thunderbolt software is the bound.
         let negotiated = bits_per_second.filter(|_| kind == LinkKind::Ethernet);
-        negotiated.map_or(link, |bits| Link { bandwidth: bits as f64 / 8.0, ..link })
+        let link = negotiated.map_or(link, |bits| Link { bandwidth: bits as f64 / 8.0, ..link });
+        // RDMA does not pass the sockets that were measured.
+        let over_tcp = !matches!(backend, Backend::Jaccl | Backend::JacclRing);
+        measured.filter(|_| over_tcp).map_or(link, |measured| link.as_measured(measured))
+    }
+
+    /// With what was found out in place of what is usual. A short way to another agent and back is no proof of
+    /// short waits within MLX, a long one is of long waits.
+    fn as_measured(self, measured: LinkMeasured) -> Link {
+        let bandwidth = measured.bits_per_second.map_or(self.bandwidth, |bits| bits as f64 / 8.0);
+        let there = measured.round_trip_microseconds.map_or(0.0, |trip| f64::from(trip) / 2.0 * 1e-6);
+        let more = (there - self.latency).max(0.0);
+        Link { bandwidth, latency: self.latency + more, hop: self.hop + more, ..self }
     }
 
     /// Seconds in which `ranks` add up `bytes`.
@@ -111,8 +129,21 @@ mod tests {
             ),
             (Backend::Ring, LinkKind::Other, None, Link::ROUTED),
         ] {
-            assert_eq!(Link::of(backend, kind, bits), link, "{backend:?} {kind:?} {bits:?}");
+            assert_eq!(Link::of(backend, kind, bits, None), link, "{backend:?} {kind:?} {bits:?}");
         }
+    }
+
+    #[test]
+    fn what_was_measured_over_tcp_counts_for_what_runs_over_tcp() {
+        let measured = |trip, bits| LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits };
+        let of = |backend, told| Link::of(backend, LinkKind::Thunderbolt, Some(80_000_000_000), Some(told));
+        let slow = of(Backend::Ring, measured(Some(400), Some(8_000_000_000)));
+        assert_eq!((slow.bandwidth, slow.mesh), (1e9, false));
+        assert!((slow.latency - 200e-6).abs() < 1e-12, "{slow:?}");
+        assert!((slow.hop - Link::THUNDERBOLT.hop - 57e-6).abs() < 1e-12, "{slow:?}");
+        assert_eq!(of(Backend::Ring, measured(Some(90), None)), Link::THUNDERBOLT);
+        assert_eq!(of(Backend::Ring, measured(None, None)), Link::THUNDERBOLT);
+        assert_eq!(of(Backend::Jaccl, measured(Some(400), Some(8_000_000_000))), Link::RDMA);
     }
 
     #[test]

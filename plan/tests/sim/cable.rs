@@ -80,6 +80,7 @@ pub fn links(cables: &[Cable], node: &str, rdma: bool) -> Vec<Link> {
             rdma_device: (cable.rdma && rdma).then(|| format!("rdma_{interface}")),
             bits_per_second: Some(cable.bits),
             interface,
+            ..Link::default()
         });
     }
     links

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,13 +16,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Files, TlsError};
+use super::{Files, Protocol, TlsError};
 
 /// A peer that has not finished its handshake by then is none of ours.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -40,8 +40,6 @@ struct Bounds {
 
 const BOUNDS: Bounds = Bounds { patience: HANDSHAKE, most: 128 };
 
-/// HTTP/2, which is all that gRPC speaks.
-const ALPN: &[u8] = b"h2";
 /// A reader between two files of a version that is being replaced looks again.
 const TRIES: usize = 5;
 
@@ -59,23 +57,28 @@ impl Stamp {
 #[derive(Debug)]
 struct Live<T> {
     files: Files,
-    make: fn(&Files) -> Result<T, TlsError>,
+    protocol: Protocol,
+    make: fn(&Files, Protocol) -> Result<T, TlsError>,
     made: Mutex<(Stamp, Arc<T>)>,
 }
 
 impl<T> Live<T> {
-    fn new(files: &Files, make: fn(&Files) -> Result<T, TlsError>) -> Result<Self, TlsError> {
+    fn new(
+        files: &Files,
+        protocol: Protocol,
+        make: fn(&Files, Protocol) -> Result<T, TlsError>,
+    ) -> Result<Self, TlsError> {
         // Stamped before it is read: what changes in between is read again, never missed.
         let stamp = Stamp::of(&files.cert);
-        let made = Mutex::new((stamp, Arc::new(make(files)?)));
-        Ok(Self { files: files.clone(), make, made })
+        let made = Mutex::new((stamp, Arc::new(make(files, protocol)?)));
+        Ok(Self { files: files.clone(), protocol, make, made })
     }
 
     fn current(&self) -> Arc<T> {
         let stamp = Stamp::of(&self.files.cert);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.0 != stamp {
-            match (self.make)(&self.files) {
+            match (self.make)(&self.files, self.protocol) {
                 Ok(fresh) => *made = (stamp, Arc::new(fresh)),
                 Err(error) => {
                     tracing::warn!(%error, "the renewed identity cannot be used yet; the former one is");
@@ -97,7 +100,26 @@ impl Connector {
         name: ServerName<'static>,
         address: &str,
     ) -> std::io::Result<client::TlsStream<TcpStream>> {
-        let stream = TcpStream::connect(address).await?;
+        self.shake_hands(name, TcpStream::connect(address).await?).await
+    }
+
+    /// The same, out of this address of the machine.
+    pub async fn connect_from(
+        &self,
+        name: ServerName<'static>,
+        own: IpAddr,
+        address: SocketAddr,
+    ) -> std::io::Result<client::TlsStream<TcpStream>> {
+        let socket = if own.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.bind(SocketAddr::new(own, 0))?;
+        self.shake_hands(name, socket.connect(address).await?).await
+    }
+
+    async fn shake_hands(
+        &self,
+        name: ServerName<'static>,
+        stream: TcpStream,
+    ) -> std::io::Result<client::TlsStream<TcpStream>> {
         let _ = stream.set_nodelay(true);
         let handshake = TlsConnector::from(self.0.current()).connect(name, stream);
         tokio::time::timeout(HANDSHAKE, handshake).await?
@@ -106,17 +128,18 @@ impl Connector {
 
 impl Files {
     /// Opens connections, with the identity as it is when each one is opened.
-    pub fn connector(&self) -> Result<Connector, TlsError> {
-        Ok(Connector(Arc::new(Live::new(self, client_config)?)))
+    pub fn connector(&self, protocol: Protocol) -> Result<Connector, TlsError> {
+        Ok(Connector(Arc::new(Live::new(self, protocol, client_config)?)))
     }
 
-    /// The connections of `listener` whose handshake succeeded, for a gRPC server. It closes when the
+    /// The connections of `listener` whose handshake succeeded, for a server of `protocol`. It closes when the
     /// stream is dropped.
     pub fn incoming(
         &self,
         listener: TcpListener,
+        protocol: Protocol,
     ) -> Result<ReceiverStream<std::io::Result<server::TlsStream<TcpStream>>>, TlsError> {
-        let config = Arc::new(Live::new(self, server_config)?);
+        let config = Arc::new(Live::new(self, protocol, server_config)?);
         let (sender, receiver) = mpsc::channel(16);
         tokio::spawn(accept(listener, config, sender, BOUNDS));
         Ok(ReceiverStream::new(receiver))
@@ -192,7 +215,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-fn server_config(files: &Files) -> Result<ServerConfig, TlsError> {
+fn server_config(files: &Files, protocol: Protocol) -> Result<ServerConfig, TlsError> {
     let unusable = |problem: String| TlsError::Unusable { path: files.ca.clone(), problem };
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(&files.ca)?), provider())
         .build()
@@ -202,21 +225,21 @@ fn server_config(files: &Files) -> Result<ServerConfig, TlsError> {
         .map_err(|error| unusable(error.to_string()))?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified(files)?)));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![protocol.name().to_vec()];
     // A resumed session would go on with the certificates of the first one, renewed or expired.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-fn client_config(files: &Files) -> Result<ClientConfig, TlsError> {
+fn client_config(files: &Files, protocol: Protocol) -> Result<ClientConfig, TlsError> {
     let unusable = |problem: String| TlsError::Unusable { path: files.ca.clone(), problem };
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| unusable(error.to_string()))?
         .with_root_certificates(roots(&files.ca)?)
         .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified(files)?)));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![protocol.name().to_vec()];
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -305,7 +328,7 @@ mod tests {
         }
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let config = Arc::new(Live::new(&files, server_config).unwrap());
+        let config = Arc::new(Live::new(&files, Protocol::Grpc, server_config).unwrap());
         let (sender, mut receiver) = mpsc::channel(16);
         // Longer than the test is waited for, so that only the number can close a connection.
         let bounds = Bounds { patience: PATIENCE * 2, most: 2 };
@@ -317,7 +340,7 @@ mod tests {
         closes(&mut silent[0]).await;
         closes(&mut silent[1]).await;
         let name = ServerName::try_from("peer").unwrap();
-        let connector = files.connector().unwrap();
+        let connector = files.connector(Protocol::Grpc).unwrap();
         let (connected, served) = tokio::join!(connector.connect(name, &address), receiver.recv());
         connected.unwrap();
         served.unwrap().unwrap();

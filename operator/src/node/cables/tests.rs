@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use russet_crds::conditions;
-use russet_crds::{InferenceNodeSpec, InferenceNodeStatus};
+use russet_crds::{InferenceNodeSpec, InferenceNodeStatus, LinkMeasured};
 
 use super::*;
 
@@ -57,6 +57,7 @@ fn lacks(port: &mut FabricPort, reason: &str, message: &str) {
 fn two_ports_that_see_each_other_are_a_link_of_each_node() {
     let mut nodes = pair();
     status(&mut nodes[1]).ports[0].peers[0].bits_per_second = Some(FAST / 2);
+    status(&mut nodes[1]).peer_port = Some(20_001);
     let found = of("a", &nodes);
     let link = Link {
         peer: "b".to_owned(),
@@ -66,6 +67,8 @@ fn two_ports_that_see_each_other_are_a_link_of_each_node() {
         peer_address: Some("192.0.2.2".to_owned()),
         rdma_device: Some("rdma_en3".to_owned()),
         bits_per_second: Some(FAST / 2),
+        peer_port: Some(20_001),
+        measured: None,
     };
     assert_eq!(found.links, [link]);
     let words = "Thunderbolt 2 (en3): RDMA to node b".to_owned();
@@ -290,4 +293,77 @@ fn a_circle_of_bridges_is_a_storm_and_a_row_of_them_is_none() {
         node("b", vec![bridged(1, "B1", "A1"), bridged(2, "B2", "A2")]),
     ];
     assert_eq!(reasons(&pair), [storm; 2]);
+}
+
+#[test]
+fn a_link_says_what_both_ends_measured() {
+    let mut nodes = pair();
+    let measured = |trip, bits| Some(LinkMeasured { round_trip_microseconds: trip, bits_per_second: bits });
+    status(&mut nodes[0]).ports[0].measured = measured(Some(300), Some(20_000_000_000));
+    assert_eq!(of("a", &nodes).links[0].measured, measured(Some(300), Some(20_000_000_000)));
+    assert_eq!(of("b", &nodes).links[0].measured, None, "an end that measured nothing yet says nothing");
+    status(&mut nodes[1]).ports[0].measured = measured(Some(350), Some(18_000_000_000));
+    for name in ["a", "b"] {
+        assert_eq!(of(name, &nodes).links[0].measured, measured(Some(350), Some(18_000_000_000)), "{name}");
+    }
+    status(&mut nodes[1]).ports[0].measured = measured(None, None);
+    assert_eq!(of("a", &nodes).links[0].measured, measured(None, Some(20_000_000_000)));
+}
+
+#[test]
+fn an_agent_that_is_there_and_not_over_the_cable_is_told() {
+    let mut nodes = pair();
+    let unanswered = LinkMeasured::default();
+    status(&mut nodes[0]).ports[0].measured = Some(unanswered);
+    status(&mut nodes[1]).peer_port = Some(20_001);
+    assert_eq!(of("a", &nodes).health.unwrap().1, Reason::RdmaReady, "its Lease says that it is not there");
+    let conditions = &mut status(&mut nodes[1]).conditions;
+    conditions::set(conditions, Type::Reachable, true, Reason::LeaseRenewed, "", None, Timestamp::UNIX_EPOCH);
+    let (healthy, reason, words) = of("a", &nodes).health.unwrap();
+    assert_eq!((healthy, reason), (false, Reason::LinkUnanswered));
+    assert!(words.contains("from 192.0.2.1 to 192.0.2.2 port 20001"), "{words}");
+    assert_eq!(of("a", &nodes).links[0].rdma_device.as_deref(), Some("rdma_en3"), "RDMA is no TCP");
+    // What keeps it from an answer comes first.
+    lacks(&mut status(&mut nodes[0]).ports[0], "PortInBridge", "take it out");
+    assert_eq!(of("a", &nodes).health.unwrap().1, Reason::PortInBridge);
+}
+
+#[test]
+fn a_cable_that_carries_less_than_half_of_what_others_do_is_told() {
+    let slow = |others: usize, bits: u64| {
+        let mut nodes = pair();
+        let measure = |node: &mut InferenceNode, bits| {
+            status(node).ports[0].measured =
+                Some(LinkMeasured { round_trip_microseconds: Some(300), bits_per_second: Some(bits) });
+        };
+        measure(&mut nodes[0], bits);
+        for number in 0..others {
+            let mut other =
+                node(&format!("n{number}"), vec![port(1, &format!("N{number}"), "-", "192.0.2.9")]);
+            measure(&mut other, 20_000_000_000 + number as u64);
+            nodes.push(other);
+        }
+        of("a", &nodes).health.unwrap()
+    };
+    let (healthy, reason, words) = slow(3, 9_000_000_000);
+    assert_eq!((healthy, reason), (false, Reason::LinkDegraded));
+    assert!(words.contains("node b sends 9.0 Gbit/s") && words.contains("carry 20.0 Gbit/s"), "{words}");
+    assert_eq!(slow(3, 10_000_000_001).1, Reason::RdmaReady, "half is a fluctuation");
+    assert_eq!(slow(2, 1).1, Reason::RdmaReady, "nobody knows what is usual");
+}
+
+#[test]
+fn ranks_that_meet_beside_the_cables_come_first() {
+    let mut nodes = pair();
+    let fallen = |nodes: &[InferenceNode]| {
+        let mut ends = ends(&nodes[0], nodes.iter());
+        ends.fallbacks = vec!["Shard d/x: node b is reached over en0".to_owned()];
+        cables(&nodes[0], &ends).health.unwrap()
+    };
+    let said = "Shard d/x: node b is reached over en0";
+    assert_eq!(fallen(&nodes), (false, Reason::PathFallback, said.to_owned()));
+    lacks(&mut status(&mut nodes[0]).ports[0], "LinkTooSlow", "another cable");
+    let (_, reason, words) = fallen(&nodes);
+    assert_eq!(reason, Reason::PathFallback);
+    assert_eq!(words.lines().collect::<Vec<_>>()[1], "Thunderbolt 2 (en3): to node b: another cable");
 }

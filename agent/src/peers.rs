@@ -1,0 +1,82 @@
+//! What agents ask each other without the API server, over every way between their machines: HTTP/1.1 inside mutual TLS,
+//! between nodes of one cluster alone.
+//!
+//! ```text
+//! GET /ping     204 at once: how long a way is
+//! GET /flood    zeros for a second or two: what a way carries; 503 where it would disturb somebody
+//! ```
+
+pub mod dial;
+mod flood;
+mod listen;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty, combinators::UnsyncBoxBody};
+use hyper::{Method, Request, Response, StatusCode};
+use russet_rpc::tls::{self, NODE_USER_PREFIX};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::{Semaphore, watch};
+
+pub(crate) use self::listen::{Listening, keep};
+
+/// Asks whether the other agent is there.
+pub(crate) const PING: &str = "/ping";
+/// Asks for bytes.
+pub(crate) const FLOOD: &str = "/flood";
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// When this machine may be kept busy for a second.
+#[derive(Clone, Debug)]
+pub(crate) struct Idle {
+    /// Bytes granted to Shards: what has some serves, or soon will.
+    granted: watch::Receiver<u64>,
+    /// One flood at a time, in or out: two share cores and cables, and measure each other.
+    one: Arc<Semaphore>,
+}
+
+impl Idle {
+    pub fn new(granted: watch::Receiver<u64>) -> Self {
+        Self { granted, one: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// The machine, if nobody else needs it, until this is dropped.
+    pub fn take(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        (*self.granted.borrow() == 0).then(|| self.one.clone().try_acquire_owned().ok())?
+    }
+
+    /// Waits until somebody needs it.
+    pub async fn ends(&mut self) {
+        // The sender lives as long as the agent.
+        self.granted.wait_for(|granted| *granted > 0).await.ok();
+    }
+}
+
+/// Whose certificate this is, if it is a node's.
+fn node(certificate: &CertificateDer<'_>) -> Option<String> {
+    tls::user(certificate)?.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
+}
+
+/// Answers a node.
+async fn answer<B>(request: Request<B>, idle: Idle) -> Result<Response<Body>, Infallible> {
+    let bare = |status| {
+        let mut response = Response::new(Empty::new().boxed_unsync());
+        *response.status_mut() = status;
+        response
+    };
+    Ok(match (request.method(), request.uri().path()) {
+        (&Method::GET, PING) => bare(StatusCode::NO_CONTENT),
+        (&Method::GET, FLOOD) => match idle.take() {
+            Some(permit) => Response::new(flood::body(permit, idle)),
+            None => bare(StatusCode::SERVICE_UNAVAILABLE),
+        },
+        (_, PING | FLOOD) => bare(StatusCode::METHOD_NOT_ALLOWED),
+        _ => bare(StatusCode::NOT_FOUND),
+    })
+}
+
+#[cfg(test)]
+mod tests;

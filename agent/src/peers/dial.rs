@@ -1,0 +1,125 @@
+//! A connection to another agent, over one way.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use russet_rpc::tls::{Connector, TlsError, server_name};
+use thiserror::Error;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::{FLOOD, PING};
+
+/// A way answers within this or not at all.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// So long a flood is let run before it is measured: TCP begins slowly.
+const BEGINNING: Duration = Duration::from_millis(200);
+/// So long it is measured.
+const MEASURED: Duration = Duration::from_millis(800);
+
+/// Why another agent could not be asked.
+#[derive(Debug, Error)]
+pub enum DialError {
+    /// Its node has no name for a certificate, or this one's own cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// It was not to be reached.
+    #[error("{to} is not to be reached from {from}: {source}")]
+    Unreachable {
+        /// Own address.
+        from: IpAddr,
+        /// The other agent's.
+        to: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It was asked in vain.
+    #[error("{to} did not answer within {} s", PATIENCE.as_secs(), to = .0)]
+    Silent(SocketAddr),
+    /// The connection ended.
+    #[error("the connection ended")]
+    Ended(#[from] hyper::Error),
+    /// It does not know what was asked.
+    #[error("it answered {0}")]
+    Answered(StatusCode),
+}
+
+/// Another agent.
+#[derive(Debug)]
+pub struct Peer {
+    sender: SendRequest<Empty<Bytes>>,
+    to: SocketAddr,
+    /// Ends with this.
+    _connection: JoinSet<()>,
+}
+
+impl Peer {
+    /// Connects to the agent of `node` at `to`, out of this address of the machine.
+    pub async fn connect(
+        connector: &Connector,
+        node: &str,
+        from: IpAddr,
+        to: SocketAddr,
+    ) -> Result<Self, DialError> {
+        let connecting = connector.connect_from(server_name(node)?, from, to);
+        let stream = tokio::time::timeout(PATIENCE, connecting).await.map_err(|_| DialError::Silent(to))?;
+        let stream = stream.map_err(|source| DialError::Unreachable { from, to, source })?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let mut running = JoinSet::new();
+        // Its error is that of whatever is asked next.
+        running.spawn(async move { drop(connection.await) });
+        Ok(Self { sender, to, _connection: running })
+    }
+
+    /// How long it takes there and back.
+    pub async fn ping(&mut self) -> Result<Duration, DialError> {
+        let began = Instant::now();
+        let answer = self.ask(PING).await?;
+        let status = answer.status();
+        answer.into_body().collect().await?;
+        let took = began.elapsed();
+        if status == StatusCode::NO_CONTENT { Ok(took) } else { Err(DialError::Answered(status)) }
+    }
+
+    /// Bits a second that come from there, measured over most of a second; nothing where one of both machines is needed
+    /// otherwise. The connection is of no use afterwards.
+    pub async fn flood(mut self) -> Result<Option<u64>, DialError> {
+        let answer = self.ask(FLOOD).await?;
+        match answer.status() {
+            StatusCode::OK => {}
+            StatusCode::SERVICE_UNAVAILABLE => return Ok(None),
+            other => return Err(DialError::Answered(other)),
+        }
+        let mut body = answer.into_body();
+        let (mut began, mut bytes) = (Instant::now(), 0_u64);
+        let mut beginning = true;
+        loop {
+            let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
+            let frame = frame.map_err(|_| DialError::Silent(self.to))?;
+            // The other machine is needed.
+            let Some(frame) = frame else { return Ok(None) };
+            bytes += frame?.data_ref().map_or(0, Bytes::len) as u64;
+            let passed = began.elapsed();
+            if beginning && passed >= BEGINNING {
+                (beginning, began, bytes) = (false, Instant::now(), 0);
+            } else if !beginning && passed >= MEASURED {
+                return Ok(Some((bytes as f64 * 8.0 / passed.as_secs_f64()) as u64));
+            }
+        }
+    }
+
+    async fn ask(&mut self, path: &str) -> Result<Response<Incoming>, DialError> {
+        let mut request = Request::new(Empty::new());
+        *request.uri_mut() = path.parse().unwrap_or_default();
+        tokio::time::timeout(PATIENCE, self.sender.send_request(request))
+            .await
+            .map_err(|_| DialError::Silent(self.to))?
+            .map_err(DialError::from)
+    }
+}

@@ -1,0 +1,130 @@
+//! Where this agent answers others: at the node's own address and at that of every port that a cable joins to another
+//! machine, everywhere at the same TCP port. Never at all addresses: what faces the internet stays closed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use russet_rpc::ports;
+use russet_rpc::tls::{Files, Protocol, TlsError};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::server::TlsStream;
+use tokio_stream::StreamExt as _;
+
+use super::{Idle, answer, node};
+use crate::address::Address;
+use crate::fabric::probe::Seen;
+
+/// Between two attempts to listen at an address that is not there yet.
+const AGAIN: Duration = Duration::from_secs(5);
+/// For a request to be asked; a silent connection is closed after it.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Connections of one address at a time: a few for each cable and its copies, and no more than a machine has room for.
+const CONNECTIONS: usize = 64;
+
+/// What the agent listens with.
+pub(crate) struct Listening {
+    pub files: Files,
+    pub port: u16,
+    pub address: Address,
+    pub fabric: watch::Receiver<Seen>,
+    pub idle: Idle,
+}
+
+impl Listening {
+    /// A port that is free at the node's own address.
+    pub fn port(address: IpAddr) -> io::Result<u16> {
+        Ok(ports::bound(address)?.local_addr()?.port())
+    }
+
+    /// The addresses to listen at.
+    fn addresses(&mut self) -> BTreeSet<IpAddr> {
+        let main = *self.address.borrow_and_update();
+        let seen = self.fabric.borrow_and_update();
+        let ports = seen.ports.iter().filter_map(|port| port.address.as_ref()?.parse().ok());
+        ports.chain([main]).collect()
+    }
+}
+
+/// Listens for ever.
+pub(crate) async fn keep(mut listening: Listening) {
+    let mut tasks = JoinSet::new();
+    let mut open: BTreeMap<IpAddr, AbortHandle> = BTreeMap::new();
+    let mut told: BTreeSet<IpAddr> = BTreeSet::new();
+    loop {
+        let wanted = listening.addresses();
+        open.retain(|address, task| {
+            let keep = wanted.contains(address) && !task.is_finished();
+            if !keep {
+                task.abort();
+            }
+            keep
+        });
+        told.retain(|address| wanted.contains(address));
+        for address in wanted {
+            if open.contains_key(&address) {
+                continue;
+            }
+            let at = SocketAddr::new(address, listening.port);
+            match listen(at, &listening).await {
+                Ok(serving) => {
+                    told.remove(&address);
+                    open.insert(address, tasks.spawn(serving));
+                }
+                // A machine that is played has none of its addresses.
+                Err(error) if told.insert(address) => {
+                    tracing::warn!(%at, error, "other agents cannot reach this one there yet; tried again");
+                }
+                Err(_) => {}
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(AGAIN) => {}
+            changed = listening.address.changed() => if changed.is_err() { return },
+            changed = listening.fabric.changed() => if changed.is_err() { return },
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+        }
+    }
+}
+
+/// Listens at one address, and gives what serves it.
+async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Output = ()> + use<>, String> {
+    let listener = TcpListener::bind(at).await.map_err(|error| error.to_string())?;
+    let incoming = listening.files.incoming(listener, Protocol::Agents);
+    let mut incoming = incoming.map_err(|error: TlsError| error.to_string())?;
+    let idle = listening.idle.clone();
+    Ok(async move {
+        let mut connections = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = incoming.next(), if connections.len() < CONNECTIONS => accepted,
+                Some(_) = connections.join_next() => continue,
+            };
+            match accepted {
+                Some(Ok(stream)) => drop(connections.spawn(serve(stream, idle.clone()))),
+                Some(Err(_)) => {}
+                None => return,
+            }
+        }
+    })
+}
+
+/// Answers one connection until it ends.
+async fn serve(stream: TlsStream<TcpStream>, idle: Idle) {
+    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let Some(peer) = shown.and_then(node) else {
+        return tracing::debug!("who is no node was turned away");
+    };
+    let service = service_fn(move |request| answer(request, idle.clone()));
+    let mut server = http1::Builder::new();
+    let served = server.timer(TokioTimer::new()).header_read_timeout(SILENCE);
+    if let Err(error) = served.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(peer, %error, "a connection of another agent ended");
+    }
+}

@@ -1,0 +1,145 @@
+//! Two agents on loopback, with certificates of one authority.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use russet_rpc::tls::{Connector, Files, GATEWAY_USER, Protocol, node_dns_name, node_user};
+
+use super::dial::{DialError, Peer};
+use super::*;
+use crate::fabric::probe::Seen;
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// An authority that signs in a folder.
+struct Authority<'f> {
+    folder: &'f Path,
+    ca: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl<'f> Authority<'f> {
+    fn new(folder: &'f Path) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self { folder, ca: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
+    }
+
+    fn identity(&self, user: &str, name: &str) -> Files {
+        let folder = self.folder.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let files = Files::in_dir(&folder);
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, user);
+        let key = KeyPair::generate().unwrap();
+        let leaf = params.signed_by(&key, &self.ca).unwrap();
+        std::fs::write(&files.ca, self.ca.pem()).unwrap();
+        std::fs::write(&files.cert, leaf.pem()).unwrap();
+        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+        files
+    }
+
+    fn node(&self, node: &str) -> Files {
+        self.identity(&node_user(node), &node_dns_name(node))
+    }
+}
+
+/// The agent of node `a`, at its own address and at that of a port.
+struct Agent {
+    granted: watch::Sender<u64>,
+    fabric: watch::Sender<Seen>,
+    port: u16,
+    _address: watch::Sender<IpAddr>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn agent(files: Files) -> Agent {
+    let (granted, serving) = watch::channel(0);
+    let (fabric, seen) = watch::channel(Seen::default());
+    let (kept, address) = watch::channel(LOOPBACK);
+    let port = Listening::port(LOOPBACK).unwrap();
+    let task = tokio::spawn(keep(Listening { files, port, address, fabric: seen, idle: Idle::new(serving) }));
+    Agent { granted, fabric, port, _address: kept, task }
+}
+
+/// Connects as soon as somebody listens.
+async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
+    let reached = async {
+        loop {
+            match Peer::connect(connector, "a", from, to).await {
+                Ok(peer) => return peer,
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), reached).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new(folder.path());
+    let agent = agent(authority.node("a"));
+    let connector = authority.node("b").connector(Protocol::Agents).unwrap();
+    let at = SocketAddr::new(LOOPBACK, agent.port);
+    let mut peer = reach(&connector, LOOPBACK, at).await;
+    assert!(!peer.ping().await.unwrap().is_zero());
+    peer.ping().await.unwrap();
+
+    // An end of a cable is listened at once it has an address, and no longer.
+    let end: IpAddr = [127, 0, 4, 1].into();
+    let port = russet_crds::FabricPort { address: Some(end.to_string()), ..Default::default() };
+    agent.fabric.send_replace(Seen { ports: vec![port], ..Seen::default() });
+    let mut over = reach(&connector, [127, 0, 4, 2].into(), SocketAddr::new(end, agent.port)).await;
+    over.ping().await.unwrap();
+    agent.fabric.send_replace(Seen::default());
+    let closed = async { while over.ping().await.is_ok() {} };
+    tokio::time::timeout(std::time::Duration::from_secs(60), closed).await.unwrap();
+    peer.ping().await.unwrap();
+
+    let error = Peer::connect(&connector, "c", LOOPBACK, at).await.unwrap_err();
+    assert!(matches!(error, DialError::Unreachable { .. }), "a is not c: {error}");
+    let grpc = authority.node("b").connector(Protocol::Grpc).unwrap();
+    assert!(Peer::connect(&grpc, "a", LOOPBACK, at).await.is_err(), "gRPC is not what agents speak");
+    let gateway = authority.identity(GATEWAY_USER, "gateway.russet.dev").connector(Protocol::Agents).unwrap();
+    let turned_away = async { Peer::connect(&gateway, "a", LOOPBACK, at).await?.ping().await };
+    assert!(turned_away.await.is_err(), "the gateway is no node");
+    let others = folder.path().join("others");
+    let other = Authority::new(&others).node("b").connector(Protocol::Agents).unwrap();
+    assert!(Peer::connect(&other, "a", LOOPBACK, at).await.is_err(), "a certificate of another authority");
+}
+
+#[tokio::test]
+async fn a_way_is_tried_only_while_nobody_needs_the_machine() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new(folder.path());
+    let agent = agent(authority.node("a"));
+    let connector = authority.node("b").connector(Protocol::Agents).unwrap();
+    let at = SocketAddr::new(LOOPBACK, agent.port);
+    agent.granted.send_replace(1 << 30);
+    assert_eq!(reach(&connector, LOOPBACK, at).await.flood().await.unwrap(), None, "it serves");
+
+    agent.granted.send_replace(0);
+    let (first, second) = (reach(&connector, LOOPBACK, at).await, reach(&connector, LOOPBACK, at).await);
+    let (first, second) = tokio::join!(first.flood(), second.flood());
+    let carried: Vec<u64> = [first.unwrap(), second.unwrap()].into_iter().flatten().collect();
+    assert_eq!(carried.len(), 1, "one at a time: {carried:?}");
+    assert!(carried[0] > 1_000_000, "{carried:?}");
+
+    // What is granted in the middle ends it.
+    let flooding = reach(&connector, LOOPBACK, at).await.flood();
+    let needed = async {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        agent.granted.send_replace(1);
+    };
+    let (carried, ()) = tokio::join!(flooding, needed);
+    assert_eq!(carried.unwrap(), None, "somebody needs the machine");
+}

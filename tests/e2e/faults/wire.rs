@@ -1,0 +1,125 @@
+//! A wire that joins the machines of two ranks beside their network: ranks meet over it while it carries anything, and
+//! over the network, which is said, while it does not.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use russet_tests::cluster::{Cluster, condition};
+use serde_json::Value;
+
+use super::{TOKENS, expected, finish_elsewhere, sound};
+use crate::path;
+use crate::servers::epochs;
+
+/// Plugged in, the wire is a link that is measured, and a group that forms anew meets over it; pulled in the middle of a
+/// stream, the stream goes on over the network, and every place says so; mended, it is used again.
+pub async fn wire(cluster: &mut Cluster) -> Result<()> {
+    let Some(macs) = cluster.macs.clone() else {
+        println!("  skipped: no wire joins the machines: {:?}", cluster.lab.fallback);
+        return Ok(());
+    };
+    let undisturbed = expected(cluster).await?;
+    let [near, far] = &macs;
+    near.plug(far)?;
+    far.plug(near)?;
+    let plugged = Instant::now();
+    cluster
+        .until("both nodes have measured the wire", async |cluster| {
+            let links = links(cluster).await?;
+            Ok(links.len() == 2
+                && links.iter().all(|link| link["measured"]["roundTripMicroseconds"].is_u64()))
+        })
+        .await?;
+    println!("fault: wire plugged in, measured = {:.2} of 60", plugged.elapsed().as_secs_f64());
+    form_anew(cluster).await?;
+    said(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
+    let before = cluster.lab.wire_bytes()?;
+    sound(cluster).await?;
+    let carried = cluster.lab.wire_bytes()? - before;
+    println!("  {carried} bytes of activations came over the wire");
+    ensure!(carried > 100_000, "{carried} bytes over the wire are no answers");
+
+    let epochs = epochs(cluster).await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    let cut = cluster.lab.cut_wire()?;
+    let struck = Instant::now();
+    cluster
+        .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
+        .await?;
+    println!("fault: wire pulled, group begins anew = {:.2} of 20", struck.elapsed().as_secs_f64());
+    let longest = finish_elsewhere(&mut answer, &undisturbed).await?;
+    println!("fault: wire pulled, stream stood still = {:.2} of 30", longest.as_secs_f64());
+    said(
+        cluster,
+        ("False", "PathFallback", "and not over the cable that leads there"),
+        ("False", "PathFallback"),
+    )
+    .await?;
+    let shown = cluster.russet(&["fabric", "show"]).await?;
+    ensure!(shown.matches("PathFallback").count() == 2, "`russet fabric show` does not say it:\n{shown}");
+    cluster
+        .until("both nodes say that nobody answers over the wire", async |cluster| {
+            let links = links(cluster).await?;
+            Ok(links.iter().all(|link| link["measured"]["roundTripMicroseconds"].is_null()))
+        })
+        .await?;
+
+    drop(cut);
+    cluster
+        .until("both nodes hear each other over the wire", async |cluster| {
+            let links = links(cluster).await?;
+            Ok(links.iter().all(|link| link["measured"]["roundTripMicroseconds"].is_u64()))
+        })
+        .await?;
+    form_anew(cluster).await?;
+    said(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
+    near.unplug()?;
+    far.unplug()?;
+    cluster.until("no link is left", async |cluster| Ok(links(cluster).await?.is_empty())).await?;
+    sound(cluster).await
+}
+
+/// The links of all nodes.
+async fn links(cluster: &Cluster) -> Result<Vec<Value>> {
+    let nodes = cluster.get("inferencenodes").await?;
+    let nodes = nodes["items"].as_array().context("no list of nodes")?;
+    let of = |node: &Value| node["status"]["links"].as_array().cloned().unwrap_or_default();
+    Ok(nodes.iter().flat_map(of).collect())
+}
+
+/// Has the group form anew, as the words of `PathFallback` tell people to.
+async fn form_anew(cluster: &mut Cluster) -> Result<()> {
+    let epochs = epochs(cluster).await?;
+    let shards = cluster.get("shards").await?;
+    let name = shards["items"][0]["metadata"]["name"].as_str().context("no shard has a name")?;
+    cluster.russet(&["delete", &format!("shards/{name}")]).await?;
+    cluster
+        .until("the group begins a new epoch", async |cluster| Ok(self::epochs(cluster).await? != epochs))
+        .await?;
+    path::ready(cluster).await
+}
+
+/// Waits until both shards say this of the ways between them, and both nodes this of their cables.
+async fn said(
+    cluster: &mut Cluster,
+    (status, reason, words): (&str, &str, &str),
+    healthy: (&str, &str),
+) -> Result<()> {
+    cluster
+        .until(&format!("both ranks say {reason}, and both nodes {}", healthy.1), async |cluster| {
+            let (shards, nodes) = (cluster.get("shards").await?, cluster.get("inferencenodes").await?);
+            let all = |list: &Value, kind: &str, check: &dyn Fn(&Value) -> bool| {
+                let found = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+                found.len() == 2
+                    && found.iter().all(|object| condition(object, kind).is_some_and(|found| check(found)))
+            };
+            Ok(all(&shards, "OverCables", &|found| {
+                found["status"] == status
+                    && found["reason"] == reason
+                    && found["message"].as_str().is_some_and(|said| said.contains(words))
+            }) && all(&nodes, "FabricHealthy", &|found| {
+                (found["status"].as_str(), found["reason"].as_str()) == (Some(healthy.0), Some(healthy.1))
+            }))
+        })
+        .await
+}
