@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use kube::core::DeserializeGuard;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
-use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus};
+use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus, LinkMeasured};
 use russet_plan::fabric::{network, show_bits};
 
 use crate::client::Connection;
@@ -95,7 +95,7 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
 
 /// The ports as a table, and under it what is said of each node's.
 fn show(nodes: &[Arc<InferenceNode>]) -> String {
-    let head = ["NODE", "PORT", "INTERFACE", "ADDRESS", "LEADS TO", "SPEED", "RDMA"];
+    let head = ["NODE", "PORT", "INTERFACE", "ADDRESS", "LEADS TO", "SPEED", "MEASURED", "RDMA"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     let mut said = String::new();
     for node in nodes {
@@ -137,9 +137,21 @@ fn row(node: &str, port: &FabricPort, status: &InferenceNodeStatus) -> Vec<Strin
     };
     let rdma = port.rdma_device.clone().or_else(|| port.reason.clone()).unwrap_or_else(nothing);
     let speed = bits.map_or_else(nothing, show_bits);
-    let cells = [node.to_owned(), port.name.clone(), port.interface.clone(), address, leads, speed, rdma];
+    let measured = link.and_then(|link| link.measured).map_or_else(nothing, show_measured);
+    let cells =
+        [node.to_owned(), port.name.clone(), port.interface.clone(), address, leads, speed, measured, rdma];
     // People name machines as they like, and a machine may report anything.
     cells.map(|cell| cell.replace(char::is_control, "?")).to_vec()
+}
+
+/// What came over TLS, and how long the way there and back is.
+fn show_measured(measured: LinkMeasured) -> String {
+    let carries = measured.bits_per_second.map(show_bits);
+    let trip = match measured.round_trip_microseconds {
+        Some(micros) => format!("{:.2} ms", f64::from(micros) / 1e3),
+        None => "no answer".to_owned(),
+    };
+    carries.into_iter().chain([trip]).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -179,6 +191,10 @@ mod tests {
             peer: "b".to_owned(),
             interface: "en1".to_owned(),
             bits_per_second: Some(80_000_000_000),
+            measured: Some(LinkMeasured {
+                round_trip_microseconds: Some(310),
+                bits_per_second: Some(26_000_000_000),
+            }),
             ..Link::default()
         };
         let mut status =
@@ -192,14 +208,15 @@ mod tests {
         let shown = show(&[Arc::new(node)]);
         assert_eq!(
             shown,
-            "NODE   PORT            INTERFACE   ADDRESS      LEADS TO   SPEED       RDMA\n\
-             a      Thunderbolt 1   en1         192.0.2.1    node b     80 Gbit/s   rdma_en1\n\
-             a      Thunderbolt 2   en2         in bridge0   Mac mini   40 Gbit/s   NoThunderbolt5\n\
-             a      Thunderbolt 3   en3         -            -          -           NothingPlugged\n\
+            "NODE   PORT            INTERFACE   ADDRESS      LEADS TO   SPEED       MEASURED             RDMA\n\
+             a      Thunderbolt 1   en1         192.0.2.1    node b     80 Gbit/s   26 Gbit/s, 0.31 ms   rdma_en1\n\
+             a      Thunderbolt 2   en2         in bridge0   Mac mini   40 Gbit/s   -                    NoThunderbolt5\n\
+             a      Thunderbolt 3   en3         -            -          -           -                    NothingPlugged\n\
              \n✗ a: RdmaPortDown\n\
              \x20 Thunderbolt 1 (en1): plug it in again\n\
              \x20 Thunderbolt 2 (en2): the cable runs at 40 Gb/s, as Thunderbolt 4 does; it carries IP\n"
         );
+        assert_eq!(show_measured(LinkMeasured::default()), "no answer");
         let bare = Arc::new(InferenceNode::new("a", InferenceNodeSpec::default()));
         assert!(show(&[bare]).starts_with("no node has a port"));
     }

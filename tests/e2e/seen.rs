@@ -30,13 +30,15 @@ const UNSEEN_QUERIES: [&str; 2] =
     ];
 
 /// Metrics of the docs that this cluster has no reason to show.
-const UNSEEN_METRICS: [&str; 15] = [
+const UNSEEN_METRICS: [&str; 17] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
-    // No machine has a Thunderbolt port.
-    "russet_inferencenode_fabric_healthy",
+    // Nothing is plugged into the machines' ports.
     "russet_inferencenode_link_bits_per_second",
+    "russet_node_link_round_trip_seconds",
+    "russet_node_link_pings_total",
+    "russet_node_link_measured_bits_per_second",
     // Nothing ends that ran or stands still, and no request is sent twice.
     "russet_engine_ends_total",
     "russet_engine_kills_total",

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use russet_tests::ask::End;
 use russet_tests::cluster::{Cluster, condition};
 use serde_json::Value;
 
@@ -34,10 +35,13 @@ pub async fn wire(cluster: &mut Cluster) -> Result<()> {
     form_anew(cluster).await?;
     said(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
     let before = cluster.lab.wire_bytes()?;
-    sound(cluster).await?;
+    let mut answer = path::endless(cluster, TOKENS).await?;
+    ensure!(answer.finish().await == End::Finished("length".into()), "an undisturbed stream did not end");
+    ensure!(answer.text == undisturbed, "over the wire the text changed:\n{}\n{undisturbed}", answer.text);
     let carried = cluster.lab.wire_bytes()? - before;
-    println!("  {carried} bytes of activations came over the wire");
-    ensure!(carried > 100_000, "{carried} bytes over the wire are no answers");
+    println!("  {carried} bytes came over the wire during {TOKENS} tokens");
+    // The agents' own questions are a few hundred a second.
+    ensure!(carried > 100 * u64::from(TOKENS), "{carried} bytes over the wire are no activations");
 
     let epochs = epochs(cluster).await?;
     let mut answer = path::endless(cluster, TOKENS).await?;
@@ -110,8 +114,7 @@ async fn said(
             let (shards, nodes) = (cluster.get("shards").await?, cluster.get("inferencenodes").await?);
             let all = |list: &Value, kind: &str, check: &dyn Fn(&Value) -> bool| {
                 let found = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
-                found.len() == 2
-                    && found.iter().all(|object| condition(object, kind).is_some_and(|found| check(found)))
+                found.len() == 2 && found.iter().all(|object| condition(object, kind).is_some_and(check))
             };
             Ok(all(&shards, "OverCables", &|found| {
                 found["status"] == status
