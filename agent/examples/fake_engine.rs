@@ -1,6 +1,6 @@
 //! An engine without a model, for this crate's tests: it takes the real arguments, serves the real
 //! control socket, goes through the real phases and beats. It computes nothing; after SIGUSR1 it seems to compute the
-//! same batch for ever. One that serves a model `again` leaves its group when asked and is a rank of the next one; where
+//! same batch for ever, after SIGUSR2 to hold 64 GiB. One that serves a model `again` leaves its group when asked and is a rank of the next one; where
 //! the model is called `mute` it does not answer the second question; else it knows neither, as a release before.
 
 use std::collections::HashMap;
@@ -26,6 +26,7 @@ struct Engine {
     shard_uid: String,
     watchers: Arc<AtomicUsize>,
     hangs: Arc<AtomicBool>,
+    grown: Arc<AtomicBool>,
     model: String,
     left: Arc<AtomicBool>,
 }
@@ -68,6 +69,7 @@ impl Control for Engine {
         let states =
             [pb::Phase::Loading, pb::Phase::Loaded, pb::Phase::Serving].map(|phase| self.state(phase));
         let (last, hangs, left) = (self.state(pb::Phase::Serving), self.hangs.clone(), self.left.clone());
+        let grown = self.grown.clone();
         tokio::spawn(async move {
             let _watcher = watcher;
             for state in states {
@@ -79,6 +81,9 @@ impl Control for Engine {
                 tokio::time::sleep(Duration::from_millis(250)).await;
                 let batch_forecast_seconds = if hangs.load(Ordering::SeqCst) { 0.02 } else { 0.0 };
                 let mut beat = pb::EngineState { batch_forecast_seconds, ..last.clone() };
+                if grown.load(Ordering::SeqCst) {
+                    beat.memory_bytes = 64 << 30;
+                }
                 if left.load(Ordering::SeqCst) {
                     (beat.phase, beat.reuse) = (pb::Phase::Failed as i32, pb::Reuse::Yes as i32);
                 }
@@ -134,12 +139,21 @@ async fn main() {
             hang.store(true, Ordering::SeqCst);
         }
     });
+    let grown = Arc::new(AtomicBool::new(false));
+    let mut told = signal(SignalKind::user_defined2()).expect("signals are heard");
+    let grow = grown.clone();
+    tokio::spawn(async move {
+        while told.recv().await.is_some() {
+            grow.store(true, Ordering::SeqCst);
+        }
+    });
     let watchers = Arc::new(AtomicUsize::new(0));
     let engine = Engine {
         epoch: flags["epoch"].parse().expect("a number"),
         shard_uid: flags["shard-uid"].to_owned(),
         watchers: watchers.clone(),
         hangs,
+        grown,
         model: flags["served-model-name"].to_owned(),
         left: Arc::default(),
     };

@@ -10,6 +10,7 @@ use russet_crds::names::{AGENT_MANAGER, event_note};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::guard::panics::Seen;
 use crate::process::adopt::Record;
 
 /// So many wait for an API server that is away; what else happens is in the log, and in metrics.
@@ -43,6 +44,20 @@ impl Events {
                 uid: Some(rank.shard.clone()),
                 ..ObjectReference::default()
             }),
+        };
+        self.0.try_send(event).ok();
+    }
+
+    /// This machine's kernel went down, and came back.
+    pub fn panicked(&self, seen: &Seen) {
+        let under = seen.deployment.as_ref().map(|name| format!(" under {name}")).unwrap_or_default();
+        let note = format!("the kernel panicked{under}: {} ({})", seen.message, seen.report);
+        let event = Event {
+            type_: EventType::Warning,
+            reason: format!("{:?}", Reason::KernelPanicked),
+            note: Some(event_note(&note).to_owned()),
+            action: "Restart".to_owned(),
+            secondary: None,
         };
         self.0.try_send(event).ok();
     }

@@ -37,6 +37,16 @@ impl Machine {
     }
 }
 
+/// Bytes that a process has to itself, as far as the system tells.
+pub fn process_memory(pid: u32) -> Option<u64> {
+    system::process_memory(pid)
+}
+
+/// Whether the system itself says that memory is critically short.
+pub fn memory_is_critical() -> bool {
+    system::memory_is_critical()
+}
+
 /// Bytes of memory that new work could take now.
 pub fn available_memory() -> io::Result<u64> {
     system::available_memory()

@@ -13,6 +13,7 @@ mod events;
 mod exposition;
 pub mod fabric;
 pub mod grants;
+pub mod guard;
 pub mod hardware;
 pub mod join;
 mod lease;
@@ -48,11 +49,16 @@ use russet_rpc::tls::{Files, Protocol, TlsError};
 
 use self::fabric::measure::{self, Measuring};
 use self::fabric::probe::{self, Probe, Seen};
+use self::guard::Left;
+use self::guard::panics::Panics;
 pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
 use self::peers::Listening;
 use self::store::StoreError;
+
+/// Where macOS leaves reports of panics.
+const REPORTS: &str = "/Library/Logs/DiagnosticReports";
 
 /// How an agent runs.
 #[derive(Clone, Debug)]
@@ -221,6 +227,21 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     });
     let outbox = report::Outbox::start(client.clone(), &mut tasks);
     let events = events::Events::start(client.clone(), identity.node.clone(), &mut tasks);
+    let (free, left) = watch::channel(Left { total: machine.memory, available: u64::MAX, critical: false });
+    tasks.spawn(guard::measure(machine.memory, free));
+    let records = process::adopt::load(&engines_dir(&config.data_dir));
+    let reports = config.fabric_tools.as_ref().map_or(PathBuf::from(REPORTS), |tools| tools.join("reports"));
+    let known = folder.join("panics.json");
+    let (panics, new) = Panics::read(&known, &reports, &records, &machine.boot_id);
+    for seen in new {
+        tracing::warn!(
+            report = seen.report,
+            deployment = seen.deployment,
+            seen.message,
+            "this machine's kernel panicked"
+        );
+        events.panicked(&seen);
+    }
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
     let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone(), leave::marker(&folder));
@@ -237,6 +258,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         exposition,
         copies,
         links,
+        left,
+        panics,
     });
     let removed = tokio::select! {
         () = supervisor.run(shards, model_copies) => false,

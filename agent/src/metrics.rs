@@ -74,7 +74,7 @@ impl Metrics {
             ),
             kills: counters(
                 "russet_engine_kills_total",
-                "Engines killed because they stood still, by reason: EngineSilent or EngineHung.",
+                "Engines killed by their agent, by reason: EngineSilent, EngineHung, MemoryExceeded or MemoryShort.",
                 &["shard", "reason"],
             ),
             refusals: counters(

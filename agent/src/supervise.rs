@@ -24,6 +24,8 @@ use crate::decide::{Action, Held, Wanted, decide};
 use crate::events::Events;
 use crate::exposition::Exposition;
 use crate::grants::Grants;
+use crate::guard::panics::Panics;
+use crate::guard::{self, Guard, Left};
 use crate::hardware;
 use crate::metrics::Metrics;
 use crate::node::Memory;
@@ -58,6 +60,10 @@ pub(crate) struct Setup {
     pub copies: Copies,
     /// The links of this node.
     pub links: watch::Receiver<Vec<Link>>,
+    /// What is left of the machine's memory.
+    pub left: watch::Receiver<Left>,
+    /// Panics of the machine's kernel.
+    pub panics: Panics,
 }
 
 pub(crate) struct Supervisor {
@@ -65,6 +71,7 @@ pub(crate) struct Supervisor {
     shards: Option<BTreeMap<String, Arc<Shard>>>,
     slots: BTreeMap<String, Slot>,
     grants: Grants,
+    guard: Guard,
     /// Addresses of ranks that this machine does not have any more.
     lost: Lost,
     /// Whether files may have become unwanted.
@@ -77,7 +84,8 @@ impl Supervisor {
     pub fn new(setup: Setup) -> Self {
         let (notices, inbox) = mpsc::unbounded_channel();
         let (slots, grants) = (BTreeMap::new(), Grants::default());
-        Self { setup, shards: None, slots, grants, lost: Lost::default(), sweep: false, notices, inbox }
+        let (guard, lost) = (Guard::default(), Lost::default());
+        Self { setup, shards: None, slots, grants, guard, lost, sweep: false, notices, inbox }
     }
 
     /// Works for ever.
@@ -100,6 +108,7 @@ impl Supervisor {
                 _ = ticks.tick() => {
                     self.bound_logs();
                     self.look_at_addresses();
+                    self.look_at_memory();
                 }
             }
             // Reports come in bursts; one decision answers them all.
@@ -192,6 +201,28 @@ impl Supervisor {
         if self.lost.look(used, address::is_here) {
             tracing::warn!("this machine has lost an address that ranks were published at");
         }
+    }
+
+    /// Ends a rank that would take the machine down.
+    fn look_at_memory(&mut self) {
+        let running = self.slots.iter().filter_map(|(uid, slot)| {
+            let engine = slot.engine.as_ref().filter(|engine| !engine.stopping)?;
+            // MLX's own count has the GPU's memory, the system's has all else.
+            let told = slot.report.as_ref().map_or(0, |report| report.memory_bytes);
+            let holds = told.max(hardware::process_memory(engine.process.pid).unwrap_or(0));
+            let (granted, age) = (slot.record.reserved, slot.since.elapsed());
+            (slot.failure.is_none()).then(|| guard::Rank { shard: uid.clone(), holds, granted, age })
+        });
+        let running: Vec<guard::Rank> = running.collect();
+        let left = *self.setup.left.borrow();
+        let Some(guard::End { shard, reason, message }) = self.guard.look(&left, &running) else { return };
+        if let Some(slot) = self.slots.get(&shard)
+            && let Some(engine) = &slot.engine
+        {
+            engine.process.kill(&self.setup.boot_id);
+            self.setup.metrics.killed(&slot.record.name, reason);
+        }
+        self.fail(&shard, reason, message);
     }
 
     fn save(&self, uid: &str) {

@@ -179,6 +179,14 @@ pub enum Reason {
     MemoryGranted,
     /// The agent refused: less memory is free than the Shard needs.
     MemoryRefused,
+    /// The engine held far more memory than it was granted; its agent ended it.
+    MemoryExceeded,
+    /// The machine's memory was at its end; its agent ended this rank of those there.
+    MemoryShort,
+    /// The kernel of the rank's machine went down and came back.
+    KernelPanicked,
+    /// The machine's kernel panicked twice under the deployment, which is granted nothing more there.
+    HeldAfterPanics,
     /// The engine reads its weights.
     Loading,
     /// The engine waits for its peers.

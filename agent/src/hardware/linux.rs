@@ -38,6 +38,30 @@ pub fn process_stopped(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| state(&stat) == Some("T"))
 }
 
+/// Bytes that a process has to itself: what it allocated, in memory or swapped out. Files that it maps are not its own.
+#[cfg(target_os = "linux")]
+pub fn process_memory(pid: u32) -> Option<u64> {
+    own(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// Whether everything here waited for memory during a good part of the last ten seconds.
+#[cfg(target_os = "linux")]
+pub fn memory_is_critical() -> bool {
+    let text = std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
+    crate::linux::pressure::memory(&text).is_some_and(|pressure| pressure.full >= STALLED)
+}
+
+/// Percent of the time in which nobody gets on for want of memory, beyond which a machine only swaps.
+#[cfg(target_os = "linux")]
+const STALLED: f64 = 40.0;
+
+/// Bytes of a process's own out of `/proc/PID/status`.
+pub fn own(status: &str) -> Option<u64> {
+    let bytes = |name| field(status, name).ok();
+    let own = bytes("RssAnon")?;
+    Some(["RssShmem", "VmSwap"].into_iter().filter_map(bytes).fold(own, u64::saturating_add))
+}
+
 /// The processor's name; ARM kernels name none.
 pub fn chip(cpuinfo: &str) -> Option<String> {
     let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
@@ -101,6 +125,9 @@ mod tests {
         let meminfo = "MemTotal:       24576 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n";
         assert_eq!(field(meminfo, "MemAvailable").unwrap(), 1 << 20);
         assert!(field(meminfo, "Mem").is_err());
+        let status = "Name:\tengine\nVmRSS:\t 900 kB\nRssAnon:\t 512 kB\nRssFile:\t 300 kB\nRssShmem:\t 8 kB\nVmSwap:\t 4 kB\n";
+        assert_eq!(own(status), Some(524 << 10), "files that it maps are not its own");
+        assert_eq!(own("Name:\tgone\n"), None);
         assert_eq!(chip("processor: 0\nmodel name\t: Quick 9000\n").as_deref(), Some("Quick 9000"));
         assert_eq!(os("NAME=x\nPRETTY_NAME=\"Debian 12\"\n", "6.1\n"), "Debian 12, Linux 6.1");
     }

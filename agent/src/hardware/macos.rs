@@ -43,6 +43,30 @@ pub fn process_stopped(pid: u32) -> bool {
     printed.is_ok_and(|printed| stopped(&String::from_utf8_lossy(&printed)))
 }
 
+/// Bytes that a process has of main memory, as `ps` counts: without what the GPU alone maps, which MLX tells itself.
+#[cfg(target_os = "macos")]
+pub fn process_memory(pid: u32) -> Option<u64> {
+    resident(&String::from_utf8_lossy(&run("/bin/ps", &["-o", "rss=", "-p", &pid.to_string()]).ok()?))
+}
+
+/// Whether the system calls its memory critically short: 4, after 1 and 2.
+#[cfg(target_os = "macos")]
+pub fn memory_is_critical() -> bool {
+    let printed = run("/usr/sbin/sysctl", &["kern.memorystatus_vm_pressure_level"]).unwrap_or_default();
+    critical(&printed)
+}
+
+/// Whether the level that `sysctl` printed is the highest.
+pub fn critical(sysctl: &[u8]) -> bool {
+    let read = system::Sysctls::read(sysctl).ok();
+    read.and_then(|read| read.number("kern.memorystatus_vm_pressure_level")) == Some(4)
+}
+
+/// Bytes out of `rss`, in kibibytes.
+pub fn resident(ps: &str) -> Option<u64> {
+    ps.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// A machine from the outputs of `sysctl` and `sw_vers`.
 pub fn machine(sysctls: &[u8], sw_vers: &[u8]) -> Result<Machine, Unreadable> {
     let sysctls = system::Sysctls::read(sysctls)?;
@@ -91,6 +115,16 @@ mod tests {
         assert_eq!((bare.chip.as_deref(), bare.cores, bare.os.as_str()), (Some("Mac17,9"), 0, "macOS"));
         let error = machine(b"hw.ncpu: 8\n", b"").unwrap_err();
         assert_eq!(error.to_string(), "sysctl printed no hw.memsize");
+    }
+
+    #[test]
+    fn memory_is_critical_at_the_highest_level_alone() {
+        for (level, is) in [("4", true), ("2", false), ("1", false), ("", false)] {
+            let printed = format!("kern.memorystatus_vm_pressure_level: {level}\n");
+            assert_eq!(critical(printed.as_bytes()), is, "{level}");
+        }
+        assert!(!critical(b""));
+        assert_eq!((resident(" 1024\n"), resident("")), (Some(1 << 20), None));
     }
 
     #[test]

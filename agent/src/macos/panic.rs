@@ -14,6 +14,8 @@ pub struct Panic {
     pub place: String,
     /// The program that ran, where it is told.
     pub task: Option<String>,
+    /// Its process id, where it is told.
+    pub pid: Option<u32>,
     /// Build of macOS, where it is told.
     pub build: Option<String>,
 }
@@ -22,6 +24,11 @@ impl Panic {
     /// Whether the GPU's memory was the cause.
     pub fn is_of_gpu_memory(&self) -> bool {
         self.place.starts_with("IOGPU") && self.place.contains("Memory.cpp")
+    }
+
+    /// Whether nothing answered for a minute and a half, as where the GPU waits for memory for ever.
+    pub fn is_of_the_watchdog(&self) -> bool {
+        self.message.starts_with("watchdog timeout")
     }
 }
 
@@ -38,6 +45,10 @@ pub fn panic(output: &[u8]) -> Result<Panic, Unreadable> {
         let mut lines = text.lines().filter_map(|line| line.split_once(head));
         lines.next().map(|(_, rest)| rest.trim())
     };
+    let pid = after("Panicked task").and_then(|rest| {
+        let (_, named) = rest.rsplit_once("pid ")?;
+        named.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+    });
     let task = after("Panicked task").map(|rest| {
         let named = rest.rsplit_once("pid ").map_or(rest, |(_, rest)| rest);
         let named = named.split_once(": ").map_or(named, |(_, name)| name);
@@ -47,6 +58,7 @@ pub fn panic(output: &[u8]) -> Result<Panic, Unreadable> {
         message: message.trim().trim_matches('"').to_owned(),
         place: place.to_owned(),
         task: task.filter(|task| !task.is_empty()),
+        pid,
         build: after("OS version:").map(str::to_owned),
     })
 }
@@ -65,9 +77,11 @@ mod tests {
             ("prepare count underflow", "IOGPUMemory.cpp:550")
         );
         assert_eq!((found.task.as_deref(), found.build.as_deref()), (Some("python3.13"), Some("25E246")));
-        assert!(found.is_of_gpu_memory());
+        assert!(found.is_of_gpu_memory() && !found.is_of_the_watchdog());
+        assert_eq!(found.pid, Some(49042));
         let other = panic(b"panic(cpu 0): \"watchdog timeout\" @IOPlatformExpert.cpp:9").unwrap();
-        assert!(!other.is_of_gpu_memory() && other.task.is_none());
+        assert!(!other.is_of_gpu_memory() && other.is_of_the_watchdog());
+        assert_eq!((other.task, other.pid), (None, None));
     }
 
     #[test]

@@ -16,7 +16,7 @@ const STATE: &str = "state.json";
 const LONGEST_SOCKET: usize = 100;
 
 /// A claimed Shard and, once started, its engine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
     /// UID of the Shard.
@@ -25,6 +25,9 @@ pub struct Record {
     pub namespace: String,
     /// Name of the Shard.
     pub name: String,
+    /// Deployment it is a rank of, in the same namespace.
+    #[serde(default)]
+    pub deployment: Option<String>,
     /// Incarnation claimed for.
     pub epoch: i64,
     /// Bytes granted.
@@ -172,6 +175,7 @@ mod tests {
             shard: "uid-1".into(),
             namespace: "default".into(),
             name: "chat-0".into(),
+            deployment: Some("chat".into()),
             epoch: 3,
             reserved: 7,
             rendezvous: Rendezvous {

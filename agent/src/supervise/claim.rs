@@ -20,15 +20,12 @@ impl Supervisor {
             shard: uid.to_owned(),
             namespace: shard.namespace().unwrap_or_default(),
             name: shard.name_any(),
+            deployment: Some(shard.spec.served_model_name.clone()),
             epoch,
             reserved,
-            rendezvous: Rendezvous::default(),
-            model_key: None,
-            draft_key: None,
-            process: None,
-            kept: false,
-            failed: None,
+            ..Record::default()
         };
+        let deployment = format!("{}/{}", record.namespace, shard.spec.served_model_name);
         let mut before = self.slots.remove(uid);
         // Only one that has no group is there at a claim.
         let kept = before.as_mut().and_then(|slot| slot.engine.take());
@@ -46,6 +43,10 @@ impl Supervisor {
             Some(why) => Err((Reason::NewerRelease, why)),
             None => Ok(()),
         };
+        let usable = usable.and_then(|()| match self.setup.panics.hold(&deployment, reserved) {
+            Some(why) => Err((Reason::HeldAfterPanics, why)),
+            None => Ok(()),
+        });
         let granted = usable.and_then(|()| {
             let granted = self.grants.grant(uid, reserved, &limits, available);
             granted.map_err(|refusal| memory(refusal.to_string()))

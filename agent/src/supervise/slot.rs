@@ -26,6 +26,8 @@ const GAUGES: Duration = Duration::from_secs(30);
 pub(super) struct Slot {
     pub record: Record,
     pub claimed: bool,
+    /// When it was claimed, or found again.
+    pub since: Instant,
     pub refusal: Option<(Reason, String)>,
     pub addresses: Option<Addresses>,
     pub engine: Option<Running>,
@@ -95,6 +97,7 @@ impl Slot {
         Self {
             record,
             claimed: false,
+            since: Instant::now(),
             refusal: None,
             addresses: None,
             engine: None,

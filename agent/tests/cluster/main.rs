@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
 mod fabric;
+mod guard;
 mod joining;
 mod plane;
 

@@ -166,6 +166,8 @@ fn loss(states: &[RankState<'_>], peers: Option<&[Peer]>) -> Option<Loss> {
                             | Reason::EngineHung
                             | Reason::SmokeFailed
                             | Reason::AddressLost
+                            | Reason::MemoryExceeded
+                            | Reason::MemoryShort
                             | Reason::PeerLost
                     )
                 })

@@ -36,9 +36,12 @@ pub async fn report(context: &Context, observed: &Observed, planned: &Planned) -
             context.metrics.formation.observe(since.elapsed().as_secs_f64());
         }
     }
-    for (reason, good) in
-        [(Reason::Serving, true), (Reason::MemoryRefused, false), (Reason::TooManyRestarts, false)]
-    {
+    for (reason, good) in [
+        (Reason::Serving, true),
+        (Reason::MemoryRefused, false),
+        (Reason::HeldAfterPanics, false),
+        (Reason::TooManyRestarts, false),
+    ] {
         if ready.reason == format!("{reason:?}") {
             context.record(group.as_ref(), good, reason, "Form", &ready.message).await;
         }

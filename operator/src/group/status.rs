@@ -105,7 +105,7 @@ fn stage(observed: &Observed, states: &[RankState<'_>]) -> Stage {
         let claimed = state.status.and_then(|status| get(&status.conditions, Type::Claimed));
         if let Some(claimed) = claimed
             && claimed.status == "False"
-            && let Some(reason) = [Reason::MemoryRefused, Reason::NewerRelease]
+            && let Some(reason) = [Reason::MemoryRefused, Reason::HeldAfterPanics, Reason::NewerRelease]
                 .into_iter()
                 .find(|reason| claimed.reason == format!("{reason:?}"))
         {

@@ -1,0 +1,205 @@
+//! Who keeps the machine alive: a kernel that runs out of memory kills whom it likes, and on a Mac the whole machine goes
+//! down with the GPU's memory (ml-explore/mlx#3186). So the agent ends a rank before that, and after two panics under the
+//! same deployment it grants it nothing more ([`panics`]).
+//!
+//! What is judged here is pure; [`measure`] asks the system once a second.
+
+pub mod panics;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use russet_crds::conditions::Reason;
+use russet_plan::quantity;
+use tokio::sync::watch;
+
+use crate::hardware;
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_secs(1);
+/// A trouble counts once it was seen so often in a row.
+const LOOKS: u32 = 3;
+/// What an engine may hold above its grant: an eighth and this. Loading holds the largest tensor twice.
+const MARGIN: u64 = 1 << 30;
+/// Less memory than a 64th of the machine is too little, within these bounds.
+const FLOOR: (u64, u64) = (256 << 20, 2 << 30);
+
+/// What is left of the machine's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Bytes built in.
+    pub total: u64,
+    /// Bytes that the system could hand out now.
+    pub available: u64,
+    /// Whether the system itself says that memory is critically short.
+    pub critical: bool,
+}
+
+impl Left {
+    /// Bytes below which the kernel may do something at any moment.
+    fn floor(&self) -> u64 {
+        (self.total / 64).clamp(FLOOR.0, FLOOR.1)
+    }
+
+    fn is_short(&self) -> bool {
+        // Pressure alone may be somebody's who swaps on purpose.
+        self.available < self.floor() || (self.critical && self.available < 4 * self.floor())
+    }
+}
+
+/// A rank of this machine whose engine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// UID of its Shard.
+    pub shard: String,
+    /// Bytes its engine holds.
+    pub holds: u64,
+    /// Bytes it was granted.
+    pub granted: u64,
+    /// How long ago it claimed them.
+    pub age: Duration,
+}
+
+impl Rank {
+    fn most(&self) -> u64 {
+        self.granted.saturating_add(self.granted / 8).saturating_add(MARGIN)
+    }
+}
+
+/// A rank to end, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// UID of its Shard.
+    pub shard: String,
+    /// For conditions and metrics.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+}
+
+/// What was seen at the last looks.
+#[derive(Debug, Default)]
+pub struct Guard {
+    over: BTreeMap<String, u32>,
+    short: u32,
+}
+
+impl Guard {
+    /// Looks once. `ranks` are those whose engines nobody has ended yet.
+    pub fn look(&mut self, left: &Left, ranks: &[Rank]) -> Option<End> {
+        let over = ranks.iter().filter(|rank| rank.holds > rank.most());
+        let over =
+            over.map(|rank| (rank.shard.clone(), self.over.get(&rank.shard).map_or(1, |seen| seen + 1)));
+        self.over = over.collect();
+        self.short = if left.is_short() { self.short + 1 } else { 0 };
+        if let Some(rank) = ranks.iter().find(|rank| self.over.get(&rank.shard) >= Some(&LOOKS)) {
+            self.over.remove(&rank.shard);
+            return Some(End {
+                shard: rank.shard.clone(),
+                reason: Reason::MemoryExceeded,
+                message: format!(
+                    "its engine holds {} and was granted {}; it was ended before it takes the memory of others. It needs less context or fewer sequences, or has a leak: `russet logs` may say",
+                    quantity::show(rank.holds),
+                    quantity::show(rank.granted)
+                ),
+            });
+        }
+        if self.short < LOOKS {
+            return None;
+        }
+        // Who takes more than was agreed comes first, then who came last: the others had room until then.
+        let above = |rank: &Rank| rank.holds.saturating_sub(rank.granted);
+        let rank = ranks.iter().max_by_key(|rank| (above(rank), std::cmp::Reverse(rank.age)))?;
+        self.short = 0;
+        let why = match above(rank) {
+            0 => "it claimed last".to_owned(),
+            bytes => format!("it holds {} more than it was granted", quantity::show(bytes)),
+        };
+        Some(End {
+            shard: rank.shard.clone(),
+            reason: Reason::MemoryShort,
+            message: format!(
+                "this machine had {} of memory left, too little to go on; of the ranks here this one was ended, for {why}. Close other programs, or raise the node's spec.memory.userReserve",
+                quantity::show(left.available)
+            ),
+        })
+    }
+}
+
+/// Asks the system for ever.
+pub(crate) async fn measure(total: u64, left: watch::Sender<Left>) {
+    loop {
+        let asked = tokio::task::spawn_blocking(move || {
+            // What cannot be asked is no reason to end anybody.
+            let available = hardware::available_memory().unwrap_or(u64::MAX);
+            Left { total, available, critical: hardware::memory_is_critical() }
+        });
+        if let Ok(now) = asked.await {
+            left.send_replace(now);
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn rank(shard: &str, holds: u64, granted: u64, age: u64) -> Rank {
+        Rank { shard: shard.to_owned(), holds, granted, age: Duration::from_secs(age) }
+    }
+
+    fn left(available: u64) -> Left {
+        Left { total: 64 * GIB, available, critical: false }
+    }
+
+    /// Looks again and again at the same; what came at which look.
+    fn looks(guard: &mut Guard, left: Left, ranks: &[Rank], times: u32) -> Vec<(u32, String, Reason)> {
+        let seen = (1..=times).filter_map(|look| Some((look, guard.look(&left, ranks)?)));
+        seen.map(|(look, end)| (look, end.shard, end.reason)).collect()
+    }
+
+    #[test]
+    fn who_holds_far_more_than_was_granted_is_ended_whatever_is_left() {
+        let ranks = [rank("a", 9 * GIB, 8 * GIB, 5), rank("b", 10 * GIB + 1, 8 * GIB, 9)];
+        let ended = looks(&mut Guard::default(), left(30 * GIB), &ranks, 3);
+        assert_eq!(ended, [(3, "b".to_owned(), Reason::MemoryExceeded)]);
+        let mut guard = Guard::default();
+        assert!(looks(&mut guard, left(30 * GIB), &ranks, 2).is_empty());
+        assert!(looks(&mut guard, left(30 * GIB), &ranks[..1], 1).is_empty());
+        assert!(looks(&mut guard, left(30 * GIB), &ranks, 2).is_empty(), "it is counted anew");
+        let message =
+            Guard { over: BTreeMap::from([("b".to_owned(), 2)]), short: 0 }.look(&left(GIB), &ranks);
+        let message = message.unwrap().message;
+        assert!(message.starts_with("its engine holds 10") && message.contains("was granted 8"), "{message}");
+    }
+
+    #[test]
+    fn a_machine_at_its_end_loses_the_rank_that_is_to_blame_and_only_one_at_a_time() {
+        let ranks = [rank("old", 8 * GIB, 8 * GIB, 500), rank("young", 4 * GIB, 8 * GIB, 5)];
+        let ended = looks(&mut Guard::default(), left(GIB - 1), &ranks, 5);
+        assert_eq!(ended, [(3, "young".to_owned(), Reason::MemoryShort)], "then it has time to go");
+        let above = [rank("old", 8 * GIB + 1, 8 * GIB, 500), ranks[1].clone()];
+        assert_eq!(looks(&mut Guard::default(), left(GIB - 1), &above, 3)[0].1, "old");
+        assert!(looks(&mut Guard::default(), left(GIB), &ranks, 9).is_empty(), "a 64th is enough");
+        assert!(looks(&mut Guard::default(), left(0), &[], 9).is_empty(), "nobody of ours is here");
+        let mut guard = Guard::default();
+        for _ in 0..9 {
+            assert!(looks(&mut guard, left(0), &ranks, 2).is_empty());
+            assert!(looks(&mut guard, left(GIB), &ranks, 1).is_empty(), "a moment is no end");
+        }
+    }
+
+    #[test]
+    fn what_the_system_calls_critical_counts_where_little_is_left() {
+        let ranks = [rank("a", GIB, GIB, 5)];
+        let critical = |available| Left { critical: true, ..left(available) };
+        assert_eq!(looks(&mut Guard::default(), critical(3 * GIB), &ranks, 3).len(), 1);
+        assert!(looks(&mut Guard::default(), critical(4 * GIB), &ranks, 9).is_empty());
+        for (total, floor) in [(8 * GIB, 256 << 20), (64 * GIB, GIB), (512 * GIB, 2 * GIB)] {
+            assert_eq!(Left { total, ..Left::default() }.floor(), floor);
+        }
+    }
+}

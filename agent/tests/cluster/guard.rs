@@ -1,0 +1,101 @@
+//! Engines that take too much, and machines whose kernel went down under them: the engines compute nothing and say what
+//! they are told to, the reports are synthetic.
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::Event;
+use kube::Api;
+use kube::api::{ListParams, PostParams};
+use russet_crds::conditions::{Type, get};
+use russet_crds::{ModelDeployment, Shard};
+
+use crate::plane::*;
+
+/// Waits for an Event of this reason; what it says.
+async fn event(plane: &Plane, reason: &str) -> String {
+    let events: Api<Event> = Api::all(plane.client.clone());
+    until(&format!("an Event that says {reason}"), || async {
+        let events = events.list(&ListParams::default()).await.ok()?;
+        let found = events.items.into_iter().rfind(|event| event.reason.as_deref() == Some(reason))?;
+        found.message
+    })
+    .await
+}
+
+async fn serve(folder: &Path) -> (Plane, Agent, Agent, Vec<Shard>) {
+    let plane = Plane::start(&folder.join("plane")).await;
+    let one = Agent::join(&plane, folder, "one", None).await;
+    let two = Agent::join(&plane, folder, "two", None).await;
+    plane.create_model(folder).await;
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    deployments.create(&PostParams::default(), &deployment()).await.unwrap();
+    let shards = plane.serving(1).await;
+    (plane, one, two, shards)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_takes_far_more_than_it_was_granted_is_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, mut one, mut two, before) = serve(folder.path()).await;
+    signal(pid(&before[1]), "-USR2");
+    let said = event(&plane, "MemoryExceeded").await;
+    assert!(said.contains("its engine holds 64") && said.contains("was granted"), "{said}");
+    let after = plane.serving(before[1].spec.epoch + 1).await;
+    assert!(!alive(pid(&before[1])));
+    assert_ne!(pid(&after[1]), pid(&before[1]));
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_two_panics_of_a_machine_the_deployment_is_held_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, mut one, mut two, mut shards) = serve(folder.path()).await;
+    let node = shards[0].spec.node_name.clone();
+    let agent = if node == "one" { &mut one } else { &mut two };
+    let tools = folder.path().join("tools");
+    std::fs::create_dir_all(tools.join("reports")).unwrap();
+    agent.config.fabric_tools = Some(tools.clone());
+    for day in 1..=2 {
+        // What a panic leaves behind: dead processes of a boot that is over, and a report.
+        agent.stop().await;
+        let engine = pid(&shards[0]);
+        signal(engine, "-9");
+        let record =
+            agent.config.data_dir.join("agent/engines").join(shards[0].metadata.uid.as_ref().unwrap());
+        let record = record.join("state.json");
+        let mut noted: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+        noted["process"]["bootId"] = "before".into();
+        std::fs::write(&record, noted.to_string()).unwrap();
+        let report = format!(
+            "panic(cpu 7): \"prepare count underflow\" @IOGPUMemory.cpp:550\nPanicked task 0x1: 9 pages: pid {engine}: russet-engine\n"
+        );
+        std::fs::write(tools.join(format!("reports/panic-full-2026-11-0{day}.panic")), report).unwrap();
+        agent.start();
+        if day == 1 {
+            let said = event(&plane, "KernelPanicked").await;
+            assert!(
+                said.starts_with("the kernel panicked under default/chat: prepare count underflow @IOGPUMem"),
+                "{said}"
+            );
+            shards = plane.serving(shards[0].spec.epoch + 1).await;
+        }
+    }
+    let held = until("a claim that is held", || async {
+        let found = plane.shards().await;
+        let of = found.iter().find(|shard| shard.spec.node_name == node)?;
+        let claimed = get(&of.status.as_ref()?.conditions, Type::Claimed)?.clone();
+        (claimed.reason == "HeldAfterPanics").then_some(claimed.message)
+    })
+    .await;
+    assert!(held.contains("panicked 2 times under default/chat, last panic-full-2026-11-02"), "{held}");
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    until("the deployment says so", || async {
+        let status = deployments.get("chat").await.ok()?.status?;
+        let ready = get(&status.conditions, Type::Ready)?;
+        (ready.status == "False" && ready.message.contains("panicked 2 times")).then_some(())
+    })
+    .await;
+    one.stop().await;
+    two.stop().await;
+}
