@@ -85,13 +85,14 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Looks once. `ranks` are those whose engines nobody has ended yet.
-    pub fn look(&mut self, left: &Left, ranks: &[Rank]) -> Option<End> {
+    /// Looks once. `ranks` are those whose engines nobody has ended yet; while one that was ended still has a process
+    /// (`ending`), its memory is on its way.
+    pub fn look(&mut self, left: &Left, ranks: &[Rank], ending: bool) -> Option<End> {
         let over = ranks.iter().filter(|rank| rank.holds > rank.most());
         let over =
             over.map(|rank| (rank.shard.clone(), self.over.get(&rank.shard).map_or(1, |seen| seen + 1)));
         self.over = over.collect();
-        self.short = if left.is_short() { self.short + 1 } else { 0 };
+        self.short = if left.is_short() && !ending { self.short + 1 } else { 0 };
         if let Some(rank) = ranks.iter().find(|rank| self.over.get(&rank.shard) >= Some(&LOOKS)) {
             self.over.remove(&rank.shard);
             return Some(End {
@@ -157,7 +158,7 @@ mod tests {
 
     /// Looks again and again at the same; what came at which look.
     fn looks(guard: &mut Guard, left: Left, ranks: &[Rank], times: u32) -> Vec<(u32, String, Reason)> {
-        let seen = (1..=times).filter_map(|look| Some((look, guard.look(&left, ranks)?)));
+        let seen = (1..=times).filter_map(|look| Some((look, guard.look(&left, ranks, false)?)));
         seen.map(|(look, end)| (look, end.shard, end.reason)).collect()
     }
 
@@ -171,7 +172,7 @@ mod tests {
         assert!(looks(&mut guard, left(30 * GIB), &ranks[..1], 1).is_empty());
         assert!(looks(&mut guard, left(30 * GIB), &ranks, 2).is_empty(), "it is counted anew");
         let message =
-            Guard { over: BTreeMap::from([("b".to_owned(), 2)]), short: 0 }.look(&left(GIB), &ranks);
+            Guard { over: BTreeMap::from([("b".to_owned(), 2)]), short: 0 }.look(&left(GIB), &ranks, false);
         let message = message.unwrap().message;
         assert!(message.starts_with("its engine holds 10") && message.contains("was granted 8"), "{message}");
     }
@@ -183,6 +184,11 @@ mod tests {
         assert_eq!(ended, [(3, "young".to_owned(), Reason::MemoryShort)], "then it has time to go");
         let above = [rank("old", 8 * GIB + 1, 8 * GIB, 500), ranks[1].clone()];
         assert_eq!(looks(&mut Guard::default(), left(GIB - 1), &above, 3)[0].1, "old");
+        let mut waits = Guard::default();
+        assert!(
+            (0..9).all(|_| waits.look(&left(0), &ranks, true).is_none()),
+            "one that was ended still goes"
+        );
         assert!(looks(&mut Guard::default(), left(GIB), &ranks, 9).is_empty(), "a 64th is enough");
         assert!(looks(&mut Guard::default(), left(0), &[], 9).is_empty(), "nobody of ours is here");
         let mut guard = Guard::default();

@@ -19,6 +19,7 @@ pub mod join;
 mod lease;
 pub mod leave;
 pub mod linux;
+pub mod load;
 pub mod macos;
 mod measured;
 mod metrics;
@@ -50,7 +51,7 @@ use russet_rpc::tls::{Files, Protocol, TlsError};
 use self::fabric::measure::{self, Measuring};
 use self::fabric::probe::{self, Probe, Seen};
 use self::guard::Left;
-use self::guard::panics::Panics;
+use self::guard::panics::{self, Panics};
 pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
@@ -122,7 +123,9 @@ pub enum Error {
         source: std::io::Error,
     },
     /// No port is left for other agents.
-    #[error("no port is free at which other agents could reach this one")]
+    #[error(
+        "no port from 20000 to 29999 is free at which other agents could reach this one; stop what uses them"
+    )]
     Peers(#[source] std::io::Error),
     /// The node's certificate cannot be used.
     #[error(transparent)]
@@ -177,12 +180,13 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let (gone, removed) = oneshot::channel();
     let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
     let (reported, links) = Seen::reported(&client, &identity.node).await;
+    let measured = measure::before(&reported.ports, &links);
     let (fabric, ports) = watch::channel(reported);
     let (linked, links) = watch::channel(links);
-    let (found, measured) = watch::channel(measure::Found::new());
+    let (found, measured) = watch::channel(measured);
     let idle = peers::Idle::new(report.granted());
     let files = Files::in_dir(&folder);
-    let peer_port = Listening::port(*address.borrow()).map_err(Error::Peers)?;
+    let peer_port = Listening::port().map_err(Error::Peers)?;
     tasks.spawn(peers::keep(Listening {
         files: files.clone(),
         port: peer_port,
@@ -216,6 +220,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         channel: report,
         gone,
     }));
+    tasks.spawn(load::keep(config.fabric_tools.clone(), metrics.clone()));
     tasks.spawn(address::keep(config.address, identity.server.clone(), addresses));
     tasks.spawn(renew::keep(identity.clone(), metrics.clone()));
     let exposition = exposition::Exposition::default();
@@ -229,19 +234,17 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let events = events::Events::start(client.clone(), identity.node.clone(), &mut tasks);
     let (free, left) = watch::channel(Left { total: machine.memory, available: u64::MAX, critical: false });
     tasks.spawn(guard::measure(machine.memory, free));
-    let records = process::adopt::load(&engines_dir(&config.data_dir));
-    let reports = config.fabric_tools.as_ref().map_or(PathBuf::from(REPORTS), |tools| tools.join("reports"));
-    let known = folder.join("panics.json");
-    let (panics, new) = Panics::read(&known, &reports, &records, &machine.boot_id);
-    for seen in new {
-        tracing::warn!(
-            report = seen.report,
-            deployment = seen.deployment,
-            seen.message,
-            "this machine's kernel panicked"
-        );
-        events.panicked(&seen);
-    }
+    let (panicked, panics) = watch::channel(Panics::default());
+    let reading = panics::Reading {
+        known: folder.join("panics.json"),
+        reports: config.fabric_tools.as_ref().map_or(REPORTS.into(), |tools| tools.join("reports")),
+        suspects: panics::suspects(&engines_dir(&config.data_dir), &machine.boot_id),
+        panicked,
+        events: events.clone(),
+    };
+    // Before anybody claims, and before it is noted who ran no more.
+    reading.look();
+    tasks.spawn(reading.keep());
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
     let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone(), leave::marker(&folder));

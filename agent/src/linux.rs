@@ -3,6 +3,7 @@
 //! InfiniBand: both follow the kernel's documentation (`Documentation/ABI`) and were never run on a real one.
 
 pub mod infiniband;
+pub mod nvidia;
 pub mod pressure;
 pub mod thermal;
 pub mod thunderbolt;

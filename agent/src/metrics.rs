@@ -5,6 +5,8 @@ use std::time::Duration;
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use russet_crds::conditions::Reason;
 
+use crate::load::Load;
+
 /// The agent's metrics; cloning shares them.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
@@ -22,6 +24,10 @@ pub(crate) struct Metrics {
     refusals: IntCounterVec,
     leases: IntCounterVec,
     certificate: IntGauge,
+    gpu: GaugeVec,
+    watts: GaugeVec,
+    celsius: GaugeVec,
+    swap: GaugeVec,
     link_trip: GaugeVec,
     link_pings: IntCounterVec,
     link_bits: IntGaugeVec,
@@ -38,6 +44,8 @@ impl Metrics {
         let gauge = |name: &str, help: &str| made(IntGauge::new(name, help));
         let gauges =
             |name: &str, help: &str, labels: &[&str]| made(IntGaugeVec::new(Opts::new(name, help), labels));
+        let floats =
+            |name: &str, help: &str, labels: &[&str]| made(GaugeVec::new(Opts::new(name, help), labels));
         let counters =
             |name: &str, help: &str, labels: &[&str]| made(IntCounterVec::new(Opts::new(name, help), labels));
         let metrics = Self {
@@ -91,13 +99,27 @@ impl Metrics {
                 "russet_node_certificate_expiry_timestamp_seconds",
                 "When the node's certificate ends, in seconds since 1970; it is renewed at two thirds of its life.",
             ),
-            link_trip: made(GaugeVec::new(
-                Opts::new(
-                    "russet_node_link_round_trip_seconds",
-                    "Time to the agent at the other end of a cable and back, over it, when it was last asked.",
-                ),
+            gpu: floats("russet_node_gpu_active_ratio", "Share of the time in which the GPU works.", &[]),
+            watts: floats(
+                "russet_node_power_watts",
+                "Power of the whole machine, or of its GPU: part machine or gpu.",
+                &["part"],
+            ),
+            celsius: floats(
+                "russet_node_temperature_celsius",
+                "Warmth of the processor, or of the GPU: part cpu or gpu.",
+                &["part"],
+            ),
+            swap: floats(
+                "russet_node_swap_used_bytes",
+                "Memory that the system has written out to disk.",
+                &[],
+            ),
+            link_trip: floats(
+                "russet_node_link_round_trip_seconds",
+                "Time to the agent at the other end of a cable and back, over it, when it was last asked.",
                 &["peer", "interface"],
-            )),
+            ),
             link_pings: counters(
                 "russet_node_link_pings_total",
                 "Questions to the agent at the other end of a cable, one a second, by result: answered or lost.",
@@ -124,6 +146,10 @@ impl Metrics {
             refusals,
             leases,
             certificate,
+            gpu,
+            watts,
+            celsius,
+            swap,
             link_trip,
             link_pings,
             link_bits,
@@ -143,6 +169,10 @@ impl Metrics {
             Box::new(refusals),
             Box::new(leases),
             Box::new(certificate),
+            Box::new(gpu),
+            Box::new(watts),
+            Box::new(celsius),
+            Box::new(swap),
             Box::new(link_trip),
             Box::new(link_pings),
             Box::new(link_bits),
@@ -211,6 +241,26 @@ impl Metrics {
         self.certificate.set(end);
     }
 
+    /// How busy and warm the machine is; what it does not tell has no series.
+    pub fn load(&self, load: &Load) {
+        let Load { gpu, watts, gpu_watts, cpu_celsius, gpu_celsius, memory_used: _, swap_used } = *load;
+        let values: [(&GaugeVec, &[&str], Option<f64>); 6] = [
+            (&self.gpu, &[], gpu),
+            (&self.watts, &["machine"], watts),
+            (&self.watts, &["gpu"], gpu_watts),
+            (&self.celsius, &["cpu"], cpu_celsius),
+            (&self.celsius, &["gpu"], gpu_celsius),
+            (&self.swap, &[], swap_used.map(|bytes| bytes as f64)),
+        ];
+        for (family, labels, value) in values {
+            match value {
+                Some(value) => family.with_label_values(labels).set(value),
+                // It may never have been there.
+                None => drop(family.remove_label_values(labels)),
+            }
+        }
+    }
+
     /// A link was asked, and answered after so long or not at all.
     pub fn link_pinged(&self, peer: &str, interface: &str, took: Option<Duration>) {
         let result = if took.is_some() { "answered" } else { "lost" };
@@ -241,6 +291,18 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_machine_does_not_tell_has_no_series() {
+        let (registry, metrics) = Metrics::new();
+        let text = || prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        metrics.load(&Load { gpu: Some(0.5), watts: Some(31.5), ..Load::default() });
+        assert!(text().contains("russet_node_gpu_active_ratio 0.5"), "{}", text());
+        assert!(text().contains("russet_node_power_watts{part=\"machine\"} 31.5"), "{}", text());
+        assert!(!text().contains("celsius{") && !text().contains("swap_used_bytes "), "{}", text());
+        metrics.load(&Load::default());
+        assert!(!text().contains("gpu_active_ratio ") && !text().contains("watts{"), "{}", text());
+    }
 
     #[test]
     fn engines_are_counted_by_state_and_gone_ones_not_at_all() {

@@ -130,11 +130,11 @@ fn over_cables(ways: &[pb::Way], interface: Option<fn(IpAddr) -> Option<String>>
     };
     let say = |way: &pb::Way| {
         let pb::Way { node, from, to, fallback } = way;
-        let over = named(from).unwrap_or_default();
         match fallback.as_str() {
             "" => format!("node {node} is met over a cable, {from} to {to}"),
             why => format!(
-                "node {node} is met{over} from {from} at {to} and not over the cable that leads there ({why}); mend that, and delete this Shard to have the group form anew"
+                "node {node} is met{} from {from} at {to} and not over the cable that leads there ({why}); mend that, and delete this Shard to have the group form anew",
+                named(from).unwrap_or_default()
             ),
         }
     };

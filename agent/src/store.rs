@@ -7,6 +7,7 @@
 //!                   └──▶ download (*.part, resumed) ─▶ verify (re-read) ─▶ publish (one rename)
 //! ```
 
+mod builtin;
 pub mod download;
 mod error;
 mod file;
@@ -46,7 +47,7 @@ pub struct Scheme {
 }
 
 /// Every scheme.
-pub const SCHEMES: &[Scheme] = &[file::SCHEME, hub::SCHEME, https::SCHEME];
+pub const SCHEMES: &[Scheme] = &[file::SCHEME, hub::SCHEME, https::SCHEME, builtin::SCHEME];
 
 /// What every scheme may use.
 #[derive(Clone)]
@@ -99,6 +100,7 @@ pub struct SourceFile {
 #[derive(Clone, Debug)]
 enum Place {
     Disk(PathBuf),
+    BuiltIn(&'static [u8]),
     Web(reqwest::Url),
 }
 
@@ -364,6 +366,7 @@ impl Source {
         }
         match (&file.place, &self.web) {
             (Place::Disk(path), _) => file::read(path, offset, length).await,
+            (Place::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
             (Place::Web(url), Some(web)) => web.read(url, offset, length).await,
             (Place::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),

@@ -17,6 +17,7 @@ use russet_crds::conditions::Reason;
 use russet_crds::{Link, ModelCopy, Shard, names};
 use russet_telemetry::logfile;
 use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::address::{self, Address, Lost};
 use crate::copies::Copies;
@@ -63,7 +64,7 @@ pub(crate) struct Setup {
     /// What is left of the machine's memory.
     pub left: watch::Receiver<Left>,
     /// Panics of the machine's kernel.
-    pub panics: Panics,
+    pub panics: watch::Receiver<Panics>,
 }
 
 pub(crate) struct Supervisor {
@@ -92,6 +93,7 @@ impl Supervisor {
     pub async fn run(mut self, mut shards: Listed<Shard>, mut copies: Listed<ModelCopy>) {
         self.adopt();
         let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut copies_known = false;
         loop {
             let mut copies_changed = false;
@@ -165,6 +167,10 @@ impl Supervisor {
                     );
                     slot.failure = Some((Reason::EngineExited, message));
                     slot.record.process = None;
+                    // Or it would be suspected of what the system came to later.
+                    if let Err(error) = adopt::save(&self.setup.engines, &slot.record) {
+                        tracing::warn!(shard = record.name, %error, "the end of an engine could not be noted");
+                    }
                 }
                 None => match (&record.failed, Addresses::again(&record.rendezvous)) {
                     (Some(failed), _) => slot.failure = Some((Reason::EngineExited, failed.clone())),
@@ -205,17 +211,26 @@ impl Supervisor {
 
     /// Ends a rank that would take the machine down.
     fn look_at_memory(&mut self) {
+        // What was measured before says nothing twice.
+        if !self.setup.left.has_changed().unwrap_or(false) {
+            return;
+        }
+        let left = *self.setup.left.borrow_and_update();
+        let over = |slot: &Slot| {
+            slot.failure.is_some() || slot.engine.as_ref().is_some_and(|engine| engine.stopping)
+        };
+        let ending = self.slots.values().any(|slot| slot.engine.is_some() && over(slot));
         let running = self.slots.iter().filter_map(|(uid, slot)| {
-            let engine = slot.engine.as_ref().filter(|engine| !engine.stopping)?;
+            let engine = slot.engine.as_ref().filter(|_| !over(slot))?;
             // MLX's own count has the GPU's memory, the system's has all else.
             let told = slot.report.as_ref().map_or(0, |report| report.memory_bytes);
             let holds = told.max(hardware::process_memory(engine.process.pid).unwrap_or(0));
             let (granted, age) = (slot.record.reserved, slot.since.elapsed());
-            (slot.failure.is_none()).then(|| guard::Rank { shard: uid.clone(), holds, granted, age })
+            Some(guard::Rank { shard: uid.clone(), holds, granted, age })
         });
         let running: Vec<guard::Rank> = running.collect();
-        let left = *self.setup.left.borrow();
-        let Some(guard::End { shard, reason, message }) = self.guard.look(&left, &running) else { return };
+        let end = self.guard.look(&left, &running, ending);
+        let Some(guard::End { shard, reason, message }) = end else { return };
         if let Some(slot) = self.slots.get(&shard)
             && let Some(engine) = &slot.engine
         {

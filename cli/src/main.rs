@@ -11,6 +11,7 @@ mod cordon;
 mod delete;
 mod describe;
 mod descriptors;
+mod doctor;
 mod documents;
 mod drain;
 mod etcd;
@@ -80,6 +81,8 @@ enum Verb {
     Drain(drain::Arguments),
     /// Show the machines' ports and cables, what keeps RDMA from each, and which changes would let it.
     Fabric(fabric::Arguments),
+    /// Say what is wrong with the cluster and what to do, and prove its machines by having them answer.
+    Doctor(doctor::Arguments),
     /// Wait until objects have a condition.
     Wait(wait::Arguments),
     /// Show the logs of this machine's processes and engines.
@@ -134,6 +137,7 @@ fn main() -> std::process::ExitCode {
             Verb::Uncordon(arguments) => cordon::undo(arguments).await,
             Verb::Drain(arguments) => drain::run(arguments).await,
             Verb::Fabric(arguments) => fabric::run(arguments).await,
+            Verb::Doctor(arguments) => doctor::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),
             Verb::Serve(arguments) => serve::run(arguments).await,

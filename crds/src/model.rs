@@ -103,8 +103,8 @@ pub enum PreloadPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSource {
-    /// `hf://owner/name`, `https://host/folder` or `file:///folder`.
-    #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|file)://.+"))]
+    /// `hf://owner/name`, `https://host/folder`, `file:///folder` or `builtin://smoke`, which agents carry.
+    #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|file|builtin)://.+"))]
     pub uri: String,
     /// Branch, tag or commit of an `hf://` source; resolved to a commit once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

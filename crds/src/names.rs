@@ -20,6 +20,8 @@ pub const LABEL_MODEL_NAMESPACE: &str = "russet.dev/model-namespace";
 pub const LABEL_MODEL: &str = "russet.dev/model";
 /// Label on Shards and ModelCopies; the node's name (cut to 63 characters).
 pub const LABEL_NODE: &str = "russet.dev/node";
+/// Label of an InferenceNode: its name, so that a pool can choose it. Kubernetes' own.
+pub const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 /// Label derived from an InferenceNode's chip.
 pub const LABEL_CHIP: &str = "russet.dev/chip";
 /// Label derived from an InferenceNode's memory, such as `512Gi`.

@@ -208,13 +208,13 @@ impl Agent {
     }
 }
 
-/// Tokens per second over the counts held.
 fn way(way: &Way) -> pb::Way {
     let Way { node, from, to, over_cable: _, fallback } = way.clone();
     let fallback = fallback.unwrap_or_default();
     pb::Way { node, from: from.to_string(), to: to.to_string(), fallback }
 }
 
+/// Tokens per second over the counts held.
 fn rate(counts: &VecDeque<(Instant, u64)>) -> f64 {
     match (counts.front(), counts.back()) {
         (Some((start, before)), Some((end, after))) if end > start => {

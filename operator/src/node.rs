@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use kube::runtime::controller::Action;
-use russet_crds::InferenceNode;
 use russet_crds::conditions::{self, Type};
+use russet_crds::{InferenceNode, Link};
 use thiserror::Error;
 
 use crate::context::Context;
@@ -64,11 +64,9 @@ pub async fn reconcile(node: Arc<InferenceNode>, context: Arc<Context>) -> Resul
 
 /// Whether other nodes' links may depend on what changed.
 pub fn joins_otherwise(before: &InferenceNode, now: &InferenceNode) -> bool {
-    let facts = |node: &InferenceNode| {
-        let status = node.status.clone().unwrap_or_default();
-        (status.ports, status.os, status.peer_port, conditions::is_true(&status.conditions, Type::Reachable))
-    };
-    facts(before) != facts(now)
+    cables::ports(before) != cables::ports(now)
+        || cables::os(before) != cables::os(now)
+        || cables::peer_port(before) != cables::peer_port(now)
 }
 
 /// Whether a node has ports.
@@ -92,6 +90,7 @@ pub fn fingerprint(node: &InferenceNode) -> String {
         status.backends,
         status.sharding_modes,
         status.engine_options,
-        status.links
+        // What is measured moves all the time, and is looked at when something is placed anyway.
+        status.links.into_iter().map(|link| Link { measured: None, ..link }).collect::<Vec<_>>()
     )
 }

@@ -15,6 +15,8 @@ use crate::speed::{Engine, Fence, Group, Link, Load, Machine, Model, Speed, Stag
 const PROMPT: u32 = 1024;
 /// Tokens in the cache while answering that are planned for.
 const CONTEXT: u32 = 2048;
+/// Bytes of a message by which links are compared: the activations of a token of a large model.
+const TYPICAL: f64 = 32768.0;
 /// What a machine counts as whose chip nobody knows: an M4 Pro, in the middle of what people have. It only
 /// serves to compare; no rate is shown for it.
 const UNKNOWN: Machine = Machine { bandwidth: 273e9, flops: 9.2e12, cores: 20.0, neural: 1.0 };
@@ -105,8 +107,8 @@ impl<'a> Forecast<'a> {
             .collect();
         Some(Group {
             stages: stages?,
-            members: self.worst(plan.backend, inside(plan)),
-            neighbours: self.worst(Backend::Ring, between(plan)),
+            members: self.worst(plan.backend, inside(plan), |link| link.all_reduce(2, TYPICAL)),
+            neighbours: self.worst(Backend::Ring, between(plan), |link| link.hop(TYPICAL)),
             fence: match plan.engine.fence {
                 russet_crds::Fence::Fast => Fence::Fast,
                 russet_crds::Fence::Default | russet_crds::Fence::Unknown => Fence::Default,
@@ -121,10 +123,15 @@ impl<'a> Forecast<'a> {
         pairs.any(|(a, b)| a != b && self.best(a, b).is_some_and(|link| link.kind == LinkKind::Wifi))
     }
 
-    /// The slowest link among pairs of nodes, as messages of `backend` see it.
-    fn worst<'n>(&self, backend: Backend, pairs: impl Iterator<Item = (&'n str, &'n str)>) -> Link {
+    /// The slowest link among pairs of nodes, as messages of `backend` see it and `cost` counts.
+    fn worst<'n>(
+        &self,
+        backend: Backend,
+        pairs: impl Iterator<Item = (&'n str, &'n str)>,
+        cost: impl Fn(&Link) -> f64,
+    ) -> Link {
         let links = pairs.filter(|(a, b)| a != b).map(|(a, b)| self.link(backend, a, b));
-        let slower = |a: Link, b: Link| if b.latency > a.latency { b } else { a };
+        let slower = |a: Link, b: Link| if cost(&b) > cost(&a) { b } else { a };
         links.reduce(slower).unwrap_or(Link::RDMA)
     }
 
@@ -146,7 +153,9 @@ impl<'a> Forecast<'a> {
             let links = self.view.nodes.get(node).map(|node| node.links.as_slice()).unwrap_or_default();
             links.iter().filter(move |link| link.peer == peer)
         });
-        reported.min_by_key(|link| (rank(link.kind), Reverse(link.bits_per_second)))
+        // Of several cables the engine takes the one that carries most too.
+        let carries = |link: &russet_crds::Link| link.measured.and_then(|measured| measured.bits_per_second);
+        reported.min_by_key(|link| (rank(link.kind), Reverse(carries(link)), Reverse(link.bits_per_second)))
     }
 }
 

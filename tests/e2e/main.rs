@@ -80,6 +80,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
     vec![
         ("quickstart_becomes_ready_with_two_shards_on_two_nodes", |c| Box::pin(path::quickstart(c))),
         ("every_smoke_prompt_is_answered_right", |c| Box::pin(path::smoke_prompts(c))),
+        ("the_doctor_finds_nothing_and_has_every_machine_answer", |c| Box::pin(path::doctor(c))),
         ("every_process_shows_health_and_metrics", |c| Box::pin(path::metrics(c))),
         ("the_openai_sdk_works", |c| Box::pin(path::openai_sdk(c))),
         ("a_disconnect_frees_the_slot", |c| Box::pin(path::disconnect(c))),

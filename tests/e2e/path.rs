@@ -347,3 +347,30 @@ pub async fn answers(cluster: &Cluster, name: &str) -> Result<()> {
     ensure!(answer.contains("42"), "{name} says that 17 + 25 is \"{answer}\"");
     Ok(())
 }
+
+/// A person who asks what is wrong is told that nothing is, and has each machine and both together answer; what was made
+/// for that is gone afterwards. A machine that is away is named.
+pub async fn doctor(cluster: &mut Cluster) -> Result<()> {
+    let told = cluster.russet(&["doctor", "--prove"]).await?;
+    for line in ["node-a", "node-b", "node-a + node-b"] {
+        let found = told.lines().find(|shown| {
+            shown
+                .strip_prefix("✓ ")
+                .and_then(|shown| shown.strip_prefix(line))
+                .is_some_and(|rest| rest.starts_with("  "))
+        });
+        let found = found.with_context(|| format!("{line} is not proved:\n{told}"))?;
+        println!("  {found}");
+        ensure!(found.contains("answer"), "{found}");
+    }
+    ensure!(told.ends_with("nothing is to be mended\n"), "{told}");
+    for kind in ["models", "modeldeployments", "nodepools", "shards"] {
+        let left = cluster.get(kind).await?.to_string();
+        ensure!(!left.contains("doctor-"), "{kind} of the doctor are left: {left}");
+    }
+    cluster.russet(&["cordon", "node-b"]).await?;
+    let told = cluster.russet(&["doctor"]).await;
+    cluster.russet(&["uncordon", "node-b"]).await?;
+    ensure!(told?.contains("✓ node node-b"), "a node that takes nothing new is well");
+    Ok(())
+}

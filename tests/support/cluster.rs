@@ -249,7 +249,10 @@ impl Cluster {
         let agent = Supervised::start("near agent", &self.folder.path().join("near.log"), move || {
             let mut command = near.command(&russet);
             command.args(&arguments).env("HF_ENDPOINT", &endpoint).env("RUSSET_LOG", log_level());
-            command.env_remove("KUBECONFIG").env("RUSSET_FABRIC_TOOLS", &tools);
+            command.env_remove("KUBECONFIG");
+            if tools.exists() {
+                command.env("RUSSET_FABRIC_TOOLS", &tools);
+            }
             command
         })?;
         match &mut self.plane {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use russet_crds::{Link, LinkMeasured};
+use russet_crds::{FabricPort, Link, LinkMeasured};
 use russet_rpc::tls::Connector;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -30,6 +30,13 @@ const TRIES: Duration = Duration::from_secs(3);
 
 /// What was found out, by the interface of this machine.
 pub(crate) type Found = BTreeMap<String, LinkMeasured>;
+
+/// What this agent had found out about links that are still there, before it began anew.
+pub(crate) fn before(ports: &[FabricPort], links: &[Link]) -> Found {
+    let there = |port: &&FabricPort| links.iter().any(|link| link.interface == port.interface);
+    let measured = ports.iter().filter(there);
+    measured.filter_map(|port| Some((port.interface.clone(), port.measured?))).collect()
+}
 
 /// Measures links.
 #[derive(Clone)]
@@ -79,8 +86,13 @@ pub(crate) async fn keep(mut measuring: Measuring) {
         for way in gone {
             // Its task goes with it.
             running.remove(&way);
-            if !ways.iter().any(|other| other.is(&way)) {
-                measuring.found.send_if_modified(|found| found.remove(&way.interface).is_some());
+            let stays = ways.iter().any(|other| other.is(&way));
+            // Nor is the silence of an agent that ended that of the one that began.
+            let over = |found: &LinkMeasured| !stays || found.round_trip_microseconds.is_none();
+            measuring.found.send_if_modified(|found| {
+                found.get(&way.interface).is_some_and(over) && found.remove(&way.interface).is_some()
+            });
+            if !stays {
                 measuring.metrics.link_gone(&way.peer, &way.interface);
             }
         }
@@ -312,6 +324,23 @@ mod tests {
         assert!(!window.wants_flood());
         let shown = seconds(&mut window, start, &[Some(200); 5]).0;
         assert_eq!(shown, Some(before));
+    }
+
+    #[test]
+    fn an_agent_that_begins_anew_knows_what_it_had_measured() {
+        let port = |interface: &str, bits| FabricPort {
+            interface: interface.to_owned(),
+            measured: Some(LinkMeasured { bits_per_second: bits, ..LinkMeasured::default() }),
+            ..FabricPort::default()
+        };
+        let link = Link { interface: "en3".to_owned(), ..Link::default() };
+        let bare = FabricPort { interface: "en3".to_owned(), ..FabricPort::default() };
+        let found = before(&[port("en3", Some(7)), port("en4", Some(8))], std::slice::from_ref(&link));
+        assert_eq!(
+            found.into_iter().collect::<Vec<_>>(),
+            [("en3".to_owned(), port("", Some(7)).measured.unwrap())]
+        );
+        assert!(before(&[bare], &[link]).is_empty());
     }
 
     #[test]

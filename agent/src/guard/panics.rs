@@ -1,17 +1,21 @@
-//! Kernel panics that a machine came back from, and the deployments under which they happened. Read once, as the agent
-//! begins: a panic ends every process, so there are no others.
+//! Kernel panics that a machine came back from, and the deployments under which they happened. They are looked for as the
+//! agent begins and for some minutes after: a panic ends every process, so there are no later ones, but the system takes
+//! its time to write the report.
 //!
 //! A report names the process that ran. Where that is none of ours but the GPU's memory gave way, or nothing answered for
 //! a minute and a half, the rank that had most of it is held to be the cause.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use russet_plan::quantity;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
+use crate::events::Events;
 use crate::join::identity::write;
 use crate::macos::panic::{Panic, panic};
-use crate::process::adopt::Record;
+use crate::process::adopt::{self, Record};
 
 /// So many by one deployment, and it is granted nothing more.
 const TOO_MANY: usize = 2;
@@ -19,9 +23,66 @@ const TOO_MANY: usize = 2;
 const LESS: f64 = 0.95;
 /// Reports are some ten kibibytes; what is much longer is none.
 const LONGEST: u64 = 16 << 20;
+/// Letters of what the kernel said that are kept.
+const WORDS: usize = 200;
+/// Between two looks, and how many there are.
+const LOOKS: (Duration, u32) = (Duration::from_secs(30), 20);
+
+/// A rank that ran when the system before this one went down.
+#[derive(Clone, Debug)]
+pub struct Suspect {
+    /// What was noted of it.
+    pub record: Record,
+    /// When that was: a report that is older is not about it.
+    pub noted: SystemTime,
+}
+
+/// The ranks of `engines` that ran under another system than `boot_id`.
+pub fn suspects(engines: &Path, boot_id: &str) -> Vec<Suspect> {
+    let ran = |record: &Record| record.process.as_ref().is_some_and(|process| process.boot_id != boot_id);
+    let records = adopt::load(engines).into_iter().filter(ran);
+    let noted = |record: &Record| adopt::noted(engines, &record.shard).unwrap_or(SystemTime::UNIX_EPOCH);
+    records.map(|record| Suspect { noted: noted(&record), record }).collect()
+}
+
+/// Looks for reports.
+pub(crate) struct Reading {
+    /// File of those that are known.
+    pub known: PathBuf,
+    /// Where the system leaves them.
+    pub reports: PathBuf,
+    pub suspects: Vec<Suspect>,
+    pub panicked: watch::Sender<Panics>,
+    pub events: Events,
+}
+
+impl Reading {
+    /// Looks once, and tells of what happened to those who ran.
+    pub fn look(&self) {
+        let (panics, new) = Panics::read(&self.known, &self.reports, &self.suspects);
+        for seen in new {
+            tracing::warn!(
+                report = seen.report,
+                deployment = seen.deployment,
+                seen.message,
+                "this machine's kernel panicked"
+            );
+            self.events.panicked(&seen);
+        }
+        self.panicked.send_if_modified(|known| std::mem::replace(known, panics.clone()) != panics);
+    }
+
+    /// Looks again for as long as a report may still come.
+    pub async fn keep(self) {
+        for _ in 0..LOOKS.1 {
+            tokio::time::sleep(LOOKS.0).await;
+            self.look();
+        }
+    }
+}
 
 /// A panic that was read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Seen {
     /// Name of its report.
@@ -44,9 +105,9 @@ pub struct Panics {
 }
 
 impl Panics {
-    /// Reads the reports in `folder` that were not read before and remembers them in `path`. `records` are the ranks as
-    /// they were noted last, `boot_id` is the system that runs now. Also gives those that are new.
-    pub fn read(path: &Path, folder: &Path, records: &[Record], boot_id: &str) -> (Self, Vec<Seen>) {
+    /// Reads the reports in `folder` that were not read before and remembers them in `path`. Also gives those that are
+    /// new and may be about one of the suspects.
+    pub fn read(path: &Path, folder: &Path, suspects: &[Suspect]) -> (Self, Vec<Seen>) {
         let seen: Vec<Seen> = std::fs::read(path)
             .ok()
             .and_then(|text| {
@@ -58,28 +119,30 @@ impl Panics {
             })
             .unwrap_or_default();
         let mut panics = Self { path: path.to_owned(), seen };
-        // Those that ran when the system before this one went down.
-        let suspects: Vec<&Record> = records
-            .iter()
-            .filter(|record| record.process.as_ref().is_some_and(|process| process.boot_id != boot_id))
-            .collect();
-        let new: Vec<Seen> = reports(folder)
-            .into_iter()
-            .filter(|(name, _)| panics.seen.iter().all(|seen| seen.report != *name))
-            .filter_map(|(name, text)| match panic(&text) {
-                Ok(found) => Some(judged(name, &found, &suspects)),
-                Err(error) => {
-                    tracing::warn!(report = name, %error, "a panic report is left out");
-                    None
-                }
-            })
-            .collect();
-        if !new.is_empty() {
-            panics.seen.extend(new.iter().cloned());
-            let text = format!("{:#}\n", serde_json::json!(panics.seen));
-            if let Err(error) = write(path, &text) {
-                tracing::error!(%error, "panics could not be noted; they are judged again at the next start");
+        let mut unread = reports(folder);
+        unread.retain(|report| panics.seen.iter().all(|seen| seen.report != report.name));
+        if unread.is_empty() {
+            return (panics, Vec::new());
+        }
+        let mut new = Vec::new();
+        for report in unread {
+            let of: Vec<&Record> = suspects
+                .iter()
+                .filter(|suspect| suspect.noted <= report.written)
+                .map(|suspect| &suspect.record)
+                .collect();
+            let seen = match panic(&report.text) {
+                Ok(found) => judged(report.name, &found, &of),
+                Err(error) => Seen { report: report.name, message: error.to_string(), ..Seen::default() },
+            };
+            panics.seen.push(seen.clone());
+            if !of.is_empty() {
+                new.push(seen);
             }
+        }
+        let text = format!("{:#}\n", serde_json::json!(panics.seen));
+        if let Err(error) = write(path, &text) {
+            tracing::error!(%error, "panics could not be noted; they are judged again at the next start");
         }
         (panics, new)
     }
@@ -88,32 +151,43 @@ impl Panics {
     pub fn hold(&self, deployment: &str, reserved: u64) -> Option<String> {
         let of: Vec<&Seen> =
             self.seen.iter().filter(|seen| seen.deployment.as_deref() == Some(deployment)).collect();
-        let least = of.iter().map(|seen| seen.reserved).min()?;
-        if of.len() < TOO_MANY || (reserved as f64) < least as f64 * LESS {
+        let most = of.iter().map(|seen| (seen.reserved as f64 * LESS) as u64).min()?;
+        if of.len() < TOO_MANY || reserved < most {
             return None;
         }
         let last = of.last().map(|seen| format!("{} ({})", seen.report, seen.message)).unwrap_or_default();
         Some(format!(
             "this machine's kernel panicked {} times under {deployment}, last {last}; plan it with less than {} here, or remove {} and restart the agent to try again",
             of.len(),
-            quantity::show(least),
+            quantity::show(most),
             self.path.display()
         ))
     }
 }
 
+/// A report as it was found.
+struct Report {
+    name: String,
+    written: SystemTime,
+    text: Vec<u8>,
+}
+
 /// The reports in a folder, by name: the oldest first, for their names begin with the date.
-fn reports(folder: &Path) -> Vec<(String, Vec<u8>)> {
+fn reports(folder: &Path) -> Vec<Report> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<(String, Vec<u8>)> = entries
+    let mut found: Vec<Report> = entries
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
+            let metadata = entry.metadata().ok()?;
             let is_report = name.starts_with("panic-full-") && name.ends_with(".panic");
-            let fits = entry.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= LONGEST);
-            (is_report && fits).then(|| std::fs::read(entry.path()).ok().map(|text| (name, text)))?
+            if !is_report || !metadata.is_file() || metadata.len() > LONGEST {
+                return None;
+            }
+            let written = metadata.modified().ok()?;
+            Some(Report { name, written, text: std::fs::read(entry.path()).ok()? })
         })
         .collect();
-    found.sort();
+    found.sort_by(|one, other| one.name.cmp(&other.name));
     found
 }
 
@@ -129,7 +203,7 @@ fn judged(report: String, found: &Panic, suspects: &[&Record]) -> Seen {
     let of = cause.and_then(|record| Some((record, record.deployment.as_ref()?)));
     Seen {
         report,
-        message: format!("{} @{}", found.message, found.place),
+        message: format!("{} @{}", found.message, found.place).chars().take(WORDS).collect(),
         deployment: of.map(|(record, name)| format!("{}/{name}", record.namespace)),
         reserved: cause.map_or(0, |record| record.reserved),
     }
@@ -143,15 +217,16 @@ mod tests {
     const GPU: &str = "panic(cpu 7): \"prepare count underflow\" @IOGPUMemory.cpp:550\n\
                        Panicked task 0xfffffe2: 1891705 pages, 85 threads: pid ";
 
-    fn record(deployment: &str, pid: u32, reserved: u64) -> Record {
-        Record {
+    fn suspect(deployment: &str, pid: u32, reserved: u64) -> Suspect {
+        let record = Record {
             shard: format!("uid-{pid}"),
             namespace: "home".to_owned(),
             deployment: Some(deployment.to_owned()),
             reserved,
             process: Some(Process { pid, start: "1".to_owned(), boot_id: "before".to_owned() }),
             ..Record::default()
-        }
+        };
+        Suspect { record, noted: SystemTime::UNIX_EPOCH }
     }
 
     fn deployments(new: &[Seen]) -> Vec<Option<&str>> {
@@ -162,8 +237,8 @@ mod tests {
     fn after_two_panics_a_deployment_is_held_until_it_wants_less() {
         let folder = tempfile::tempdir().unwrap();
         let known = folder.path().join("panics.json");
-        let records = [record("small", 40, 1 << 30), record("large", 41, 8 << 30)];
-        let read = || Panics::read(&known, folder.path(), &records, "now");
+        let ran = [suspect("small", 40, 1 << 30), suspect("large", 41, 8 << 30)];
+        let read = || Panics::read(&known, folder.path(), &ran);
         let write = |day: u32, text: &str| {
             let name = format!("panic-full-2026-11-{day:02}-101010.0001.panic");
             std::fs::write(folder.path().join(name), text).unwrap();
@@ -194,16 +269,21 @@ mod tests {
         assert_eq!(panics.hold("home/small", 1 << 30), None);
         assert_eq!(panics.hold("away/large", 8 << 30), None);
 
+        // A person removes what was noted and restarts the agent, when those who ran then do no more.
         std::fs::remove_file(&known).unwrap();
-        std::fs::remove_file(folder.path().join("panic-full-2026-11-01-101010.0001.panic")).unwrap();
-        assert_eq!(read().0.hold("home/large", 8 << 30), None, "a person removed what was noted");
+        let (panics, new) = Panics::read(&known, folder.path(), &[]);
+        assert_eq!((panics.hold("home/large", 8 << 30), new), (None, vec![]));
+        let later = Suspect { noted: SystemTime::now() + Duration::from_secs(60), ..ran[1].clone() };
+        std::fs::remove_file(&known).unwrap();
+        let (panics, new) = Panics::read(&known, folder.path(), &[later]);
+        assert_eq!((panics.hold("home/large", 8 << 30), new), (None, vec![]), "it began after them");
     }
 
     #[test]
     fn panics_that_are_nobodys_hold_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let known = folder.path().join("panics.json");
-        let records = [record("chat", 41, 1 << 30)];
+        let ran = [suspect("chat", 41, 1 << 30)];
         let write = |day: u32, text: &str| {
             let name = format!("panic-full-2026-11-{day:02}-101010.0001.panic");
             std::fs::write(folder.path().join(name), text).unwrap();
@@ -216,14 +296,31 @@ mod tests {
         );
         std::fs::write(folder.path().join("panic-base-2026.panic"), format!("{GPU}41: russet-engine\n"))
             .unwrap();
-        let (_, new) = Panics::read(&known, folder.path(), &records, "now");
-        assert_eq!(deployments(&new), [None, Some("home/chat")], "another driver's is not ours");
-        // What this very system runs did not bring down the one before.
-        write(4, &format!("{GPU}41: russet-engine\n"));
-        let (panics, new) = Panics::read(&known, folder.path(), &records, "before");
-        assert_eq!(deployments(&new), [None]);
+        let (panics, new) = Panics::read(&known, folder.path(), &ran);
+        let expected = [None, None, Some("home/chat")];
+        assert_eq!(
+            deployments(&new),
+            expected,
+            "another driver's is not ours, and what is unreadable nobody's"
+        );
+        assert!(new[1].message.contains("panic(cpu"), "{}", new[1].message);
         assert_eq!(panics.hold("home/chat", 1 << 30), None);
+        assert!(Panics::read(&known, folder.path(), &ran).1.is_empty(), "each is read once, readable or not");
         std::fs::write(&known, "{").unwrap();
-        assert_eq!(Panics::read(&known, folder.path(), &[], "now").1.len(), 3, "noted anew");
+        assert_eq!(Panics::read(&known, folder.path(), &ran).1.len(), 3, "noted anew");
+    }
+
+    #[test]
+    fn who_ran_under_the_system_before_is_suspected() {
+        let engines = tempfile::tempdir().unwrap();
+        let Suspect { record, .. } = suspect("chat", 41, 7);
+        adopt::save(engines.path(), &record).unwrap();
+        let found = suspects(engines.path(), "now");
+        assert_eq!(found.iter().map(|one| one.record.clone()).collect::<Vec<_>>(), [record]);
+        assert!(found[0].noted > SystemTime::UNIX_EPOCH);
+        assert!(
+            suspects(engines.path(), "before").is_empty(),
+            "what this very system runs brought none down"
+        );
     }
 }

@@ -43,10 +43,10 @@ pub fn process_stopped(pid: u32) -> bool {
     printed.is_ok_and(|printed| stopped(&String::from_utf8_lossy(&printed)))
 }
 
-/// Bytes that a process has of main memory, as `ps` counts: without what the GPU alone maps, which MLX tells itself.
+/// Nothing: what `ps` counts holds files that are mapped, and not what was compressed. MLX's own count has to do.
 #[cfg(target_os = "macos")]
-pub fn process_memory(pid: u32) -> Option<u64> {
-    resident(&String::from_utf8_lossy(&run("/bin/ps", &["-o", "rss=", "-p", &pid.to_string()]).ok()?))
+pub fn process_memory(_: u32) -> Option<u64> {
+    None
 }
 
 /// Whether the system calls its memory critically short: 4, after 1 and 2.
@@ -60,11 +60,6 @@ pub fn memory_is_critical() -> bool {
 pub fn critical(sysctl: &[u8]) -> bool {
     let read = system::Sysctls::read(sysctl).ok();
     read.and_then(|read| read.number("kern.memorystatus_vm_pressure_level")) == Some(4)
-}
-
-/// Bytes out of `rss`, in kibibytes.
-pub fn resident(ps: &str) -> Option<u64> {
-    ps.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A machine from the outputs of `sysctl` and `sw_vers`.
@@ -124,7 +119,6 @@ mod tests {
             assert_eq!(critical(printed.as_bytes()), is, "{level}");
         }
         assert!(!critical(b""));
-        assert_eq!((resident(" 1024\n"), resident("")), (Some(1 << 20), None));
     }
 
     #[test]

@@ -5,27 +5,9 @@
 use serde_json::Value;
 
 use super::{Unreadable, json};
+use crate::load::Load;
 
 const TOOL: &str = "macmon pipe";
-
-/// What a machine does, as far as it was told. Ratios are between 0 and 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Of the time, how much the GPU works.
-    pub gpu: Option<f64>,
-    /// Watts of the whole machine.
-    pub watts: Option<f64>,
-    /// Watts of the GPU.
-    pub gpu_watts: Option<f64>,
-    /// Degrees Celsius, the mean of the processor's sensors.
-    pub cpu_celsius: Option<f64>,
-    /// Degrees Celsius, the mean of the GPU's sensors.
-    pub gpu_celsius: Option<f64>,
-    /// Bytes of memory in use.
-    pub memory_used: Option<u64>,
-    /// Bytes of swap in use.
-    pub swap_used: Option<u64>,
-}
 
 /// Reads the last of the lines.
 pub fn load(output: &[u8]) -> Result<Load, Unreadable> {

@@ -28,7 +28,7 @@ impl Panic {
 
     /// Whether nothing answered for a minute and a half, as where the GPU waits for memory for ever.
     pub fn is_of_the_watchdog(&self) -> bool {
-        self.message.starts_with("watchdog timeout")
+        self.message.contains("watchdog timeout")
     }
 }
 

@@ -1,9 +1,9 @@
 //! Where this agent answers others: at the node's own address and at that of every port that a cable joins to another
-//! machine, everywhere at the same TCP port. Never at all addresses: what faces the internet stays closed.
+//! machine, everywhere at the same TCP port. Never at all addresses: other networks of the machine have no business here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -38,16 +38,18 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// A port that is free at the node's own address.
-    pub fn port(address: IpAddr) -> io::Result<u16> {
-        Ok(ports::bound(address)?.local_addr()?.port())
+    /// A port that is free at every address: those of today may be gone tomorrow.
+    pub fn port() -> io::Result<u16> {
+        Ok(ports::bound(Ipv4Addr::UNSPECIFIED.into())?.local_addr()?.port())
     }
 
     /// The addresses to listen at.
     fn addresses(&mut self) -> BTreeSet<IpAddr> {
         let main = *self.address.borrow_and_update();
         let seen = self.fabric.borrow_and_update();
-        let ports = seen.ports.iter().filter_map(|port| port.address.as_ref()?.parse().ok());
+        // A port over which the internet is reached is no cable's.
+        let cables = seen.ports.iter().filter(|port| !port.peers.is_empty() && !port.default_route);
+        let ports = cables.filter_map(|port| port.address.as_ref()?.parse().ok());
         ports.chain([main]).collect()
     }
 }

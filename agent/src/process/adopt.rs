@@ -142,6 +142,11 @@ pub fn load(engines: &Path) -> Vec<Record> {
     records.collect()
 }
 
+/// When a record was written last.
+pub fn noted(engines: &Path, shard: &str) -> Option<std::time::SystemTime> {
+    std::fs::metadata(folder(engines, shard).join(STATE)).ok()?.modified().ok()
+}
+
 /// Removes what was kept for a Shard.
 pub fn remove(engines: &Path, shard: &str) {
     std::fs::remove_file(socket(engines, shard)).ok();

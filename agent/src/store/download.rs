@@ -9,6 +9,7 @@ use reqwest::header::ETAG;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
+use super::builtin;
 use super::{Context, Place, Progress, Source, SourceFile, StoreError, web};
 
 /// Longest pause between two tries: a source that comes back is noticed within half a minute.
@@ -98,6 +99,10 @@ async fn attempt(
     if sink.length < file.size {
         match (&file.place, &source.web) {
             (Place::Disk(original), _) => from_disk(original, file, &mut sink).await,
+            (Place::BuiltIn(bytes), _) => {
+                let rest = builtin::read(bytes, sink.length, file.size - sink.length)?;
+                sink.write(&rest).await
+            }
             (Place::Web(url), Some(web)) => from_web(web, url, file, &mut sink).await,
             (Place::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),

@@ -15,7 +15,7 @@ use super::headers::HeaderError;
 pub enum StoreError {
     /// No scheme has this prefix.
     #[error(
-        "{uri} has a scheme this agent does not know; use hf://owner/name, https://host/folder or file:///folder"
+        "{uri} has a scheme this agent does not know; use hf://owner/name, https://host/folder, file:///folder or builtin://smoke"
     )]
     UnknownScheme {
         /// The URI.

@@ -43,7 +43,7 @@ impl Supervisor {
             Some(why) => Err((Reason::NewerRelease, why)),
             None => Ok(()),
         };
-        let usable = usable.and_then(|()| match self.setup.panics.hold(&deployment, reserved) {
+        let usable = usable.and_then(|()| match self.setup.panics.borrow().hold(&deployment, reserved) {
             Some(why) => Err((Reason::HeldAfterPanics, why)),
             None => Ok(()),
         });

@@ -96,6 +96,12 @@ async fn after_two_panics_of_a_machine_the_deployment_is_held_there() {
         (ready.status == "False" && ready.message.contains("panicked 2 times")).then_some(())
     })
     .await;
+    // The remedy that is named.
+    let agent = if node == "one" { &mut one } else { &mut two };
+    agent.stop().await;
+    std::fs::remove_file(agent.config.data_dir.join("agent/panics.json")).unwrap();
+    agent.start();
+    plane.serving(shards[0].spec.epoch + 1).await;
     one.stop().await;
     two.stop().await;
 }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{HANDSHAKE, Ring, buffered, greeting, identity, words};
 use crate::args::ArgsError;
 
-/// For a connection over a cable with all its handshakes. Nobody is between, so it takes a millisecond or never comes.
+/// For a connection over a cable, before its handshakes. Nobody is between, so it takes a millisecond or never comes.
 const OVER_CABLE: Duration = Duration::from_secs(2);
 
 /// A cable between this machine and another one, by the addresses at its ends.
@@ -99,22 +99,25 @@ impl Neighbour {
         Ok((greeted.unwrap_or_else(|_| Err("it did not answer".into()))?, way))
     }
 
-    /// The first cable that carries a connection, or why the last one does not; `Err(None)` without any.
+    /// The first cable that carries a connection, or why none does; `Err(None)` without any.
     async fn over_cable(&self, ring: &Ring) -> Result<(identity::Dialled, Way), Option<String>> {
-        let mut reason = None;
+        let mut reasons = Vec::new();
         for (own, peer) in &self.cables {
             let dialled = async {
-                let stream = from(*own, *peer).await.map_err(words)?;
+                let silent = || format!("nobody answered within {} s", OVER_CABLE.as_secs());
+                let stream = timeout(OVER_CABLE, from(*own, *peer)).await.map_err(|_| silent())?;
+                let stream = stream.map_err(words)?;
                 let way = self.way(&stream, true, None)?;
-                Ok((greet(ring, stream, &self.node).await?, way))
+                let greeted = timeout(HANDSHAKE, greet(ring, stream, &self.node)).await;
+                let unfinished = || Err("its handshake did not end".to_owned());
+                Ok::<_, String>((greeted.unwrap_or_else(|_| unfinished())?, way))
             };
-            let silent = || Err(format!("nobody answered within {} s", OVER_CABLE.as_secs()));
-            match timeout(OVER_CABLE, dialled).await.unwrap_or_else(|_| silent()) {
+            match dialled.await {
                 Ok(reached) => return Ok(reached),
-                Err(why) => reason = Some(format!("{own} to {}: {why}", peer.ip())),
+                Err(why) => reasons.push(format!("{own} to {}: {why}", peer.ip())),
             }
         }
-        Err(reason)
+        Err((!reasons.is_empty()).then(|| reasons.join("; ")))
     }
 
     fn way(&self, stream: &TcpStream, over_cable: bool, fallback: Option<String>) -> Result<Way, String> {

@@ -9,9 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
-use russet_crds::conditions::{Reason, Type, get, is_true, known};
+use russet_crds::conditions::{Reason, Type, get, known};
 use russet_crds::{FabricPort, InferenceNode, Link, LinkKind, PortPeer};
 use russet_plan::fabric::differing_systems;
 use russet_plan::fabric::network::{apart, see_each_other, twice};
@@ -27,7 +28,7 @@ pub struct End {
     pub port: FabricPort,
     /// Port at which its agent answers others.
     pub peer_port: Option<u32>,
-    /// Whether its agent renews its Lease.
+    /// Whether its agent has renewed its Lease for a while.
     pub reachable: bool,
 }
 
@@ -54,7 +55,11 @@ pub struct Cables {
 }
 
 /// What `node` sees among all `nodes`.
-pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceNode>) -> Ends {
+pub fn ends<'a>(
+    node: &InferenceNode,
+    nodes: impl Iterator<Item = &'a InferenceNode>,
+    now: Timestamp,
+) -> Ends {
     let peers = ports(node).iter().flat_map(|port| &port.peers);
     let mut seen: BTreeMap<String, Vec<End>> =
         peers.filter_map(|peer| Some((peer.domain.clone()?, Vec::new()))).collect();
@@ -77,8 +82,8 @@ pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceN
                 node: other.name_any(),
                 os: os(other).map(str::to_owned),
                 port: port.clone(),
-                peer_port: other.status.as_ref().and_then(|status| status.peer_port),
-                reachable: is_true(conditions(other), Type::Reachable),
+                peer_port: peer_port(other),
+                reachable: reachable(other, now),
             });
         }
     }
@@ -86,7 +91,9 @@ pub fn ends<'a>(node: &InferenceNode, nodes: impl Iterator<Item = &'a InferenceN
     Ends { seen, circle: circle(&node.name_any(), &bridges), usual, fallbacks: Vec::new() }
 }
 
-/// Cables without which nobody knows what is usual.
+/// An agent that came back is heard by others within half a minute.
+const HEARD: SignedDuration = SignedDuration::from_secs(60);
+/// Ends of other cables without which nobody knows what is usual.
 const ALIKE: usize = 3;
 
 /// The median of what other cables carry that were negotiated like each of a node's own.
@@ -152,6 +159,17 @@ fn conditions(node: &InferenceNode) -> &[Condition] {
     node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default()
 }
 
+/// Port at which the agent of a node answers others.
+pub fn peer_port(node: &InferenceNode) -> Option<u32> {
+    node.status.as_ref()?.peer_port
+}
+
+/// Whether the agent of a node has been there for so long that others must have heard it.
+fn reachable(node: &InferenceNode, now: Timestamp) -> bool {
+    let reached = get(conditions(node), Type::Reachable).filter(|reached| reached.status == "True");
+    reached.is_some_and(|reached| now.duration_since(reached.last_transition_time.0) >= HEARD)
+}
+
 /// The operating system of a node, and its build.
 pub fn os(node: &InferenceNode) -> Option<&str> {
     node.status.as_ref()?.os.as_deref()
@@ -175,6 +193,8 @@ pub fn cables(node: &InferenceNode, ends: &Ends) -> Cables {
     };
     let health = match (ends.fallbacks.as_slice(), health) {
         ([], health) => health,
+        // Whoever cannot see the cables does not know whether they are there.
+        (_, health) if unread.is_some() => health,
         // What is slow just now comes first, and what keeps the cables from more is told as well.
         (fallbacks, health) => {
             let faults = health.filter(|(healthy, ..)| !healthy).map(|(.., words)| words);

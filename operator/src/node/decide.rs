@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt as _;
 use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{InferenceNode, Link, Scheduling, names};
 use russet_plan::quantity;
@@ -122,6 +123,11 @@ pub fn decide(node: &InferenceNode, seen: &Seen, now: Timestamp) -> Decision {
     }
 
     let mut labels = BTreeMap::new();
+    // So that a pool can name machines.
+    let name = node.name_any();
+    if name.len() <= 63 {
+        labels.insert(names::LABEL_HOSTNAME.to_owned(), name);
+    }
     // The vendor says nothing that the chip's name does not.
     let chip = status.chip.as_deref().map(|chip| chip.strip_prefix("Apple ").unwrap_or(chip));
     if let Some(chip) = chip.and_then(label) {
@@ -336,7 +342,9 @@ mod tests {
         let decision = decide(&measured("a"), &Seen::default(), at(0));
         let labels: Vec<String> =
             decision.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        assert_eq!(labels, ["russet.dev/chip=M3-Ultra-32-core", "russet.dev/memory=512Gi"]);
+        let expected =
+            ["kubernetes.io/hostname=a", "russet.dev/chip=M3-Ultra-32-core", "russet.dev/memory=512Gi"];
+        assert_eq!(labels, expected);
         assert!(label(&"word ".repeat(40)).unwrap().len() <= 63 && label("()").is_none());
     }
 

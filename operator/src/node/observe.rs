@@ -1,7 +1,9 @@
 //! What is known of a node: when this process last saw its Lease change, and what is bound to it.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 use russet_crds::conditions::{Type, get};
@@ -18,9 +20,9 @@ pub fn seen(context: &Context, node: &InferenceNode) -> Seen {
     // Most nodes have no ports, and every renewal of a Lease comes by here.
     let mut ends = match cables::ports(node) {
         [] => Ends::default(),
-        _ => cables::ends(node, context.stores.nodes.state().iter().map(AsRef::as_ref)),
+        _ => cables::ends(node, context.stores.nodes.state().iter().map(AsRef::as_ref), Timestamp::now()),
     };
-    ends.fallbacks = fallbacks(context, &name);
+    ends.fallbacks = fallbacks(context, node);
     let bare = Seen { ranks: ranks(context, &name), ends, ..Seen::default() };
     let Some(lease) = context.stores.leases.get(&key) else { return bare };
     let Some(spec) = &lease.spec else { return bare };
@@ -59,19 +61,28 @@ fn ranks(context: &Context, node: &str) -> Vec<String> {
     groups
 }
 
-/// What ranks of a node say of neighbours that they meet beside the cables.
-fn fallbacks(context: &Context, node: &str) -> Vec<String> {
+/// What ranks of a node say of neighbours that they meet beside the cables that are there.
+fn fallbacks(context: &Context, node: &InferenceNode) -> Vec<String> {
+    let links = node.status.as_ref().map(|status| status.links.as_slice()).unwrap_or_default();
+    let leads: BTreeSet<&str> = links
+        .iter()
+        .filter(|link| link.address.is_some() && link.peer_address.is_some())
+        .map(|link| link.peer.as_str())
+        .collect();
+    if leads.is_empty() {
+        return Vec::new();
+    }
+    let name = node.name_any();
     let shards = context.stores.shards.state();
-    let here = shards.iter().filter(|shard| shard.spec.node_name == node);
+    let here = shards.iter().filter(|shard| {
+        let mut peers = shard.spec.peers.iter();
+        shard.spec.node_name == name && peers.any(|peer| leads.contains(peer.node_name.as_str()))
+    });
     let mut words: Vec<String> = here
         .filter_map(|shard| {
             let over = get(&shard.status.as_ref()?.conditions, Type::OverCables)?;
-            let shown = format!(
-                "Shard {}/{}: {}",
-                shard.namespace().unwrap_or_default(),
-                shard.name_any(),
-                over.message
-            );
+            let namespace = shard.namespace().unwrap_or_default();
+            let shown = format!("Shard {namespace}/{}: {}", shard.name_any(), over.message);
             (over.status == "False").then_some(shown)
         })
         .collect();

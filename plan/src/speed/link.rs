@@ -91,7 +91,7 @@ impl Link {
     }
 
     /// Seconds in which `ranks` add up `bytes`.
-    pub(super) fn all_reduce(&self, ranks: u32, bytes: f64) -> f64 {
+    pub(crate) fn all_reduce(&self, ranks: u32, bytes: f64) -> f64 {
         let others = f64::from(ranks.saturating_sub(1));
         if others == 0.0 {
             return 0.0;
@@ -105,7 +105,7 @@ impl Link {
     }
 
     /// Seconds to hand `bytes` to the next stage.
-    pub(super) fn hop(&self, bytes: f64) -> f64 {
+    pub(crate) fn hop(&self, bytes: f64) -> f64 {
         self.hop + bytes / self.bandwidth
     }
 }

@@ -38,9 +38,13 @@ fn pair() -> Vec<InferenceNode> {
     vec![node("a", vec![port(2, "A2", "B1", "192.0.2.1")]), node("b", vec![port(1, "B1", "A2", "192.0.2.2")])]
 }
 
+fn now() -> Timestamp {
+    Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1)
+}
+
 fn of(name: &str, nodes: &[InferenceNode]) -> Cables {
     let node = nodes.iter().find(|node| node.name_any() == name).unwrap();
-    cables(node, &ends(node, nodes.iter()))
+    cables(node, &ends(node, nodes.iter(), now()))
 }
 
 fn status(node: &mut InferenceNode) -> &mut InferenceNodeStatus {
@@ -317,8 +321,15 @@ fn an_agent_that_is_there_and_not_over_the_cable_is_told() {
     status(&mut nodes[0]).ports[0].measured = Some(unanswered);
     status(&mut nodes[1]).peer_port = Some(20_001);
     assert_eq!(of("a", &nodes).health.unwrap().1, Reason::RdmaReady, "its Lease says that it is not there");
-    let conditions = &mut status(&mut nodes[1]).conditions;
-    conditions::set(conditions, Type::Reachable, true, Reason::LeaseRenewed, "", None, Timestamp::UNIX_EPOCH);
+    let mut back = |seconds| {
+        let conditions = &mut status(&mut nodes[1]).conditions;
+        conditions.clear();
+        let since = now() - SignedDuration::from_secs(seconds);
+        conditions::set(conditions, Type::Reachable, true, Reason::LeaseRenewed, "", None, since);
+        of("a", &nodes).health.unwrap().1
+    };
+    assert_eq!(back(59), Reason::RdmaReady, "it came back a moment ago");
+    assert_eq!(back(60), Reason::LinkUnanswered);
     let (healthy, reason, words) = of("a", &nodes).health.unwrap();
     assert_eq!((healthy, reason), (false, Reason::LinkUnanswered));
     assert!(words.contains("from 192.0.2.1 to 192.0.2.2 port 20001"), "{words}");
@@ -356,7 +367,7 @@ fn a_cable_that_carries_less_than_half_of_what_others_do_is_told() {
 fn ranks_that_meet_beside_the_cables_come_first() {
     let mut nodes = pair();
     let fallen = |nodes: &[InferenceNode]| {
-        let mut ends = ends(&nodes[0], nodes.iter());
+        let mut ends = ends(&nodes[0], nodes.iter(), now());
         ends.fallbacks = vec!["Shard d/x: node b is reached over en0".to_owned()];
         cables(&nodes[0], &ends).health.unwrap()
     };
