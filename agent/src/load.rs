@@ -82,8 +82,8 @@ async fn mac(metrics: Metrics) {
                 gpu: Some(f64::from(told.gpu_active_ratio)),
                 watts: Some(f64::from(told.sys_power)),
                 gpu_watts: Some(f64::from(told.gpu_power)),
-                cpu_celsius: Some(f64::from(told.temp.cpu_temp_avg)),
-                gpu_celsius: Some(f64::from(told.temp.gpu_temp_avg)),
+                cpu_celsius: told.temp.cpu_temp_avg.map(f64::from),
+                gpu_celsius: told.temp.gpu_temp_avg.map(f64::from),
                 memory_used: Some(told.memory.ram_usage),
                 swap_used: Some(told.memory.swap_usage),
             };

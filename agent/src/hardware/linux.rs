@@ -3,6 +3,7 @@
 
 use std::io;
 
+#[cfg(target_os = "linux")]
 use super::Machine;
 
 /// Reads the machine's own files.

@@ -95,8 +95,6 @@ async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
     tokio::time::timeout(std::time::Duration::from_secs(60), reached).await.unwrap()
 }
 
-/// Linux has all of 127/8; elsewhere a second address of loopback has to be made first.
-#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
     rustls::crypto::ring::default_provider().install_default().ok();
@@ -109,20 +107,23 @@ async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
     assert!(!peer.ping().await.unwrap().is_zero());
     peer.ping().await.unwrap();
 
-    // An end of a cable is listened at once it has an address, and no longer.
-    let end: IpAddr = [127, 0, 4, 1].into();
-    let cable = FabricPort {
-        address: Some(end.to_string()),
-        peers: vec![PortPeer::default()],
-        ..FabricPort::default()
-    };
-    agent.fabric.send_replace(Seen { ports: vec![cable], ..Seen::default() });
-    let mut over = reach(&connector, [127, 0, 4, 2].into(), SocketAddr::new(end, agent.port)).await;
-    over.ping().await.unwrap();
-    agent.fabric.send_replace(Seen::default());
-    let closed = async { while over.ping().await.is_ok() {} };
-    tokio::time::timeout(std::time::Duration::from_secs(60), closed).await.unwrap();
-    peer.ping().await.unwrap();
+    // Linux has all of 127/8; elsewhere a second address of loopback has to be made first.
+    if cfg!(target_os = "linux") {
+        // An end of a cable is listened at once it has an address, and no longer.
+        let end: IpAddr = [127, 0, 4, 1].into();
+        let cable = FabricPort {
+            address: Some(end.to_string()),
+            peers: vec![PortPeer::default()],
+            ..FabricPort::default()
+        };
+        agent.fabric.send_replace(Seen { ports: vec![cable], ..Seen::default() });
+        let mut over = reach(&connector, [127, 0, 4, 2].into(), SocketAddr::new(end, agent.port)).await;
+        over.ping().await.unwrap();
+        agent.fabric.send_replace(Seen::default());
+        let closed = async { while over.ping().await.is_ok() {} };
+        tokio::time::timeout(std::time::Duration::from_secs(60), closed).await.unwrap();
+        peer.ping().await.unwrap();
+    }
 
     let error = Peer::connect(&connector, "c", LOOPBACK, at).await.unwrap_err();
     assert!(matches!(error, DialError::Unreachable { .. }), "a is not c: {error}");

@@ -66,10 +66,12 @@ async fn healthy(
     .await
 }
 
-/// Linux has all of 127/8, of which the ends of the cable are.
-#[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cable_is_a_link_of_both_nodes_while_both_see_it() {
+    // All of 127/8 is its own, of which the ends of the cable are.
+    if !cfg!(target_os = "linux") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let plane = Plane::start(&folder.path().join("plane")).await;
     let near = Mac::new(folder.path().join("mac-one"), "aaaa-1", "BBBB-1", "127.0.3.1");
