@@ -314,13 +314,22 @@ async fn clients(identity: &Identity) -> Result<(Client, Client), Error> {
     Ok((requests.await?, watching.await?))
 }
 
+/// How often a folder's lock is tried for, and how long between.
+const LOCK_TRIES: u32 = 20;
+const LOCK_AGAIN: Duration = Duration::from_millis(50);
+
 pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
     let path = folder.join("lock");
     let io = |source| IdentityError::Io { path: path.clone(), source };
     let file = std::fs::File::create(&path).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(folder.to_owned())),
-        Err(std::fs::TryLockError::Error(source)) => Err(io(source).into()),
+    for _ in 0..LOCK_TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            // A program that is being started has its parent's files for a moment, and an agent that was killed
+            // may have been starting one.
+            Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_AGAIN),
+            Err(std::fs::TryLockError::Error(source)) => return Err(io(source).into()),
+        }
     }
+    Err(Error::Locked(folder.to_owned()))
 }

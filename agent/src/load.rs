@@ -55,7 +55,8 @@ async fn look(tools: Option<&Path>) -> Load {
         return printed.and_then(|printed| macos::load::load(&printed).ok()).unwrap_or_default();
     }
     let cpu_celsius = thermal::warmest(Path::new("/sys")).map(|(_, celsius)| celsius);
-    let printed = run(Path::new("/usr/bin/nvidia-smi"), &nvidia::QUESTION).await;
+    let nvidia_smi = Path::new("/usr/bin/nvidia-smi");
+    let printed = if nvidia_smi.exists() { run(nvidia_smi, &nvidia::QUESTION).await } else { None };
     let gpu = printed.and_then(|printed| nvidia::load(&printed)).unwrap_or_default();
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |name| hardware::linux::field(&meminfo, name).ok();

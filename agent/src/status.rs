@@ -1,12 +1,13 @@
 //! The statuses of Shards and ModelCopies as pure functions of what the agent knows. Whoever calls
 //! them decides when they are sent.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::{self, Reason, Type};
-use russet_crds::{Measured, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Want};
+use russet_crds::{Backend, Measured, ModelCopyStatus, Rendezvous, ShardSpec, ShardStatus, Transport, Want};
 use russet_plan::quantity;
 use russet_rpc::engine as pb;
 use russet_wire::partition::Partition;
@@ -34,6 +35,8 @@ pub struct Rank<'a> {
     pub measured: Option<&'a Measured>,
     /// Why the rank is of no more use.
     pub failure: Option<(Reason, &'a str)>,
+    /// Nodes to which cables lead over which a ring could run, with the address at the other end.
+    pub cabled: BTreeSet<(String, IpAddr)>,
     /// Which interface of this machine has an address.
     pub interface: Option<fn(IpAddr) -> Option<String>>,
 }
@@ -64,7 +67,10 @@ pub fn shard(
         set(kind, status, reason, &message);
     }
     let report = rank.report.cloned().unwrap_or_default();
-    match over_cables(&report.ways, rank.interface) {
+    let serves = matches!(rank.engine, Some((_, State::Serving)));
+    let over =
+        over_cables(&report.ways, rank.interface).or_else(|| serves.then(|| late(spec, &rank.cabled))?);
+    match over {
         Some((over, reason, message)) => {
             conditions::set(&mut all, Type::OverCables, over, reason, message, generation, now);
         }
@@ -120,6 +126,38 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
         State::Failed(reason, message) => all(no(*reason, message)),
         State::Gone(message) => all(no(Reason::EngineExited, message)),
     }
+}
+
+/// What there is to say of a group that runs beside cables which nobody knew of when it formed.
+fn late(spec: &ShardSpec, cabled: &BTreeSet<(String, IpAddr)>) -> Option<Verdict> {
+    let met = next(spec).filter_map(|rank| spec.peers.iter().find(|peer| peer.rank == rank));
+    let beside = met.filter(|peer| {
+        let published = peer.ring.parse::<SocketAddr>().ok().map(|address| address.ip());
+        let mut leads = cabled.iter().filter(|(node, _)| *node == peer.node_name).peekable();
+        // Where the other machine is known by its end of the cable, the cable is the way.
+        leads.peek().is_some() && leads.all(|(_, end)| Some(*end) != published)
+    });
+    let late: BTreeSet<&str> = beside.map(|peer| peer.node_name.as_str()).collect();
+    let late: Vec<&str> = late.into_iter().collect();
+    (!late.is_empty()).then(|| {
+        let message = format!(
+            "node {} is met over the network, for the group formed before its cable was known; delete this Shard to have the group form anew over it",
+            late.join(", node ")
+        );
+        (false, Reason::PathFallback, message)
+    })
+}
+
+/// The ranks that come next in the rings of one: none where it is alone, or where RDMA carries them.
+fn next(spec: &ShardSpec) -> impl Iterator<Item = u32> {
+    let size = spec.layers_per_rank.len() as u32;
+    let members = spec.tensor_size.max(1);
+    let (stages, stage, member) = (size / members, spec.rank / members, spec.rank % members);
+    let tunnelled = spec.transport == Transport::Tunnel;
+    let pipeline = (tunnelled && stages > 1).then(|| (stage + 1) % stages * members + member);
+    let sums = tunnelled && members > 1 && spec.backend == Backend::Ring;
+    let tensor = sums.then(|| stage * members + (member + 1) % members);
+    pipeline.into_iter().chain(tensor)
 }
 
 /// Whether the next ranks are met over the cables that lead to their nodes; nothing where none does.
@@ -262,7 +300,41 @@ pub fn copy(
 
 #[cfg(test)]
 mod tests {
+    use russet_crds::Peer;
+
     use super::*;
+
+    #[test]
+    fn a_group_that_formed_before_its_cable_was_known_is_told() {
+        let peers = ["a", "b", "c", "d"].iter().enumerate().map(|(rank, node)| Peer {
+            rank: rank as u32,
+            node_name: (*node).to_owned(),
+            ring: format!("10.0.0.{rank}:20000"),
+            ..Peer::default()
+        });
+        let spec = ShardSpec {
+            rank: 1,
+            layers_per_rank: vec![2; 4],
+            tensor_size: 2,
+            backend: Backend::Ring,
+            peers: peers.collect(),
+            ..ShardSpec::default()
+        };
+        let ends = |nodes: &str, end: &str| -> BTreeSet<(String, IpAddr)> {
+            nodes.chars().map(|node| (node.to_string(), end.parse().unwrap())).collect()
+        };
+        let told = |spec: &ShardSpec, nodes| late(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words);
+        // Rank 1 is followed by rank 0 in its stage, and by rank 3 of the next one.
+        assert!(told(&spec, "ac").unwrap().starts_with("node a is met over the network"));
+        assert!(told(&spec, "abcd").unwrap().starts_with("node a, node d is met"));
+        assert_eq!(told(&spec, "bc"), None, "no ring of its runs there");
+        assert_eq!(late(&spec, &ends("a", "10.0.0.0")), None, "it is known by its end of the cable");
+        let rdma = ShardSpec { backend: Backend::Jaccl, ..spec.clone() };
+        assert!(told(&rdma, "abcd").unwrap().starts_with("node d is met"));
+        assert_eq!(told(&ShardSpec { transport: Transport::Direct, ..spec.clone() }, "abcd"), None);
+        let alone = ShardSpec { layers_per_rank: vec![4], tensor_size: 1, rank: 0, ..spec };
+        assert_eq!(told(&alone, "abcd"), None);
+    }
 
     #[test]
     fn who_is_met_beside_a_cable_is_named_with_why() {
@@ -288,7 +360,6 @@ mod tests {
         );
         assert!(words.contains("(no route)"), "{words}");
     }
-    use russet_crds::Peer;
 
     fn spec(peers: usize) -> ShardSpec {
         ShardSpec {

@@ -30,14 +30,15 @@ const UNSEEN_QUERIES: [&str; 2] =
     ];
 
 /// Metrics of the docs that this cluster has no reason to show.
-const UNSEEN_METRICS: [&str; 20] = [
+const UNSEEN_METRICS: [&str; 21] = [
     "russet_modeldeployment_predicted_tokens_per_second",
     "russet_modeldeployment_predicted_total_tokens_per_second",
     "russet_modeldeployment_predicted_ttft_seconds",
-    // They tell neither load nor warmth.
+    // Macs that are played tell neither load nor warmth.
     "russet_node_gpu_active_ratio",
     "russet_node_power_watts",
     "russet_node_temperature_celsius",
+    "russet_node_swap_used_bytes",
     // Nothing is plugged into the machines' ports.
     "russet_inferencenode_link_bits_per_second",
     "russet_node_link_round_trip_seconds",

@@ -203,14 +203,18 @@ pub fn arguments(launch: &Launch<'_>) -> Vec<String> {
 
 /// The cables to nodes of other ranks as the engine reads them, the one that carries most first.
 fn cables(links: &[Link], peers: &[Peer]) -> Vec<String> {
-    let leads = |link: &&Link| peers.iter().any(|peer| peer.node_name == link.peer);
-    let mut links: Vec<&Link> =
-        links.iter().filter(|link| link.kind == LinkKind::Thunderbolt).filter(leads).collect();
-    links.sort_by_key(|link| {
+    let leads = |link: &Link| peers.iter().any(|peer| peer.node_name == link.peer);
+    let mut found: Vec<_> = usable(links).filter(|(link, ..)| leads(link)).collect();
+    found.sort_by_key(|(link, ..)| {
         Reverse((link.measured.and_then(|measured| measured.bits_per_second), link.bits_per_second))
     });
-    let ends = links.iter().filter_map(|link| Some((link, ip(&link.address)?, ip(&link.peer_address)?)));
-    ends.map(|(link, own, peer)| format!("{}={own}>{peer}", link.peer)).collect()
+    found.into_iter().map(|(link, own, peer)| format!("{}={own}>{peer}", link.peer)).collect()
+}
+
+/// The cables that can carry a ring, with the addresses at their ends.
+pub fn usable(links: &[Link]) -> impl Iterator<Item = (&Link, IpAddr, IpAddr)> {
+    let cables = links.iter().filter(|link| link.kind == LinkKind::Thunderbolt);
+    cables.filter_map(|link| Some((link, ip(&link.address)?, ip(&link.peer_address)?)))
 }
 
 fn ip(address: &Option<String>) -> Option<IpAddr> {

@@ -32,6 +32,8 @@ pub async fn wire(cluster: &mut Cluster) -> Result<()> {
         })
         .await?;
     println!("fault: wire plugged in, measured = {:.2} of 60", plugged.elapsed().as_secs_f64());
+    let before = "formed before its cable was known";
+    said(cluster, ("False", "PathFallback", before), ("False", "PathFallback")).await?;
     form_anew(cluster).await?;
     said(cluster, ("True", "CablesUsed", "is met over a cable"), ("True", "RdmaReady")).await?;
     let before = cluster.lab.wire_bytes()?;
