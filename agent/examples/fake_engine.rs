@@ -121,6 +121,19 @@ impl Control for Engine {
     }
 }
 
+/// Whether a signal has come.
+fn told(kind: SignalKind) -> Arc<AtomicBool> {
+    let mut signals = signal(kind).expect("signals are heard");
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = told.clone();
+    tokio::spawn(async move {
+        while signals.recv().await.is_some() {
+            tell.store(true, Ordering::SeqCst);
+        }
+    });
+    told
+}
+
 #[tokio::main]
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -131,22 +144,8 @@ async fn main() {
     assert!(PathBuf::from(flags["tls-dir"]).join("tls.key").exists(), "no identity");
     let _port = tokio::net::TcpListener::bind(flags["listen"]).await.expect("the port is free");
 
-    let hangs = Arc::new(AtomicBool::new(false));
-    let mut told = signal(SignalKind::user_defined1()).expect("signals are heard");
-    let hang = hangs.clone();
-    tokio::spawn(async move {
-        while told.recv().await.is_some() {
-            hang.store(true, Ordering::SeqCst);
-        }
-    });
-    let grown = Arc::new(AtomicBool::new(false));
-    let mut told = signal(SignalKind::user_defined2()).expect("signals are heard");
-    let grow = grown.clone();
-    tokio::spawn(async move {
-        while told.recv().await.is_some() {
-            grow.store(true, Ordering::SeqCst);
-        }
-    });
+    let hangs = told(SignalKind::user_defined1());
+    let grown = told(SignalKind::user_defined2());
     let watchers = Arc::new(AtomicUsize::new(0));
     let engine = Engine {
         epoch: flags["epoch"].parse().expect("a number"),

@@ -36,7 +36,7 @@ pub struct Rank<'a> {
     /// Why the rank is of no more use.
     pub failure: Option<(Reason, &'a str)>,
     /// Nodes to which cables lead over which a ring could run, with the address at the other end.
-    pub cabled: BTreeSet<(String, IpAddr)>,
+    pub cabled: &'a [(String, IpAddr)],
     /// Which interface of this machine has an address.
     pub interface: Option<fn(IpAddr) -> Option<String>>,
 }
@@ -69,7 +69,7 @@ pub fn shard(
     let report = rank.report.cloned().unwrap_or_default();
     let serves = matches!(rank.engine, Some((_, State::Serving)));
     let over =
-        over_cables(&report.ways, rank.interface).or_else(|| serves.then(|| late(spec, &rank.cabled))?);
+        over_cables(&report.ways, rank.interface).or_else(|| serves.then(|| late(spec, rank.cabled))?);
     match over {
         Some((over, reason, message)) => {
             conditions::set(&mut all, Type::OverCables, over, reason, message, generation, now);
@@ -129,7 +129,7 @@ fn progress(spec: &ShardSpec, rank: &Rank<'_>) -> [Verdict; 4] {
 }
 
 /// What there is to say of a group that runs beside cables which nobody knew of when it formed.
-fn late(spec: &ShardSpec, cabled: &BTreeSet<(String, IpAddr)>) -> Option<Verdict> {
+fn late(spec: &ShardSpec, cabled: &[(String, IpAddr)]) -> Option<Verdict> {
     let met = next(spec).filter_map(|rank| spec.peers.iter().find(|peer| peer.rank == rank));
     let beside = met.filter(|peer| {
         let published = peer.ring.parse::<SocketAddr>().ok().map(|address| address.ip());
@@ -320,7 +320,7 @@ mod tests {
             peers: peers.collect(),
             ..ShardSpec::default()
         };
-        let ends = |nodes: &str, end: &str| -> BTreeSet<(String, IpAddr)> {
+        let ends = |nodes: &str, end: &str| -> Vec<(String, IpAddr)> {
             nodes.chars().map(|node| (node.to_string(), end.parse().unwrap())).collect()
         };
         let told = |spec: &ShardSpec, nodes| late(spec, &ends(nodes, "192.0.2.1")).map(|(.., words)| words);

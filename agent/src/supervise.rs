@@ -413,8 +413,7 @@ impl Supervisor {
     fn tell(&mut self) {
         let Some(shards) = &self.shards else { return };
         let links = self.setup.links.borrow().clone();
-        let cabled: BTreeSet<_> =
-            spawn::usable(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
+        let cabled: Vec<_> = spawn::usable(&links).map(|(link, _, end)| (link.peer.clone(), end)).collect();
         for (uid, slot) in &mut self.slots {
             let Some(shard) = shards.get(uid) else { continue };
             // Of an epoch that passed nobody wants to hear.
@@ -435,7 +434,7 @@ impl Supervisor {
                 report: slot.report.as_ref(),
                 measured: slot.sent.as_ref().and_then(|(sent, _)| sent.measured.as_ref()),
                 failure: slot.failure.as_ref().map(|(reason, message)| (*reason, message.as_str())),
-                cabled: cabled.clone(),
+                cabled: &cabled,
                 interface: Some(hardware::interface_of),
             };
             if slot.conditions.is_empty()

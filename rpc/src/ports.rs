@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use tokio::net::TcpSocket;
+use tokio::net::{TcpSocket, TcpStream};
 
 const PORTS: Range<u16> = 20_000..30_000;
 
@@ -23,7 +23,7 @@ pub fn bound(address: IpAddr) -> io::Result<TcpSocket> {
     let start = RandomState::new().hash_one(()) as u16 % PORTS.len() as u16;
     let mut ports = PORTS.cycle().skip(usize::from(start)).take(PORTS.len());
     loop {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        let socket = socket(address)?;
         match ports.next().map(|port| socket.bind(SocketAddr::new(address, port))) {
             Some(Ok(())) => return Ok(socket),
             Some(Err(error)) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -45,6 +45,21 @@ pub fn bound(address: IpAddr) -> io::Result<TcpSocket> {
 pub fn free(address: IpAddr, count: usize) -> io::Result<Vec<SocketAddr>> {
     let held: Vec<TcpSocket> = (0..count).map(|_| bound(address)).collect::<io::Result<_>>()?;
     held.iter().map(TcpSocket::local_addr).collect()
+}
+
+/// A connection out of this address of the machine, whatever its routes say.
+///
+/// # Errors
+///
+/// If the machine does not have the address, or nobody answers.
+pub async fn connect_from(own: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket(own)?;
+    socket.bind(SocketAddr::new(own, 0))?;
+    socket.connect(to).await
+}
+
+fn socket(address: IpAddr) -> io::Result<TcpSocket> {
+    if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }
 }
 
 #[cfg(test)]

@@ -82,6 +82,15 @@ fn agent(files: Files) -> Agent {
     Agent { idle, granted, fabric, port, _address: kept, task }
 }
 
+/// The agent of `a`, what node `b` connects with, and where.
+fn pair(authority: &Authority<'_>) -> (Agent, Connector, SocketAddr) {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let agent = agent(authority.node("a"));
+    let connector = authority.node("b").connector(Protocol::Agents).unwrap();
+    let at = SocketAddr::new(LOOPBACK, agent.port);
+    (agent, connector, at)
+}
+
 /// Connects as soon as somebody listens.
 async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
     let reached = async {
@@ -97,12 +106,9 @@ async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
 
 #[tokio::test]
 async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
-    rustls::crypto::ring::default_provider().install_default().ok();
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
-    let agent = agent(authority.node("a"));
-    let connector = authority.node("b").connector(Protocol::Agents).unwrap();
-    let at = SocketAddr::new(LOOPBACK, agent.port);
+    let (agent, connector, at) = pair(&authority);
     let mut peer = reach(&connector, LOOPBACK, at).await;
     assert!(!peer.ping().await.unwrap().is_zero());
     peer.ping().await.unwrap();
@@ -139,12 +145,9 @@ async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
 
 #[tokio::test]
 async fn a_way_is_tried_only_while_nobody_needs_the_machine() {
-    rustls::crypto::ring::default_provider().install_default().ok();
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
-    let agent = agent(authority.node("a"));
-    let connector = authority.node("b").connector(Protocol::Agents).unwrap();
-    let at = SocketAddr::new(LOOPBACK, agent.port);
+    let (agent, connector, at) = pair(&authority);
     agent.granted.send_replace(1 << 30);
     assert_eq!(reach(&connector, LOOPBACK, at).await.flood().await.unwrap(), None, "it serves");
 

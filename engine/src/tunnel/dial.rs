@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use russet_rpc::ports;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::{HANDSHAKE, Ring, buffered, greeting, identity, words};
@@ -105,7 +106,8 @@ impl Neighbour {
         for (own, peer) in &self.cables {
             let dialled = async {
                 let silent = || format!("nobody answered within {} s", OVER_CABLE.as_secs());
-                let stream = timeout(OVER_CABLE, from(*own, *peer)).await.map_err(|_| silent())?;
+                let stream =
+                    timeout(OVER_CABLE, ports::connect_from(*own, *peer)).await.map_err(|_| silent())?;
                 let stream = stream.map_err(words)?;
                 let way = self.way(&stream, true, None)?;
                 let greeted = timeout(HANDSHAKE, greet(ring, stream, &self.node)).await;
@@ -125,13 +127,6 @@ impl Neighbour {
         let to = stream.peer_addr().map_err(words)?;
         Ok(Way { node: self.node.clone(), from, to, over_cable, fallback })
     }
-}
-
-/// A connection from this address of the machine.
-async fn from(own: IpAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = if own.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.bind(SocketAddr::new(own, 0))?;
-    socket.connect(to).await
 }
 
 async fn greet(ring: &Ring, stream: TcpStream, node: &str) -> Result<identity::Dialled, String> {

@@ -16,13 +16,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Files, Protocol, TlsError};
+use crate::ports;
 
 /// A peer that has not finished its handshake by then is none of ours.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -110,9 +111,7 @@ impl Connector {
         own: IpAddr,
         address: SocketAddr,
     ) -> std::io::Result<client::TlsStream<TcpStream>> {
-        let socket = if own.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        socket.bind(SocketAddr::new(own, 0))?;
-        self.shake_hands(name, socket.connect(address).await?).await
+        self.shake_hands(name, ports::connect_from(own, address).await?).await
     }
 
     async fn shake_hands(
