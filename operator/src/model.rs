@@ -181,6 +181,7 @@ pub fn copy_spec(model: &Model, node: &str, want: Want) -> ModelCopySpec {
         node_name: node.to_owned(),
         want,
         retention: None,
+        supply: None,
     }
 }
 
