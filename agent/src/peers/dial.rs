@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -18,6 +18,8 @@ use super::{FLOOD, PING};
 
 /// A way answers within this or not at all.
 pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Memory that is set aside for an answer before any of it is there.
+const RESERVED: usize = 1 << 20;
 /// So long a flood is let run before it is measured: TCP begins slowly.
 const BEGINNING: Duration = Duration::from_millis(200);
 /// So long it is measured.
@@ -45,6 +47,12 @@ pub enum DialError {
     /// The connection ended.
     #[error("the connection ended")]
     Ended(#[from] hyper::Error),
+    /// More came than there can be.
+    #[error("it sends more than {0} bytes")]
+    TooMuch(usize),
+    /// Less came than was asked for.
+    #[error("it left out {0} of the bytes that were asked for")]
+    Short(u64),
     /// It does not know what was asked.
     #[error("it answered {0}")]
     Answered(StatusCode),
@@ -112,6 +120,27 @@ impl Peer {
             } else if !beginning && passed >= MEASURED {
                 return Ok(Some((bytes as f64 * 8.0 / passed.as_secs_f64()) as u64));
             }
+        }
+    }
+
+    /// What is at a path, of at most so many bytes. Where bytes flow it may take its time.
+    pub async fn get(&mut self, path: &str, most: usize) -> Result<Bytes, DialError> {
+        let answer = self.ask(path).await?;
+        if answer.status() != StatusCode::OK {
+            return Err(DialError::Answered(answer.status()));
+        }
+        let (mut body, mut bytes) = (answer.into_body(), BytesMut::with_capacity(most.min(RESERVED)));
+        loop {
+            let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
+            let Some(frame) = frame.map_err(|_| DialError::Silent(self.to))? else {
+                return Ok(bytes.freeze());
+            };
+            let frame = frame?;
+            let data = frame.data_ref().map(Bytes::as_ref).unwrap_or_default();
+            if bytes.len() + data.len() > most {
+                return Err(DialError::TooMuch(most));
+            }
+            bytes.extend_from_slice(data);
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::StreamExt as _;
 
-use super::{Idle, answer, node};
+use super::{Answers, answer, node};
 use crate::address::Address;
 use crate::fabric::probe::Seen;
 
@@ -34,7 +34,7 @@ pub(crate) struct Listening {
     pub port: u16,
     pub address: Address,
     pub fabric: watch::Receiver<Seen>,
-    pub idle: Idle,
+    pub answers: Answers,
 }
 
 impl Listening {
@@ -100,7 +100,7 @@ async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Out
     let listener = TcpListener::bind(at).await.map_err(|error| error.to_string())?;
     let incoming = listening.files.incoming(listener, Protocol::Agents);
     let mut incoming = incoming.map_err(|error: TlsError| error.to_string())?;
-    let idle = listening.idle.clone();
+    let answers = listening.answers.clone();
     Ok(async move {
         let mut connections = JoinSet::new();
         loop {
@@ -109,7 +109,7 @@ async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Out
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
-                Some(Ok(stream)) => drop(connections.spawn(serve(stream, idle.clone()))),
+                Some(Ok(stream)) => drop(connections.spawn(serve(stream, answers.clone()))),
                 Some(Err(_)) => {}
                 None => return,
             }
@@ -118,12 +118,12 @@ async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Out
 }
 
 /// Answers one connection until it ends.
-async fn serve(stream: TlsStream<TcpStream>, idle: Idle) {
+async fn serve(stream: TlsStream<TcpStream>, answers: Answers) {
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let Some(peer) = shown.and_then(node) else {
         return tracing::debug!("who is no node was turned away");
     };
-    let service = service_fn(move |request| answer(request, idle.clone()));
+    let service = service_fn(move |request| answer(request, answers.clone()));
     let mut server = http1::Builder::new();
     let served = server.timer(TokioTimer::new()).header_read_timeout(SILENCE);
     if let Err(error) = served.serve_connection(TokioIo::new(stream), service).await {
