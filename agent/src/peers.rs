@@ -13,12 +13,13 @@ mod listen;
 pub(crate) mod models;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Full, combinators::UnsyncBoxBody};
 use hyper::{Method, Request, Response, StatusCode};
-use russet_rpc::tls::{self, NODE_USER_PREFIX};
+use russet_rpc::tls::{self, Files, NODE_USER_PREFIX};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{Semaphore, watch};
 
@@ -63,6 +64,21 @@ impl Idle {
 pub(crate) struct Answers {
     pub idle: Idle,
     pub store: Store,
+}
+
+/// Gives what a store has to nodes that ask at one address, for as long as what is returned is polled: the part of an
+/// agent that a bench needs.
+///
+/// # Errors
+///
+/// Where nobody can listen there.
+pub async fn serve(
+    files: Files,
+    at: SocketAddr,
+    store: Store,
+) -> Result<impl Future<Output = ()> + use<>, String> {
+    let (_, granted) = watch::channel(0);
+    listen::listen(at, &files, &Answers { idle: Idle::new(granted), store }).await
 }
 
 /// Whose certificate this is, if it is a node's.

@@ -185,6 +185,9 @@ impl Context {
     }
 }
 
+/// What is published under this id.
+type Given = (String, Arc<Held>);
+
 /// The store of one machine.
 #[derive(Clone)]
 pub struct Store {
@@ -195,7 +198,7 @@ pub struct Store {
     /// What is on its way from other machines, by the id of its bytes.
     receiving: Arc<Mutex<BTreeMap<String, Weak<Held>>>>,
     /// What was asked for last of what is published, so that its manifest is not read for each piece.
-    given: Arc<Mutex<Option<(String, Arc<Held>)>>>,
+    given: Arc<Mutex<Option<Given>>>,
 }
 
 impl Store {

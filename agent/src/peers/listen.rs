@@ -74,7 +74,7 @@ pub(crate) async fn keep(mut listening: Listening) {
                 continue;
             }
             let at = SocketAddr::new(address, listening.port);
-            match listen(at, &listening).await {
+            match listen(at, &listening.files, &listening.answers).await {
                 Ok(serving) => {
                     told.remove(&address);
                     open.insert(address, tasks.spawn(serving));
@@ -96,11 +96,15 @@ pub(crate) async fn keep(mut listening: Listening) {
 }
 
 /// Listens at one address, and gives what serves it.
-async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Output = ()> + use<>, String> {
+pub(super) async fn listen(
+    at: SocketAddr,
+    files: &Files,
+    answers: &Answers,
+) -> Result<impl Future<Output = ()> + use<>, String> {
     let listener = TcpListener::bind(at).await.map_err(|error| error.to_string())?;
-    let incoming = listening.files.incoming(listener, Protocol::Agents);
+    let incoming = files.incoming(listener, Protocol::Agents);
     let mut incoming = incoming.map_err(|error: TlsError| error.to_string())?;
-    let answers = listening.answers.clone();
+    let answers = answers.clone();
     Ok(async move {
         let mut connections = JoinSet::new();
         loop {

@@ -27,15 +27,19 @@ pub(super) async fn keep(number: usize, way: Way, connector: Connector, transfer
             tokio::time::sleep(PAUSES.0).await;
             continue;
         }
-        let began = Instant::now();
+        let mut gave = false;
         match Peer::connect(&connector, &way.peer, way.from, way.to).await {
-            Ok(peer) => match (Connection { number, way: &way, peer, transfer: &transfer }).work().await {
-                Ok(()) => continue,
-                Err(error) => transfer.failed(&way, &error),
-            },
+            Ok(peer) => {
+                let connection = Connection { number, way: &way, peer, transfer: &transfer, gave: &mut gave };
+                match connection.work().await {
+                    Ok(()) => continue,
+                    Err(error) => transfer.failed(&way, &error),
+                }
+            }
             Err(error) => transfer.failed(&way, &error),
         }
-        if began.elapsed() > PAUSES.1 {
+        // A way that carries something is worth another try at once.
+        if gave {
             pause = PAUSES.0;
         }
         tokio::time::sleep(pause).await;
@@ -48,6 +52,8 @@ struct Connection<'t> {
     way: &'t Way,
     peer: Peer,
     transfer: &'t Arc<Transfer>,
+    /// Whether anything came over it.
+    gave: &'t mut bool,
 }
 
 /// A piece that was asked for; given back where the connection ends before it is there.
@@ -133,6 +139,7 @@ impl Connection<'_> {
             }
             let wanted = transfer.board().came(piece, asker);
             drop(asked);
+            *self.gave = true;
             if wanted {
                 locked(&transfer.trouble).heard = Instant::now();
                 self.keep(piece, bytes).await;

@@ -237,3 +237,47 @@ async fn a_spare_way_is_used_where_no_other_one_answers() {
     let published = lab.pull_over(&puller, move || both.clone(), &progress).await.unwrap();
     lab.is_same(&published);
 }
+
+/// Receives these chunks of a model on a node that lost it, and goes on holding them.
+fn receives(lab: &Lab, node: usize, chunks: &[usize]) -> Receiving {
+    let others = lab.agents.iter().enumerate().filter(|(other, _)| *other != node);
+    let mut held = others.filter_map(|(_, (_, store, _))| store.held(&lab.id));
+    let held = held.find(|held| held.whole().iter().all(|whole| *whole)).unwrap();
+    let store = &lab.agents[node].1;
+    store.collect(&BTreeSet::new()).unwrap();
+    let receiving = store.receive(&wanted(), held.manifest().as_ref().clone()).unwrap();
+    for &chunk in chunks {
+        let bytes = held.read(chunk, 0, held.chunks()[chunk].length).unwrap().unwrap();
+        receiving.write(chunk, 0, &bytes).unwrap();
+        assert!(receiving.check(chunk).unwrap());
+    }
+    receiving
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_each_have_a_part_have_all_of_it_together() {
+    let (lab, puller) = Lab::new(&["a", "b", "c"]).await;
+    let (_one, _other) = (receives(&lab, 0, &[0, 2]), receives(&lab, 1, &[1, 3]));
+    lab.is_same(&lab.pull(&puller, &["a", "b"]).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_removes_in_the_middle_comes_from_another_one() {
+    let (lab, puller) = Lab::new(&["a", "b"]).await;
+    let progress = progress();
+    let (first, both) = (lab.ways("a", 1), &lab.ways("a", 1) | &lab.ways("b", 1));
+    let removed = std::sync::atomic::AtomicBool::new(false);
+    let ways = || {
+        // The model goes from node a once it has given some of it; node b is known from then on.
+        if progress.borrow().from.contains("a") {
+            if !removed.swap(true, std::sync::atomic::Ordering::SeqCst) {
+                lab.agents[0].1.collect(&BTreeSet::new()).unwrap();
+            }
+            both.clone()
+        } else {
+            first.clone()
+        }
+    };
+    // Looks come each second, so that node a may have given everything before.
+    lab.is_same(&lab.pull_over(&puller, &ways, &progress).await.unwrap());
+}
