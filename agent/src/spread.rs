@@ -104,7 +104,7 @@ impl Puller {
                 let mut peer = Peer::connect(&self.connector, &way.peer, way.from, way.to).await?;
                 peer.get(&models::manifest(id), MANIFEST).await
             };
-            match asked.await.map(|bytes| serde_json::from_slice::<Manifest>(&bytes)) {
+            match asked.await.map(|parts| serde_json::from_slice::<Manifest>(&parts.concat())) {
                 Ok(Ok(manifest)) if manifest.is_of(id) => return Ok(manifest),
                 Ok(_) => trouble = Some(format!("node {} says something else of it", way.peer)),
                 Err(error) => trouble = Some(format!("node {}: {error}", way.peer)),

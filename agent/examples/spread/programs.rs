@@ -16,6 +16,10 @@ use russet_rpc::ports::connect_from;
 use russet_rpc::tls::{Files, Protocol, node_dns_name, node_user};
 use tokio::sync::watch;
 
+/// As `russet` has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Connections of a way, as agents have.
 const CONNECTIONS: usize = 3;
 /// Bytes that are read or sent at once.

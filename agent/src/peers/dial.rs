@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -18,8 +18,6 @@ use super::{FLOOD, PING};
 
 /// A way answers within this or not at all.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Memory that is set aside for an answer before any of it is there.
-const RESERVED: usize = 1 << 20;
 /// So long a flood is let run before it is measured: TCP begins slowly.
 const BEGINNING: Duration = Duration::from_millis(200);
 /// So long it is measured.
@@ -123,24 +121,23 @@ impl Peer {
         }
     }
 
-    /// What is at a path, of at most so many bytes. Where bytes flow it may take its time.
-    pub async fn get(&mut self, path: &str, most: usize) -> Result<Bytes, DialError> {
+    /// What is at a path, of at most so many bytes, in the parts in which it came: who writes it to a disk needs no
+    /// other copy. Where bytes flow it may take its time.
+    pub async fn get(&mut self, path: &str, most: usize) -> Result<Vec<Bytes>, DialError> {
         let answer = self.ask(path).await?;
         if answer.status() != StatusCode::OK {
             return Err(DialError::Answered(answer.status()));
         }
-        let (mut body, mut bytes) = (answer.into_body(), BytesMut::with_capacity(most.min(RESERVED)));
+        let (mut body, mut parts, mut length) = (answer.into_body(), Vec::new(), 0);
         loop {
             let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
-            let Some(frame) = frame.map_err(|_| DialError::Silent(self.to))? else {
-                return Ok(bytes.freeze());
-            };
-            let frame = frame?;
-            let data = frame.data_ref().map(Bytes::as_ref).unwrap_or_default();
-            if bytes.len() + data.len() > most {
+            let Some(frame) = frame.map_err(|_| DialError::Silent(self.to))? else { return Ok(parts) };
+            let Ok(data) = frame?.into_data() else { continue };
+            length += data.len();
+            if length > most {
                 return Err(DialError::TooMuch(most));
             }
-            bytes.extend_from_slice(data);
+            parts.push(data);
         }
     }
 

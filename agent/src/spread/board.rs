@@ -1,8 +1,8 @@
 //! Which bytes are asked of whom next. Pure: who asks, who has what and what time it is are arguments.
 //!
-//! Chunks are the unit that is checked, pieces the unit that is asked for. A connection goes on with a chunk that was
-//! begun, else begins the one that fewest have, else asks again for what another connection has been asked for
-//! longest, so that the end is not as slow as the slowest way.
+//! Chunks are the unit that is checked, pieces the unit that is asked for. A connection asks for what fewest have, of
+//! that for a chunk that was begun, and where nothing is left for what another connection has been asked for longest,
+//! so that the end is not as slow as the slowest way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -171,12 +171,17 @@ impl Board {
             let slots = self.open_to(number, asker.peer)?;
             Some((number, slots.iter().position(|slot| *slot == Slot::Missing)?))
         };
-        let found = begun.clone().find_map(missing);
-        let found = found.or_else(|| {
-            let numbers = (0..self.states.len()).filter(|&number| has[number]);
-            let missing = numbers.filter(|&number| matches!(self.states[number], State::Missing));
-            missing.min_by_key(|&number| (self.holders[number], self.order[number])).map(|number| (number, 0))
-        });
+        let rarity = |number: usize| self.holders[number];
+        let begun_first = begun.clone().filter_map(missing).min_by_key(|(number, _)| rarity(*number));
+        let numbers = (0..self.states.len()).filter(|&number| has[number]);
+        let fresh = numbers.filter(|&number| matches!(self.states[number], State::Missing));
+        let fresh =
+            fresh.min_by_key(|&number| (rarity(number), self.order[number])).map(|number| (number, 0));
+        // What others have too, others can give.
+        let found = match (begun_first, fresh) {
+            (Some(begun), Some(fresh)) if rarity(fresh.0) < rarity(begun.0) => Some(fresh),
+            (begun, fresh) => begun.or(fresh),
+        };
         let found = found.or_else(|| {
             let slots = begun.filter_map(|number| Some((number, self.open_to(number, asker.peer)?)));
             let asked = slots.flat_map(|(number, slots)| {

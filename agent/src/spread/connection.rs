@@ -125,7 +125,7 @@ impl Connection<'_> {
             };
             let asked = Asked { transfer, piece, connection: self.number };
             let path = models::bytes(&transfer.id, piece.chunk, piece.offset, piece.length);
-            let bytes = match self.peer.get(&path, piece.length as usize).await {
+            let parts = match self.peer.get(&path, piece.length as usize).await {
                 // It had it a moment ago.
                 Err(DialError::Answered(StatusCode::NOT_FOUND)) => {
                     drop(asked);
@@ -134,15 +134,16 @@ impl Connection<'_> {
                 }
                 other => other?,
             };
-            if bytes.len() as u64 != piece.length {
-                return Err(DialError::Short(piece.length - bytes.len() as u64));
+            let length = parts.iter().map(Bytes::len).sum::<usize>() as u64;
+            if length != piece.length {
+                return Err(DialError::Short(piece.length - length));
             }
             let wanted = transfer.board().came(piece, asker);
             drop(asked);
             *self.gave = true;
             if wanted {
                 locked(&transfer.trouble).heard = Instant::now();
-                self.keep(piece, bytes).await;
+                self.keep(piece, parts).await;
             }
         }
     }
@@ -160,7 +161,7 @@ impl Connection<'_> {
     async fn look(&mut self) -> Result<(), DialError> {
         let count = self.transfer.receiving.held().chunks().len();
         let has = match self.peer.get(&models::chunks(&self.transfer.id), count.div_ceil(8)).await {
-            Ok(bits) => models::unpack(&bits),
+            Ok(bits) => models::unpack(&bits.concat()),
             Err(DialError::Answered(StatusCode::NOT_FOUND)) => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -169,10 +170,10 @@ impl Connection<'_> {
     }
 
     /// Writes a piece and, if it was the last one of its chunk, reads the chunk again.
-    async fn keep(&self, piece: Piece, bytes: Bytes) {
+    async fn keep(&self, piece: Piece, parts: Vec<Bytes>) {
         let (transfer, peer) = (self.transfer.clone(), self.way.peer.clone());
         let kept = tokio::task::spawn_blocking(move || {
-            if let Err(error) = transfer.write(piece, &bytes, &peer) {
+            if let Err(error) = transfer.write(piece, &parts, &peer) {
                 transfer.broken(error);
             }
         });
@@ -183,9 +184,9 @@ impl Connection<'_> {
 
 impl Transfer {
     /// Blocks.
-    fn write(self: &Arc<Self>, piece: Piece, bytes: &[u8], peer: &str) -> Result<(), StoreError> {
+    fn write(self: &Arc<Self>, piece: Piece, parts: &[Bytes], peer: &str) -> Result<(), StoreError> {
         let writing = Writing { transfer: self.clone(), piece };
-        self.receiving.write(piece.chunk, piece.offset, bytes)?;
+        self.receiving.write(piece.chunk, piece.offset, parts)?;
         let check = self.board().written(piece);
         drop(writing);
         self.progress.send_modify(|state| {

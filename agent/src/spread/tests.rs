@@ -211,7 +211,7 @@ async fn a_node_gives_what_it_has_before_it_has_everything() {
     let receiving = b.receive(&wanted(), held.manifest().as_ref().clone()).unwrap();
     let bytes = held.read(1, 0, CHUNK).unwrap().unwrap();
     assert!(!receiving.check(1).unwrap(), "it is not there yet");
-    receiving.write(1, 0, &bytes).unwrap();
+    receiving.write(1, 0, &[bytes]).unwrap();
     assert!(receiving.check(1).unwrap());
     assert_eq!(receiving.done(), CHUNK);
 
@@ -248,7 +248,7 @@ fn receives(lab: &Lab, node: usize, chunks: &[usize]) -> Receiving {
     let receiving = store.receive(&wanted(), held.manifest().as_ref().clone()).unwrap();
     for &chunk in chunks {
         let bytes = held.read(chunk, 0, held.chunks()[chunk].length).unwrap().unwrap();
-        receiving.write(chunk, 0, &bytes).unwrap();
+        receiving.write(chunk, 0, &[bytes]).unwrap();
         assert!(receiving.check(chunk).unwrap());
     }
     receiving

@@ -52,14 +52,14 @@ pub fn of(manifest: &Manifest) -> Vec<Chunk> {
 pub struct Hasher {
     size: u64,
     seen: u64,
-    current: blake3::Hasher,
+    current: Option<Valuer>,
     values: Vec<Value>,
 }
 
 impl Hasher {
     /// For a file of `size` bytes.
     pub fn new(size: u64) -> Self {
-        Self { size, seen: 0, current: blake3::Hasher::new(), values: Vec::with_capacity(count(size)) }
+        Self { size, seen: 0, current: None, values: Vec::with_capacity(count(size)) }
     }
 
     /// Takes the next bytes.
@@ -67,41 +67,48 @@ impl Hasher {
         while !bytes.is_empty() {
             let room = CHUNK - self.seen % CHUNK;
             let (now, later) = bytes.split_at(bytes.len().min(room as usize));
-            self.current.update(now);
+            let (size, offset) = (self.size, self.seen);
+            self.current.get_or_insert_with(|| Valuer::new(size, offset)).update(now);
             self.seen += now.len() as u64;
             if self.seen.is_multiple_of(CHUNK) {
-                self.cut();
+                self.values.extend(self.current.take().map(Valuer::finish));
             }
             bytes = later;
         }
     }
 
-    fn cut(&mut self) {
-        let value = match count(self.size) {
-            1 => *self.current.finalize().as_bytes(),
-            _ => self.current.finalize_non_root(),
-        };
-        self.values.push(value);
-        self.current = blake3::Hasher::new();
-        if self.seen < self.size {
-            self.current.set_input_offset(self.seen);
-        }
-    }
-
     /// The values of all chunks.
     pub fn finish(mut self) -> Vec<Value> {
-        if !self.seen.is_multiple_of(CHUNK) {
-            self.cut();
-        }
+        self.values.extend(self.current.take().map(Valuer::finish));
         self.values
     }
 }
 
-/// What a chunk of a file of `size` bytes hashes to.
-pub fn value(size: u64, chunk: &Chunk, bytes: &[u8]) -> Value {
-    match count(size) {
-        0 | 1 => *blake3::hash(bytes).as_bytes(),
-        _ => blake3::Hasher::new().set_input_offset(chunk.offset).update(bytes).finalize_non_root(),
+/// Hashes one chunk, as its bytes come.
+pub struct Valuer {
+    hasher: blake3::Hasher,
+    only: bool,
+}
+
+impl Valuer {
+    /// For the chunk at `offset` in a file of `size` bytes.
+    pub fn new(size: u64, offset: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(offset);
+        Self { hasher, only: count(size) == 1 }
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    /// What the chunk hashes to.
+    pub fn finish(self) -> Value {
+        match self.only {
+            true => *self.hasher.finalize().as_bytes(),
+            false => self.hasher.finalize_non_root(),
+        }
     }
 }
 
@@ -151,12 +158,16 @@ mod tests {
             );
             for (index, expected) in values.iter().enumerate() {
                 let offset = index as u64 * CHUNK;
-                let chunk = Chunk { file: 0, index, offset, length: CHUNK.min(size - offset) };
-                let part = &bytes[offset as usize..(offset + chunk.length) as usize];
-                assert_eq!(value(size, &chunk, part), *expected, "{index} of {size}");
+                let value = |bytes: &[u8]| {
+                    let mut valuer = Valuer::new(size, offset);
+                    valuer.update(bytes);
+                    valuer.finish()
+                };
+                let part = &bytes[offset as usize..(offset + CHUNK).min(size) as usize];
+                assert_eq!(value(part), *expected, "{index} of {size}");
                 let mut other = part.to_vec();
                 other[0] ^= 1;
-                assert_ne!(value(size, &chunk, &other), *expected, "{index} of {size}");
+                assert_ne!(value(&other), *expected, "{index} of {size}");
             }
         }
     }

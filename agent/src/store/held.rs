@@ -2,6 +2,7 @@
 //! of their chunks are known to be right.
 
 use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
@@ -9,6 +10,9 @@ use std::sync::{Arc, RwLock};
 use super::StoreError;
 use super::chunks::{self, Chunk};
 use super::publish::Manifest;
+
+/// Bytes that are read and hashed at once.
+const BLOCK: usize = 256 << 10;
 
 /// A model here.
 #[derive(Debug)]
@@ -49,23 +53,39 @@ impl Held {
         if !inside || !self.read_whole().get(number).is_some_and(|whole| *whole) {
             return Ok(None);
         }
-        self.bytes(chunk, offset, length).map(Some)
-    }
-
-    pub(super) fn bytes(&self, chunk: &Chunk, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
         let path = self.path(chunk);
-        let mut bytes = vec![0; length as usize];
-        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, chunk.offset + offset));
-        read.map_err(StoreError::io(path))?;
-        Ok(bytes)
+        let mut bytes = Vec::with_capacity(length as usize);
+        let read = File::open(&path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(chunk.offset + offset))?;
+            file.take(length).read_to_end(&mut bytes)
+        });
+        let read = read.map_err(StoreError::io(path))?;
+        Ok((read as u64 == length).then_some(bytes))
     }
 
     /// Whether a chunk's bytes on the disk are those of the manifest. Blocks.
     pub(super) fn is_right(&self, number: usize) -> Result<bool, StoreError> {
         let Some(chunk) = self.chunks.get(number) else { return Ok(false) };
-        let bytes = self.bytes(chunk, 0, chunk.length)?;
         let file = &self.manifest.files[chunk.file];
-        Ok(chunks::value(file.size, chunk, &bytes) == file.chunks[chunk.index].0)
+        let mut value = chunks::Valuer::new(file.size, chunk.offset);
+        // As much as stays in a core's own cache between reading and hashing.
+        let (mut block, mut at) = (vec![0; BLOCK.min(chunk.length as usize)], chunk.offset);
+        let (path, end) = (self.path(chunk), chunk.offset + chunk.length);
+        let mut read = || -> std::io::Result<()> {
+            let open = File::open(&path)?;
+            while at < end {
+                let now = block.len().min((end - at) as usize);
+                open.read_exact_at(&mut block[..now], at)?;
+                value.update(&block[..now]);
+                at += now as u64;
+            }
+            Ok(())
+        };
+        match read() {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            other => other.map_err(StoreError::io(&path))?,
+        }
+        Ok(value.finish() == file.chunks[chunk.index].0)
     }
 
     pub(super) fn mark(&self, number: usize) {

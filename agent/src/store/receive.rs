@@ -22,6 +22,7 @@ const RECORD: usize = 16;
 pub struct Receiving {
     held: Arc<Held>,
     journal: Mutex<File>,
+    writing: Mutex<()>,
     path: PathBuf,
     _room: Promise,
 }
@@ -51,7 +52,7 @@ impl Receiving {
             let padding = vec![0xff; RECORD - before.len() % RECORD];
             journal.write_all(&padding).map_err(StoreError::io(&path))?;
         }
-        Ok(Self { held, journal: Mutex::new(journal), path, _room: room })
+        Ok(Self { held, journal: Mutex::new(journal), writing: Mutex::default(), path, _room: room })
     }
 
     /// What is here, for others to have.
@@ -66,12 +67,22 @@ impl Receiving {
     }
 
     /// Writes bytes of a chunk that came, whatever they are. Blocks.
-    pub fn write(&self, number: usize, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+    pub fn write<B: AsRef<[u8]>>(&self, number: usize, offset: u64, parts: &[B]) -> Result<(), StoreError> {
         let Some(chunk) = self.held.chunks().get(number) else { return Ok(()) };
         let path = self.held.path(chunk);
         fail::fail_point!("data-write");
-        let file = OpenOptions::new().write(true).open(&path);
-        file.and_then(|file| file.write_all_at(bytes, chunk.offset + offset)).map_err(StoreError::io(path))
+        // File systems let one write to a file at a time, and have the others burn a core meanwhile.
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let write = || -> std::io::Result<()> {
+            let file = OpenOptions::new().write(true).open(&path)?;
+            let mut at = chunk.offset + offset;
+            parts.iter().map(AsRef::as_ref).try_for_each(|part| {
+                file.write_all_at(part, at)?;
+                at += part.len() as u64;
+                Ok(())
+            })
+        };
+        write().map_err(StoreError::io(&path))
     }
 
     /// Reads a chunk again that has come, and writes down that it is right, if it is. Blocks.
