@@ -29,6 +29,8 @@ const REPORT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_secs(5);
 /// Between two notes that files are still in use: nobody removes them meanwhile anyway.
 const USED: SignedDuration = SignedDuration::from_mins(10);
+/// So often other nodes are asked in vain before the source is.
+const REFUSED: u32 = 3;
 /// Longest pause between two tries of a copy that failed as a whole.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
@@ -311,9 +313,13 @@ impl Job {
     /// Works until the copy is done, from where its bytes come from now.
     async fn go_on(&self, part: &Part) {
         let mut pause = Duration::from_secs(1);
+        let mut refused = 0;
         loop {
             let before = self.status().bytes_done;
+            // Where something keeps the machines from each other, the source is better than nothing.
+            let part = if refused < REFUSED { part } else { &Part::Fetches };
             let Err(Setback { reason, message, room }) = self.attempt(part).await else { return };
+            refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
             tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
             self.report(&status::Copy::Failed(reason, &message));
             if let Some((key, need)) = room {
@@ -363,6 +369,8 @@ impl Job {
                         self.reported(self.shared.store.fetch(&wanted, &progress), &progress).await?
                     }
                 };
+                // Small ones are here before anybody was told where they come from.
+                self.report(&status::Copy::Working(&progress.borrow(), 0));
                 self.done(published);
             }
             Want::Unknown => {
