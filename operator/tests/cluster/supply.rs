@@ -24,6 +24,7 @@ async fn told(cluster: &Cluster, node: &str, supply: Option<&Supply>, reason: &s
 async fn bytes_come_in_on_one_node_another_one_takes_over_and_the_rest_get_them_from_there() {
     let mut cluster = Cluster::start(&[("a", 32 * GIB), ("b", 32 * GIB)]).await;
     for node in ["a", "b"] {
+        cluster.agent(node).limit_disk(10 * GIB);
         cluster.agent(node).hold_source(true);
     }
     let mut model = model("m", "llama", 4, GIB);
