@@ -1,3 +1,5 @@
+//! What the programs of `examples/spread.rs` do.
+
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use std::collections::BTreeSet;

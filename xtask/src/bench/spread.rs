@@ -139,7 +139,7 @@ impl Bench {
         let at = lab.addresses(0, 21_000);
         words.extend(at.iter().map(|address| format!("http://{address}/model.safetensors")));
         let seconds = lab.timed(1, "aria2c", &words)?;
-        drop(server.end()?);
+        server.end()?;
         self.same("aria2")?;
         Ok(seconds)
     }
@@ -261,7 +261,7 @@ impl Bench {
             }
             let told: Vec<Told> = running.iter_mut().map(Running::told).collect::<Result<_>>()?;
             drop(running);
-            drop(server.end()?);
+            server.end()?;
             Ok(told.iter().map(|told| told.seconds).fold(0.0, f64::max))
         };
         let (three, one) = (receive(1..=3)?, receive(1..=1)?);

@@ -1,3 +1,5 @@
+//! The board by hand, and against lines that carry so much.
+
 use super::*;
 use crate::store::chunks::CHUNK;
 

@@ -1,3 +1,5 @@
+//! Who fetches, who waits and who receives, in tables.
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use russet_crds::{InferenceNodeSpec, InferenceNodeStatus, Model, ModelCopyStatus, ModelSpec};
