@@ -114,6 +114,10 @@ async fn every_bit_that_changes_on_the_way_is_caught() {
     let (bits, bytes) = (flipped.bits.load(Ordering::SeqCst), flipped.bytes.load(Ordering::SeqCst));
     let once = rounds * (source.len() as u64);
     let again = bytes.saturating_sub(once) as f64 / bits as f64 / f64::from(1 << 20);
-    println!("{bits} bits in {rounds} transfers, each caught; {again:.2} MiB came again for each");
+    let tell = |what: &str, ours: f64, unit: &str| {
+        println!("{}", serde_json::json!({"what": what, "ours": ours, "unit": unit}));
+    };
+    tell("bits that changed between two machines, each caught", bits as f64, "bits");
+    tell("came again for each of them", again, "MiB");
     assert!(bytes <= once + once / 50 + bits * AGAIN, "{bytes} bytes for {once}, {bits} bits");
 }

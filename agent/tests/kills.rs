@@ -21,6 +21,12 @@ fn rounds() -> u64 {
     std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
 }
 
+/// A figure, for `cargo xtask proof store`.
+fn tell(point: &str, meanwhile: &str) {
+    let what = format!("killed at {point} while it {meanwhile}, went on");
+    println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "kills"}));
+}
+
 fn program(words: &[&str]) -> Command {
     let own = std::env::current_exe().unwrap();
     let program = own.parent().unwrap().parent().unwrap().join("examples/spread");
@@ -161,7 +167,7 @@ fn a_store_that_is_killed_while_it_receives_goes_on_with_what_was_right() {
             lab.done(&pull);
             assert_eq!(lab.published(), 1, "{point}");
         }
-        println!("{point}: {} rounds", rounds());
+        tell(point, "receives");
     }
 }
 
@@ -177,7 +183,7 @@ fn a_store_that_is_killed_while_it_fetches_goes_on() {
             lab.done(&fetch);
             assert_eq!(lab.published(), 1, "{point}");
         }
-        println!("{point}: {} rounds", rounds());
+        tell(point, "fetches");
     }
 }
 
@@ -195,6 +201,6 @@ fn a_store_that_is_killed_while_it_removes_leaves_nothing_that_looks_whole() {
             let going = std::fs::read_dir(lab.models().join(".going")).unwrap().count();
             assert_eq!(going, 0, "{point}");
         }
-        println!("{point}: {} rounds", rounds());
+        tell(point, "removes");
     }
 }

@@ -11,6 +11,7 @@ mod operator;
 mod plan;
 mod soak;
 mod spread;
+mod store;
 mod tunnel;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ const AREAS: &[Area] = &[
     Area { name: "plan", about: plan::ABOUT, run: plan::run },
     Area { name: "soak", about: soak::ABOUT, run: soak::run },
     Area { name: "spread", about: spread::ABOUT, run: spread::run },
+    Area { name: "store", about: store::ABOUT, run: store::run },
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 
@@ -181,6 +183,8 @@ pub fn proof(arguments: &[String]) -> Result<()> {
         (measured, failed) = (proof.rows, proof.failed);
     } else if area.name == "soak" {
         measured = soak::for_seconds(&prepared, rounds)?;
+    } else if area.name == "store" {
+        measured = store::many(&prepared, rounds)?;
     } else {
         for round in 1..=rounds {
             println!("▸ round {round} of {rounds}");

@@ -1,0 +1,52 @@
+//! Stores that are killed, and bits that change between machines, many times.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::{Goal, Row, figures};
+use crate::{cargo, mlx};
+
+pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill -9`, at every step that changes its disk, \
+    while it receives a model of 72 MiB from another one, fetches it or removes it: after each kill whatever engines could \
+    be given is whole and right, the next process finds every chunk that was journalled, and ends what was begun. Between \
+    two agents a proxy changes one bit of each connection, anywhere; every transfer of 40 MiB ends with the right bytes, and \
+    what came again for each bit is told. `N` are kills at each step, and 500 bits each.";
+
+/// Bits for each round of kills.
+const BITS: usize = 500;
+
+/// One kill at each step.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    many(prepared, 1)
+}
+
+/// So many kills at each step.
+pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<Row>> {
+    // The whole workspace, so that nothing is built a second time with other features.
+    let test = [
+        "test",
+        "--workspace",
+        "--test",
+        "kills",
+        "--test",
+        "flips",
+        "--",
+        "--nocapture",
+        "--test-threads=1",
+    ];
+    let mut tests = cargo::command(prepared, &test);
+    tests.env("RUSSET_FAULT_ROUNDS", rounds.to_string()).env("RUSSET_FLIPS", (rounds * BITS).to_string());
+    figures(&mut tests, "the proof of the store")?.iter().map(row).collect()
+}
+
+fn row(told: &Value) -> Result<Row> {
+    let what = told["what"].as_str().context("a figure without a name")?.to_owned();
+    let ours = told["ours"].as_f64().with_context(|| format!("no figure in {told}"))?;
+    let (unit, goal) = match told["unit"].as_str() {
+        // A chunk.
+        Some("MiB") => ("MiB", Goal::AtMost(16.0)),
+        Some("bits") => ("bits", Goal::None),
+        _ => ("kills", Goal::None),
+    };
+    Ok(Row { area: "store", what, ours, peer: None, unit, ratio: None, goal })
+}
