@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! GET /models/<id>                                 the manifest
-//! GET /models/<id>/chunks                          a bit for each chunk, the first one in the lowest bit
+//! GET /models/<id>/chunks                          a bit for each chunk that is here, the first one in the lowest bit;
+//!                                                  after the last of these bytes the same for those that were begun
 //! GET /models/<id>/chunks/<n>/<offset>/<length>    bytes of a chunk that is here
 //! ```
 
@@ -56,7 +57,7 @@ fn find(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
         [] => serde_json::to_vec(&**held.manifest())
             .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
             .map(Bytes::from),
-        ["chunks"] => Ok(pack(&held.whole()).into()),
+        ["chunks"] => Ok([pack(&held.whole()), pack(&held.begun())].concat().into()),
         ["chunks", chunk, offset, length] => {
             let number = |text: &str| text.parse().map_err(|_| StatusCode::BAD_REQUEST);
             let chunk = chunk.parse().map_err(|_| StatusCode::BAD_REQUEST)?;

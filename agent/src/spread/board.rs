@@ -76,6 +76,8 @@ struct Begun {
 #[derive(Debug)]
 struct Peer {
     has: Vec<bool>,
+    /// With what it has.
+    begun: Vec<bool>,
     asked: Instant,
 }
 
@@ -92,6 +94,7 @@ pub(super) struct Board {
     /// Chunks that were wrong once.
     wrong: BTreeSet<usize>,
     peers: BTreeMap<String, Peer>,
+    /// Machines that have each chunk, or soon will.
     holders: Vec<u32>,
     asked: u64,
 }
@@ -130,23 +133,27 @@ impl Board {
 
     /// Notes that a machine is being asked what it has, so that others do not ask too.
     pub fn asking(&mut self, peer: &str, now: Instant) {
-        let none = || Peer { has: vec![false; self.lengths.len()], asked: now };
+        let none = || {
+            let none = vec![false; self.lengths.len()];
+            Peer { has: none.clone(), begun: none, asked: now }
+        };
         self.peers.entry(peer.to_owned()).or_insert_with(none).asked = now;
     }
 
-    /// Takes what a machine says it has; nothing where it says too little.
-    pub fn has(&mut self, peer: &str, mut has: Vec<bool>) {
+    /// Takes what a machine says it has and has begun to receive; nothing where it says too little.
+    pub fn has(&mut self, peer: &str, mut has: Vec<bool>, mut begun: Vec<bool>) {
         has.resize(self.lengths.len(), false);
+        begun.resize(self.lengths.len(), false);
         let Some(known) = self.peers.get_mut(peer) else { return };
-        for (number, (before, now)) in known.has.iter().zip(&has).enumerate() {
+        for (number, (before, now)) in known.begun.iter().zip(&begun).enumerate() {
             self.holders[number] = self.holders[number] + u32::from(*now) - u32::from(*before);
         }
-        known.has = has;
+        (known.has, known.begun) = (has, begun);
     }
 
     /// Forgets a machine.
     pub fn gone(&mut self, peer: &str) {
-        self.has(peer, Vec::new());
+        self.has(peer, Vec::new(), Vec::new());
         self.peers.remove(peer);
         // Others go on with what it alone was asked for. What of it is being written stays until it is checked.
         for state in &mut self.states {

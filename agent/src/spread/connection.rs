@@ -159,13 +159,17 @@ impl Connection<'_> {
 
     /// Asks the machine what it has.
     async fn look(&mut self) -> Result<(), DialError> {
-        let count = self.transfer.receiving.held().chunks().len();
-        let has = match self.peer.get(&models::chunks(&self.transfer.id), count.div_ceil(8)).await {
-            Ok(bits) => models::unpack(&bits.concat()),
-            Err(DialError::Answered(StatusCode::NOT_FOUND)) => Vec::new(),
+        let bytes = self.transfer.receiving.held().chunks().len().div_ceil(8);
+        let (has, begun) = match self.peer.get(&models::chunks(&self.transfer.id), 2 * bytes).await {
+            Ok(bits) => {
+                let bits = bits.concat();
+                let (has, begun) = bits.split_at(bytes.min(bits.len()));
+                (models::unpack(has), models::unpack(begun))
+            }
+            Err(DialError::Answered(StatusCode::NOT_FOUND)) => (Vec::new(), Vec::new()),
             Err(error) => return Err(error),
         };
-        self.transfer.board().has(&self.way.peer, has);
+        self.transfer.board().has(&self.way.peer, has, begun);
         Ok(())
     }
 

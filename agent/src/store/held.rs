@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::StoreError;
 use super::chunks::{self, Chunk};
@@ -21,14 +21,16 @@ pub struct Held {
     chunks: Vec<Chunk>,
     folder: PathBuf,
     whole: RwLock<Vec<bool>>,
+    /// Chunks of which something came: nobody else needs to fetch them from where they are rare.
+    begun: RwLock<Vec<bool>>,
 }
 
 impl Held {
     /// The files of `manifest` in `folder`, all of them `whole` or none yet.
     pub fn new(manifest: Arc<Manifest>, folder: PathBuf, whole: bool) -> Self {
         let chunks = chunks::of(&manifest);
-        let whole = RwLock::new(vec![whole; chunks.len()]);
-        Self { manifest, chunks, folder, whole }
+        let (whole, begun) = (vec![whole; chunks.len()], vec![false; chunks.len()]);
+        Self { manifest, chunks, folder, whole: RwLock::new(whole), begun: RwLock::new(begun) }
     }
 
     /// What the files are.
@@ -88,9 +90,18 @@ impl Held {
         Ok(value.finish() == file.chunks[chunk.index].0)
     }
 
+    /// Which chunks are here, or on their way.
+    pub fn begun(&self) -> Vec<bool> {
+        let begun = self.begun.read().unwrap_or_else(PoisonError::into_inner);
+        begun.iter().zip(self.read_whole().iter()).map(|(begun, whole)| *begun || *whole).collect()
+    }
+
+    pub(super) fn begin(&self, number: usize) {
+        self.begun.write().unwrap_or_else(PoisonError::into_inner)[number] = true;
+    }
+
     pub(super) fn mark(&self, number: usize) {
-        let mut whole = self.whole.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        whole[number] = true;
+        self.whole.write().unwrap_or_else(PoisonError::into_inner)[number] = true;
     }
 
     pub(crate) fn folder(&self) -> &std::path::Path {
@@ -101,7 +112,7 @@ impl Held {
         self.folder.join(&self.manifest.files[chunk.file].name)
     }
 
-    fn read_whole(&self) -> std::sync::RwLockReadGuard<'_, Vec<bool>> {
-        self.whole.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn read_whole(&self) -> RwLockReadGuard<'_, Vec<bool>> {
+        self.whole.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

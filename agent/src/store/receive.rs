@@ -70,6 +70,7 @@ impl Receiving {
     pub fn write<B: AsRef<[u8]>>(&self, number: usize, offset: u64, parts: &[B]) -> Result<(), StoreError> {
         let Some(chunk) = self.held.chunks().get(number) else { return Ok(()) };
         let path = self.held.path(chunk);
+        self.held.begin(number);
         fail::fail_point!("data-write");
         // File systems let one write to a file at a time, and have the others burn a core meanwhile.
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

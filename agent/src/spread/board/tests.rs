@@ -11,7 +11,7 @@ fn board(count: usize, peers: &[&str]) -> Board {
     let mut board = Board::new(vec![2 * PIECE; count], &vec![false; count], (0..count as u64).collect());
     for peer in peers {
         board.asking(peer, Instant::now());
-        board.has(peer, vec![true; count]);
+        board.has(peer, vec![true; count], vec![true; count]);
     }
     board
 }
@@ -41,12 +41,21 @@ fn a_chunk_that_was_begun_is_ended_before_another_one_begins() {
 fn what_fewest_have_comes_first() {
     let mut board = board(3, &["a"]);
     board.asking("b", Instant::now());
-    board.has("b", vec![true, true, false]);
+    board.has("b", vec![true, true, false], vec![true, true, false]);
     assert_eq!(place(board.next(A)), Some((2, 0)));
     assert_eq!(place(board.next(B)), Some((0, 0)), "it does not have what was begun");
     board.gone("a");
     assert_eq!(board.holders, [1, 1, 0]);
     assert_eq!(place(board.next(A)), None, "it is gone");
+}
+
+#[test]
+fn what_another_one_has_begun_comes_later() {
+    let mut board = board(2, &["a"]);
+    board.asking("b", Instant::now());
+    board.has("b", vec![], vec![true]);
+    assert_eq!(place(board.next(A)), Some((1, 0)));
+    assert_eq!(place(board.next(B)), None, "it does not have it yet");
 }
 
 #[test]
@@ -98,9 +107,9 @@ fn a_machine_is_asked_again_until_it_has_everything() {
     assert!(board.is_stale("a", start));
     board.asking("a", start);
     assert!(!board.is_stale("a", start + STALE / 2) && board.is_stale("a", start + STALE));
-    board.has("a", vec![true]);
+    board.has("a", vec![true], vec![true]);
     assert_eq!((place(board.next(A)), board.is_stale("a", start + STALE)), (Some((0, 0)), true));
-    board.has("a", vec![true; 9]);
+    board.has("a", vec![true; 9], vec![true; 9]);
     assert!(!board.is_stale("a", start + 9 * STALE), "it has all there is");
 }
 
@@ -116,7 +125,7 @@ fn simulated(rates: &[f64], count: usize) -> f64 {
     let mut board = Board::new(vec![CHUNK; count], &vec![false; count], (0..count as u64).collect());
     for peer in &peers {
         board.asking(peer, Instant::now());
-        board.has(peer, vec![true; count]);
+        board.has(peer, vec![true; count], vec![true; count]);
     }
     let mut lines: Vec<Line> = rates.iter().map(|&rate| Line { rate, free: 0.0 }).collect();
     let mut coming: Vec<(f64, usize, Piece)> = Vec::new();
