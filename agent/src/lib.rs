@@ -25,6 +25,7 @@ mod measured;
 mod metrics;
 mod node;
 pub mod peers;
+pub mod presence;
 pub mod process;
 mod renew;
 mod report;
@@ -56,6 +57,8 @@ pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
 use self::peers::Listening;
+use self::presence::Presence;
+pub use self::presence::PresenceConfig;
 use self::store::StoreError;
 
 /// Where macOS leaves reports of panics.
@@ -80,6 +83,8 @@ pub struct AgentConfig {
     pub metrics_listen: SocketAddr,
     /// Programs to ask for this machine's ports in place of the system's, to play a Mac; the real machine when absent.
     pub fabric_tools: Option<PathBuf>,
+    /// Who is told that this node and its deployments are there.
+    pub presence: Option<PresenceConfig>,
 }
 
 /// Why an agent could not start. Once it runs, nothing but its shutdown ends it.
@@ -248,6 +253,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
     let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone(), leave::marker(&folder));
+    let presence = Presence::start(config.presence, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
         tls_dir: folder.clone(),
@@ -263,6 +269,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         links,
         left,
         panics,
+        presence: presence.teller(),
     });
     let removed = tokio::select! {
         () = supervisor.run(shards, model_copies) => false,
@@ -271,6 +278,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         () = leave::insisted(&folder) => true,
     };
     tasks.shutdown().await;
+    presence.end(removed).await;
     if removed {
         stop_engines(&config.data_dir).await;
         // Who asked for it is told by `russet leave`.

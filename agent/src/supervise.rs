@@ -30,6 +30,7 @@ use crate::guard::{self, Guard, Left};
 use crate::hardware;
 use crate::metrics::Metrics;
 use crate::node::Memory;
+use crate::presence::{Deployment, Teller};
 use crate::process::adopt::{self, Process, Record};
 use crate::process::again::Asking;
 use crate::process::spawn::{self, Addresses, Launch, Prefixes};
@@ -65,6 +66,8 @@ pub(crate) struct Setup {
     pub left: watch::Receiver<Left>,
     /// Panics of the machine's kernel.
     pub panics: watch::Receiver<Panics>,
+    /// Told which deployments answer here.
+    pub presence: Teller,
 }
 
 pub(crate) struct Supervisor {
@@ -281,6 +284,20 @@ impl Supervisor {
         self.setup.exposition.set(shown.collect());
         let states = self.slots.values().filter_map(|slot| slot.engine.as_ref());
         self.setup.metrics.engines(states.map(|engine| engine.state.word()));
+        self.setup.presence.set(self.answering());
+    }
+
+    /// Deployments whose rank 0 answers here.
+    fn answering(&self) -> BTreeSet<Deployment> {
+        let Some(shards) = &self.shards else { return BTreeSet::new() };
+        let answers = self.slots.iter().filter(|(uid, slot)| {
+            shards
+                .get(*uid)
+                .is_some_and(|shard| shard.spec.rank == 0 && shard.spec.epoch == slot.record.epoch)
+                && slot.serves()
+        });
+        let named = |slot: &Slot| Some((slot.record.namespace.clone(), slot.record.deployment.clone()?));
+        answers.filter_map(|(_, slot)| named(slot)).collect()
     }
 
     /// Files that living engines read are in use.

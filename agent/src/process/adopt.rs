@@ -108,9 +108,13 @@ pub fn folder(engines: &Path, shard: &str) -> PathBuf {
 /// The engine's control socket: in the Shard's folder, or, where that path is too long for a
 /// socket, under the system's folder for temporary files.
 pub fn socket(engines: &Path, shard: &str) -> PathBuf {
-    let path = folder(engines, shard).join("control.sock");
+    short(&folder(engines, shard).join("control.sock"))
+}
+
+/// The path, or where it is too long for a socket one that is its alone, under the system's folder for temporary files.
+pub fn short(path: &Path) -> PathBuf {
     if path.as_os_str().len() <= LONGEST_SOCKET {
-        return path;
+        return path.to_owned();
     }
     use sha2::Digest as _;
     let digest = hex::encode(&sha2::Sha256::digest(path.as_os_str().as_encoded_bytes())[..8]);

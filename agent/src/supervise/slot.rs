@@ -116,6 +116,14 @@ impl Slot {
         self.engine = Some(Running { state: State::default(), ..engine });
     }
 
+    /// Whether its engine is a rank that serves.
+    pub fn serves(&self) -> bool {
+        let serves = |engine: &Running| {
+            !engine.stopping && engine.part == Part::Rank && engine.state == State::Serving
+        };
+        self.failure.is_none() && !self.record.kept && self.engine.as_ref().is_some_and(serves)
+    }
+
     fn rendezvous(&self) -> Option<&Rendezvous> {
         self.claimed.then_some(&self.record.rendezvous)
     }
