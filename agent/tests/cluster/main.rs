@@ -7,6 +7,7 @@ mod fabric;
 mod guard;
 mod joining;
 mod plane;
+mod presence;
 
 use std::time::Duration;
 

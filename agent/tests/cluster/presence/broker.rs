@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::observer::PATIENCE;
-use crate::small::Small;
+use super::observer::PATIENCE;
+use super::small::Small;
 
 /// The variable that names a mosquitto.
 const PROGRAM: &str = "RUSSET_MOSQUITTO";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rumqttc::{AsyncClient, Event, EventLoop, MqttOptions, Packet, QoS};
 
-use crate::broker::Running;
+use super::broker::Running;
 
 /// Generous: two cores may be building something else.
 pub const PATIENCE: Duration = Duration::from_secs(90);

@@ -2,8 +2,6 @@
 //! Every story is told to a small broker of this test's own (`small.rs`), and all of them to a real mosquitto where
 //! `RUSSET_MOSQUITTO` names one (`cargo xtask oracle presence` does).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
-
 mod broker;
 mod observer;
 mod small;
@@ -17,8 +15,13 @@ use russet_agent::presence::broker::Broker;
 use russet_agent::presence::entity::Names;
 use russet_agent::presence::{Deployment, Presence, PresenceConfig};
 
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use russet_crds::{InferenceNode, ModelDeployment};
+
 use self::broker::{Kind, Running};
 use self::observer::Observer;
+use super::plane::{Agent, Plane, deployment, pid, signal};
 
 /// As short as the protocol allows.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -50,7 +53,7 @@ const SPEAK: &str = "RUSSET_TEST_PRESENCE";
 impl Other {
     fn start(broker: &Running) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "speaks_until_it_is_killed"])
+            .args(["--exact", "presence::speaks_until_it_is_killed"])
             .env(SPEAK, &broker.url)
             .stdout(Stdio::null())
             .spawn();
@@ -205,6 +208,46 @@ async fn every_story_holds_with_a_real_mosquitto() {
     replicas(Kind::Mosquitto(program.clone())).await;
     broker_away(Kind::Mosquitto(program.clone())).await;
     encrypted(Kind::Mosquitto(program)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deployment_is_online_while_its_rank_0_serves_and_a_removed_node_is_forgotten() {
+    let broker = Running::start(Kind::Small).await;
+    let mut seen = Observer::start(&broker).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut agents = Vec::new();
+    for name in ["one", "two"] {
+        let mut agent = Agent::join(&plane, folder.path(), name, None).await;
+        agent.stop().await;
+        agent.config.presence = Some(config(&broker.url, None, None));
+        agent.start();
+        agents.push(agent);
+        seen.until(&format!("russet/node/{name}/status"), "online").await;
+    }
+    plane.create_model(folder.path()).await;
+    assert_eq!(seen.now(CHAT), None);
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    deployments.create(&PostParams::default(), &deployment()).await.unwrap();
+    seen.until(CHAT, "online").await;
+
+    // Its group forms anew after a loss.
+    let ranks = plane.serving(1).await;
+    signal(pid(&ranks[0]), "-9");
+    seen.until(CHAT, "offline").await;
+    seen.until(CHAT, "online").await;
+
+    deployments.delete("chat", &DeleteParams::default()).await.unwrap();
+    seen.until(CHAT, "offline").await;
+
+    let nodes: Api<InferenceNode> = Api::all(plane.client.clone());
+    nodes.delete("one", &DeleteParams::default()).await.unwrap();
+    seen.until(NODE, "").await;
+    seen.until(KNOWN, "").await;
+    agents.remove(0).removed().await;
+    agents.remove(0).stop().await;
+    seen.until("russet/node/two/status", "offline").await;
+    plane.stop().await;
 }
 
 #[tokio::test]
