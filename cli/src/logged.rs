@@ -15,11 +15,12 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// Keeps the file short for as long as the process runs, if one is named.
 pub fn keep_short() {
     let Some(path) = std::env::var_os(VARIABLE).map(PathBuf::from) else { return };
+    logfile::bound(&path, logfile::LONGEST);
     // A thread of its own: it sleeps and writes files, and ends with the process.
     std::thread::spawn(move || {
         loop {
-            logfile::bound(&path, logfile::LONGEST);
             std::thread::sleep(PERIOD);
+            logfile::bound(&path, logfile::LONGEST);
         }
     });
 }

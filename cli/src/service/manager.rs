@@ -92,7 +92,8 @@ impl Manager {
     /// Everything to write for a service.
     pub fn files(self, service: &Service) -> Result<Vec<File>> {
         let path = self.path(service.verb);
-        let own = |text: &str| self.wrote(service.verb, text);
+        let verb = service.verb;
+        let own = move |text: &str| self.wrote(verb, text);
         Ok(match self {
             Self::Systemd => {
                 let unit = File::new(path, systemd::unit(service), own);

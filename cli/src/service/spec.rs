@@ -208,9 +208,9 @@ impl Told {
             if kind == ValueParser::path_buf().type_id() {
                 let paths = values::<PathBuf>(told, id);
                 read.named.extend(paths.into_iter().map(|path| (flag.clone(), path)));
-            } else if kind == clap::value_parser!(SocketAddr).type_id() {
+            } else if kind == ValueParser::from(clap::value_parser!(SocketAddr)).type_id() {
                 read.low_port |= values::<SocketAddr>(told, id).iter().any(|at| low(at.port()));
-            } else if kind == clap::value_parser!(u16).type_id() && id.ends_with("port") {
+            } else if kind == ValueParser::from(clap::value_parser!(u16)).type_id() && id.ends_with("port") {
                 read.low_port |= values::<u16>(told, id).into_iter().any(low);
             }
         }

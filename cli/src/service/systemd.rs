@@ -39,10 +39,11 @@ pub fn unit(service: &Service) -> String {
     section("Service", {
         let mut lines =
             vec!["Type=exec".to_owned(), format!("User={user}"), format!("ExecStart={}", command(argv))];
+        lines.extend(life(*verb));
+        // After our own, which they may contradict.
         for (name, value) in environment {
             lines.push(format!("Environment={}", quoted(&format!("{name}={value}"), false)));
         }
-        lines.extend(life(*verb));
         lines.extend(fence(*verb, data_dir, *homes, *low_port));
         lines
     });
@@ -127,8 +128,7 @@ fn fence(verb: Verb, data_dir: &Path, homes: Homes, low_port: bool) -> Vec<Strin
     if !verb.has_engines() {
         // Engines need the machine's GPUs and RDMA devices, and their libraries make code while they run. The clock's
         // protection is here because it closes all other devices.
-        let closed =
-            ["PrivateDevices=yes", "ProtectClock=yes", "MemoryDenyWriteExecute=yes", "RemoveIPC=yes"];
+        let closed = ["PrivateDevices=yes", "ProtectClock=yes", "MemoryDenyWriteExecute=yes"];
         lines.extend(closed.map(str::to_owned));
     }
     lines
