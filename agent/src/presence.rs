@@ -26,7 +26,7 @@ use self::entity::Names;
 use self::session::{Session, Way};
 
 /// So long a broker is given to take back what it was told of a node that is no more.
-const FAREWELL: Duration = Duration::from_secs(3);
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Whom presence is told, and how.
 #[derive(Clone, Debug)]

@@ -146,6 +146,7 @@ fn unpacked(packages: &[&str], program: &str) -> Result<PathBuf> {
     if folder.join(program).exists() {
         return Ok(folder);
     }
+    fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
     let lock = fs::File::create(cache.join(format!("{name}-debian.lock")))?;
     lock.lock().with_context(|| format!("lock {}", cache.display()))?;
     if folder.join(program).exists() {

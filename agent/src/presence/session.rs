@@ -78,7 +78,7 @@ impl Session {
     }
 
     /// The same until its owner is to be forgotten: then the broker is told so, once.
-    pub async fn keep(self, forget: watch::Receiver<bool>) {
+    pub async fn keep(self, mut forget: watch::Receiver<bool>) {
         let (mut pause, mut complained) = (FIRST_PAUSE, false);
         loop {
             let mut connected = false;
@@ -105,10 +105,11 @@ impl Session {
                     complained = true;
                 }
             }
-            if *forget.borrow() {
-                return;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // Who is away cannot be told to forget.
+                Ok(_) = forget.wait_for(|forget| *forget) => return,
             }
-            tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }

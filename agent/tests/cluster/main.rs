@@ -8,6 +8,7 @@ mod guard;
 mod joining;
 mod plane;
 mod presence;
+mod upgrade;
 
 use std::time::Duration;
 

@@ -23,21 +23,28 @@ use self::broker::{Kind, Running};
 use self::observer::Observer;
 use super::plane::{Agent, Plane, deployment, pid, signal};
 
-/// As short as the protocol allows.
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// As short as the protocol allows, for the one who is frozen.
+const SHORT: Duration = Duration::from_secs(1);
+/// For all others: a busy machine must not look like a frozen one.
+const LONG: Duration = Duration::from_secs(300);
 
 const NODE: &str = "russet/node/one/status";
 const KNOWN: &str = "homeassistant/binary_sensor/russet_node_one/config";
 const CHAT: &str = "russet/deployment/default/chat/status";
 
-fn config(url: &str, password: Option<&Path>, authority: Option<&Path>) -> PresenceConfig {
+fn config(
+    url: &str,
+    keep_alive: Duration,
+    password: Option<&Path>,
+    authority: Option<&Path>,
+) -> PresenceConfig {
     let broker = Broker::read(url, password, authority).unwrap();
-    PresenceConfig { broker, names: Names::new("russet", "homeassistant").unwrap(), keep_alive: KEEP_ALIVE }
+    PresenceConfig { broker, names: Names::new("russet", "homeassistant").unwrap(), keep_alive }
 }
 
 fn start(broker: &Running, node: &str, folder: &Path) -> Presence {
     let password = broker.password.as_deref();
-    Presence::start(Some(config(&broker.url, password, broker.authority.as_deref())), node, folder)
+    Presence::start(Some(config(&broker.url, LONG, password, broker.authority.as_deref())), node, folder)
 }
 
 fn chat() -> BTreeSet<Deployment> {
@@ -78,7 +85,7 @@ impl Drop for Other {
 async fn speaks_until_it_is_killed() {
     let Ok(url) = std::env::var(SPEAK) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let presence = Presence::start(Some(config(&url, None, None)), "one", folder.path());
+    let presence = Presence::start(Some(config(&url, SHORT, None, None)), "one", folder.path());
     presence.answering(chat());
     std::future::pending::<()>().await;
 }
@@ -220,7 +227,7 @@ async fn a_deployment_is_online_while_its_rank_0_serves_and_a_removed_node_is_fo
     for name in ["one", "two"] {
         let mut agent = Agent::join(&plane, folder.path(), name, None).await;
         agent.stop().await;
-        agent.config.presence = Some(config(&broker.url, None, None));
+        agent.config.presence = Some(config(&broker.url, LONG, None, None));
         agent.start();
         agents.push(agent);
         seen.until(&format!("russet/node/{name}/status"), "online").await;
