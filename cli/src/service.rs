@@ -7,6 +7,7 @@ mod manager;
 mod spec;
 mod systemd;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -76,9 +77,6 @@ struct Install {
     command: Vec<String>,
 }
 
-/// Variables that no flag stands for and that a service would miss.
-const CARRIED: [&str; 2] = [russet_telemetry::logs::FILTER_VARIABLE, "HF_ENDPOINT"];
-
 /// Does what was asked for.
 pub fn run(arguments: Arguments) -> Result<()> {
     match arguments.action {
@@ -113,13 +111,15 @@ fn install(asked: Install) -> Result<()> {
             .and_then(std::fs::canonicalize)
             .context("cannot tell where this program is; name it with --program")?,
     };
-    let carried = CARRIED.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+    // Not what is no text: it stands for nothing that is asked for here.
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     let wanted = spec::Wanted {
         manager,
         user: user.unwrap_or_else(|| manager.user().to_owned()),
         program,
         environment: spec::assignments(&environment)?,
-        carried: carried.collect(),
+        here: std::env::vars_os().filter_map(text).collect(),
         command,
     };
     let service = Service::new(wanted)?;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::builder::ValueParser;
+use clap::builder::{Resettable, ValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory as _};
 
@@ -67,11 +67,14 @@ pub struct Wanted {
     pub program: PathBuf,
     /// Variables that were named.
     pub environment: BTreeMap<String, String>,
-    /// Variables that no flag stands for, as they are now.
-    pub carried: BTreeMap<String, String>,
+    /// The environment of whoever asks.
+    pub here: BTreeMap<String, String>,
     /// The verb and its options.
     pub command: Vec<String>,
 }
+
+/// Variables that no flag stands for and that a service would miss.
+const CARRIED: [&str; 2] = [russet_telemetry::logs::FILTER_VARIABLE, "HF_ENDPOINT"];
 
 /// How much of people's home folders it may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,19 +125,19 @@ pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
 impl Service {
     /// Checks what was asked for.
     pub fn new(wanted: Wanted) -> Result<Self> {
-        let Wanted { manager, user, program, environment: named, carried, command } = wanted;
+        let Wanted { manager, user, program, environment: named, here, command } = wanted;
         let (word, options) = command.split_first().context("name a verb: agent, up, gateway or operator")?;
         let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {
             "join" => "a service cannot join: its token would stand in a file that everybody can read. Join once with `russet join … --no-agent`, then install `agent`".to_owned(),
             _ => format!("{word} cannot be a service; agent, up, gateway and operator can"),
         })?;
         ensure!(
-            !user.is_empty()
+            user.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
                 && user.len() <= 31
                 && user.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')),
             "--user {user:?} is no name of a user"
         );
-        let told = Told::read(verb, options)?;
+        let told = Told::read(verb, options, &here)?;
         let data_dir = told.data_dir.clone().unwrap_or_else(|| manager.data_dir().into());
         let mut argv = vec![text(&program)?, word.clone()];
         argv.extend(options.iter().cloned());
@@ -142,7 +145,8 @@ impl Service {
             argv.extend(["--data-dir".to_owned(), text(&data_dir)?]);
         }
         check(&program, &argv, told.named.iter())?;
-        let mut environment = carried;
+        let carried = CARRIED.iter().filter_map(|name| Some(((*name).to_owned(), here.get(*name)?.clone())));
+        let mut environment: BTreeMap<String, String> = carried.collect();
         environment.extend(told.environment);
         environment.extend(named);
         for (name, value) in &environment {
@@ -174,15 +178,15 @@ struct Told {
 }
 
 impl Told {
-    fn read(verb: Verb, options: &[String]) -> Result<Self> {
-        let mut command = crate::Arguments::command();
-        let line = ["russet", verb.word()].into_iter().chain(options.iter().map(String::as_str));
-        let matches = match command.try_get_matches_from_mut(line) {
-            Ok(matches) => matches,
+    fn read(verb: Verb, options: &[String], here: &BTreeMap<String, String>) -> Result<Self> {
+        let whole = crate::Arguments::command();
+        let known = whole.find_subcommand(verb.word()).context("the verb is not known")?.clone();
+        // Variables are read here, and not from whatever this process happens to have.
+        let mut bare = known.clone().no_binary_name(true).mut_args(|arg| arg.env(Resettable::Reset));
+        let told = match bare.try_get_matches_from_mut(options) {
+            Ok(told) => told,
             Err(error) => bail!("`russet {}` does not take these options:\n{error}", verb.word()),
         };
-        let told = matches.subcommand_matches(verb.word()).context("the verb was not read")?;
-        let known = command.find_subcommand(verb.word()).context("the verb is not known")?;
         ensure!(
             !matches!(told.try_get_one::<bool>("exit_with_parent"), Ok(Some(true))),
             "--exit-with-parent would end the service at once: it has no standard input"
@@ -196,22 +200,27 @@ impl Told {
         };
         for arg in known.get_arguments() {
             let id = arg.get_id().as_str();
-            let Some(source) = told.value_source(id) else { continue };
-            if source == ValueSource::EnvVariable
-                && let Some(name) = arg.get_env().and_then(OsStr::to_str)
-                && let Ok(value) = std::env::var(name)
-            {
-                read.environment.insert(name.to_owned(), value);
-            }
             let flag = format!("--{}", arg.get_long().unwrap_or(id));
             let kind = arg.get_value_parser().type_id();
-            if kind == ValueParser::path_buf().type_id() {
-                let paths = values::<PathBuf>(told, id);
+            let is_path = kind == ValueParser::path_buf().type_id();
+            let variable = arg.get_env().and_then(OsStr::to_str);
+            let from_variable = variable.and_then(|name| Some((name, here.get(name)?)));
+            if told.value_source(id) != Some(ValueSource::CommandLine)
+                && let Some((name, value)) = from_variable
+            {
+                read.environment.insert(name.to_owned(), value.clone());
+                if is_path {
+                    read.named.push((name.to_owned(), value.into()));
+                }
+                continue;
+            }
+            if is_path {
+                let paths = values::<PathBuf>(&told, id);
                 read.named.extend(paths.into_iter().map(|path| (flag.clone(), path)));
             } else if kind == ValueParser::from(clap::value_parser!(SocketAddr)).type_id() {
-                read.low_port |= values::<SocketAddr>(told, id).iter().any(|at| low(at.port()));
+                read.low_port |= values::<SocketAddr>(&told, id).iter().any(|at| low(at.port()));
             } else if kind == ValueParser::from(clap::value_parser!(u16)).type_id() && id.ends_with("port") {
-                read.low_port |= values::<u16>(told, id).into_iter().any(low);
+                read.low_port |= values::<u16>(&told, id).into_iter().any(low);
             }
         }
         Ok(read)
@@ -281,7 +290,7 @@ mod tests {
             user: "russet".into(),
             program: "/usr/local/bin/russet".into(),
             environment: BTreeMap::new(),
-            carried: BTreeMap::new(),
+            here: BTreeMap::new(),
             command: command.split_whitespace().map(str::to_owned).collect(),
         })
     }
@@ -302,13 +311,13 @@ mod tests {
             assert!(error.contains(words), "{command}: {error}");
             assert!(!error.contains("secret"), "{error}");
         }
-        for user in ["", "a b", "$(id)", "root\n"] {
+        for user in ["", "a b", "$(id)", "root\n", "-x", "0"] {
             let wanted = Wanted {
                 manager: Manager::Systemd,
                 user: user.into(),
                 program: "/r".into(),
                 environment: BTreeMap::new(),
-                carried: BTreeMap::new(),
+                here: BTreeMap::new(),
                 command: vec!["agent".into()],
             };
             assert!(Service::new(wanted).is_err(), "{user:?}");
@@ -336,6 +345,28 @@ mod tests {
             let service = made(command).unwrap();
             assert_eq!((service.homes, service.low_port), (homes, low_port), "{command}");
         }
+    }
+
+    #[test]
+    fn what_came_from_a_variable_is_written_down_unless_a_flag_says_otherwise() {
+        let made = |command: &str, engine: &str| {
+            let here = [("RUSSET_ENGINE", engine), ("RUSSET_LOG", "debug"), ("HOME", "/root")];
+            Service::new(Wanted {
+                manager: Manager::Systemd,
+                user: "russet".into(),
+                program: "/usr/local/bin/russet".into(),
+                environment: BTreeMap::from([("A".to_owned(), "b".to_owned())]),
+                here: here.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+                command: command.split_whitespace().map(str::to_owned).collect(),
+            })
+        };
+        let names = |service: &Service| service.environment.keys().cloned().collect::<Vec<_>>().join(" ");
+        let carried = made("agent", "/home/me/engine").unwrap();
+        assert_eq!((names(&carried).as_str(), carried.homes), ("A RUSSET_ENGINE RUSSET_LOG", Homes::Read));
+        let flag = made("agent --engine-binary /opt/engine", "/home/me/engine").unwrap();
+        assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", Homes::Hidden));
+        let error = made("agent", "target/engine").unwrap_err().to_string();
+        assert!(error.starts_with("RUSSET_ENGINE target/engine would be looked for"), "{error}");
     }
 
     #[test]
