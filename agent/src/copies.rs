@@ -1,5 +1,5 @@
-//! This node's ModelCopies: one task each, which reads headers or copies files until done, reports
-//! as it goes and tries again for as long as the object is there.
+//! This node's ModelCopies: one task each, which reads headers or copies files until done, from their source or from
+//! other nodes as the operator says, reports as it goes and tries again for as long as the object is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -11,13 +11,15 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{ModelCopy, ModelCopySpec, ModelCopyStatus, Want};
+use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::address::Address;
 use crate::metrics::Metrics;
 use crate::report::Outbox;
+use crate::spread::{self, Puller};
 use crate::status;
 use crate::store::{Progress, Published, Store, StoreError, Wanted};
 
@@ -34,6 +36,14 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 type Status = Arc<Mutex<ModelCopyStatus>>;
 type Ready = Arc<Mutex<BTreeMap<String, Published>>>;
 
+/// How this agent gets to others.
+#[derive(Clone)]
+pub(crate) struct Reach {
+    pub puller: Puller,
+    pub address: Address,
+    pub links: watch::Receiver<Vec<Link>>,
+}
+
 /// Every copy wanted here.
 pub(crate) struct Copies {
     shared: Shared,
@@ -48,6 +58,7 @@ struct Task {
     status: Status,
     /// What names the copy's bytes; unknown until its commit is.
     key: Option<String>,
+    supply: watch::Sender<Option<Supply>>,
     handle: AbortHandle,
 }
 
@@ -55,6 +66,7 @@ struct Task {
 struct Shared {
     client: Client,
     store: Store,
+    reach: Reach,
     outbox: Outbox,
     metrics: Metrics,
     ready: Ready,
@@ -67,10 +79,11 @@ struct Shared {
 
 impl Copies {
     /// `kept` is the file whose presence says that no files are to be removed, whatever is wanted.
-    pub fn new(client: Client, store: Store, outbox: Outbox, metrics: Metrics, kept: PathBuf) -> Self {
+    pub fn new(client: Client, reach: Reach, outbox: Outbox, metrics: Metrics, kept: PathBuf) -> Self {
         let shared = Shared {
             client,
-            store,
+            store: reach.puller.store.clone(),
+            reach,
             outbox,
             metrics,
             ready: Ready::default(),
@@ -98,13 +111,19 @@ impl Copies {
                 && task.spec == spec
             {
                 task.key = key;
+                task.supply.send_if_modified(|known| {
+                    let changed = *known != copy.spec.supply;
+                    known.clone_from(&copy.spec.supply);
+                    changed
+                });
                 continue;
             }
             self.end(&name);
             let status = Status::new(Mutex::new(copy.status.clone().unwrap_or_default()));
-            let work = run(self.shared.clone(), copy.clone(), status.clone());
+            let supply = watch::Sender::new(copy.spec.supply.clone());
+            let work = run(self.shared.clone(), copy.clone(), status.clone(), supply.subscribe());
             let handle = tokio::spawn(work).abort_handle();
-            self.tasks.insert(name, Task { uid: copy.uid(), spec, status, key, handle });
+            self.tasks.insert(name, Task { uid: copy.uid(), spec, status, key, supply, handle });
         }
     }
 
@@ -150,6 +169,7 @@ impl Copies {
                 // Whose bytes these are is not known yet, so none are removed.
                 None => return,
             }
+            in_use.extend(task.supply.borrow().as_ref().and_then(|supply| supply.content.clone()));
         }
         let store = self.shared.store.clone();
         match tokio::task::spawn_blocking(move || store.collect(&in_use)).await {
@@ -210,25 +230,42 @@ impl From<StoreError> for Setback {
     }
 }
 
+/// Where a copy's bytes come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    /// From their source.
+    Fetches,
+    /// From nowhere yet: another node fetches them.
+    Waits,
+    /// From other nodes, under this id.
+    Receives(String),
+}
+
+impl Part {
+    fn of(supply: Option<&Supply>) -> Self {
+        match supply.map(|supply| &supply.content) {
+            None => Self::Fetches,
+            Some(None) => Self::Waits,
+            Some(Some(id)) => Self::Receives(id.clone()),
+        }
+    }
+}
+
 /// Works on one copy until it is done.
-async fn run(shared: Shared, copy: Arc<ModelCopy>, status: Status) {
+async fn run(
+    shared: Shared,
+    copy: Arc<ModelCopy>,
+    status: Status,
+    mut supply: watch::Receiver<Option<Supply>>,
+) {
     let generation = copy.metadata.generation;
-    let job = Job { name: copy.name_any(), generation, status, copy, shared };
-    let mut pause = Duration::from_secs(1);
+    let job = Job { name: copy.name_any(), generation, status, copy, supply: supply.clone(), shared };
     loop {
-        let before = job.status().bytes_done;
-        let Err(Setback { reason, message, room }) = job.attempt().await else { return };
-        tracing::warn!(copy = job.name, ?reason, message, "copy failed; tried again");
-        job.report(&status::Copy::Failed(reason, &message));
-        if let Some((key, need)) = room {
-            job.wait_for_room(&key, need).await;
-            continue;
+        let part = Part::of(supply.borrow_and_update().as_ref());
+        tokio::select! {
+            () = job.go_on(&part) => return,
+            turned = supply.wait_for(|supply| Part::of(supply.as_ref()) != part) => if turned.is_err() { return },
         }
-        if job.status().bytes_done > before {
-            pause = Duration::from_secs(1);
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
@@ -238,6 +275,7 @@ struct Job {
     name: String,
     generation: Option<i64>,
     status: Status,
+    supply: watch::Receiver<Option<Supply>>,
 }
 
 impl Job {
@@ -270,26 +308,61 @@ impl Job {
         }
     }
 
-    async fn attempt(&self) -> Result<(), Setback> {
+    /// Works until the copy is done, from where its bytes come from now.
+    async fn go_on(&self, part: &Part) {
+        let mut pause = Duration::from_secs(1);
+        loop {
+            let before = self.status().bytes_done;
+            let Err(Setback { reason, message, room }) = self.attempt(part).await else { return };
+            tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
+            self.report(&status::Copy::Failed(reason, &message));
+            if let Some((key, need)) = room {
+                self.wait_for_room(&key, need).await;
+                continue;
+            }
+            if self.status().bytes_done > before {
+                pause = Duration::from_secs(1);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+
+    async fn attempt(&self, part: &Part) -> Result<(), Setback> {
         let spec = &self.copy.spec;
         let offline = wanted_of(spec, Some(&self.status()), None);
         if let Some(published) = self.shared.store.published(&offline) {
             self.done(published);
             return Ok(());
         }
+        if spec.want == Want::Files && *part == Part::Waits {
+            self.report(&status::Copy::Waiting);
+            // Until the operator says otherwise.
+            return std::future::pending().await;
+        }
         let writer = {
             let mut writers = locked(&self.shared.writers);
             writers.entry(spec.source.uri.clone()).or_default().clone()
         };
         let _writing = writer.lock().await;
-        let wanted = Wanted { token: self.token().await?, ..offline };
         match spec.want {
             Want::Headers => {
+                let wanted = Wanted { token: self.token().await?, ..offline };
                 let headers = self.shared.store.headers(&wanted).await?;
                 self.report(&status::Copy::Read(&headers));
             }
             Want::Files => {
-                let published = self.fetch(&wanted).await?;
+                let progress = watch::Sender::new(Progress::default());
+                let published = match part {
+                    Part::Receives(id) => {
+                        let pull = self.shared.reach.puller.pull(&offline, id, || self.ways(), &progress);
+                        self.reported(pull, &progress).await?
+                    }
+                    Part::Fetches | Part::Waits => {
+                        let wanted = Wanted { token: self.token().await?, ..offline };
+                        self.reported(self.shared.store.fetch(&wanted, &progress), &progress).await?
+                    }
+                };
                 self.done(published);
             }
             Want::Unknown => {
@@ -309,19 +382,28 @@ impl Job {
         self.shared.changed.notify_one();
     }
 
-    /// Fetches the files and reports on the way.
-    async fn fetch(&self, wanted: &Wanted) -> Result<Published, StoreError> {
-        let store = self.shared.store.clone();
-        let progress = watch::Sender::new(Progress::default());
-        let state = progress.subscribe();
-        let mut fetch = std::pin::pin!(store.fetch(wanted, &progress));
+    /// The ways to the nodes that have the files, as they are now.
+    fn ways(&self) -> BTreeSet<spread::Way> {
+        let Reach { puller: _, address, links } = &self.shared.reach;
+        let supply = self.supply.borrow();
+        let from: &[CopyPeer] = supply.as_ref().map_or(&[], |supply| &supply.from);
+        spread::ways(from, *address.borrow(), &links.borrow())
+    }
+
+    /// Reports on files as they come.
+    async fn reported(
+        &self,
+        coming: impl Future<Output = Result<Published, StoreError>>,
+        progress: &watch::Sender<Progress>,
+    ) -> Result<Published, StoreError> {
+        let mut coming = std::pin::pin!(coming);
         let mut ticks = tokio::time::interval(REPORT);
         let (mut last, mut since) = (0, Instant::now());
         loop {
             tokio::select! {
-                result = &mut fetch => return result,
+                result = &mut coming => return result,
                 _ = ticks.tick() => {
-                    let now = state.borrow().clone();
+                    let now = progress.borrow().clone();
                     let seconds = since.elapsed().as_secs_f64().max(0.001);
                     // What was there before this try is not this second's work.
                     let fresh = if last == 0 { 0 } else { now.done.saturating_sub(last) };

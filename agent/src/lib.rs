@@ -29,6 +29,7 @@ pub mod presence;
 pub mod process;
 mod renew;
 mod report;
+pub mod spread;
 pub mod status;
 pub mod store;
 mod supervise;
@@ -197,11 +198,11 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         port: peer_port,
         address: address.clone(),
         fabric: ports.clone(),
-        idle: idle.clone(),
+        answers: peers::Answers { idle: idle.clone(), store: store.clone() },
     }));
     let connector = files.connector(Protocol::Agents)?;
     tasks.spawn(measure::keep(Measuring {
-        connector,
+        connector: connector.clone(),
         links: links.clone(),
         idle,
         found,
@@ -252,7 +253,12 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tasks.spawn(reading.keep());
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
-    let copies = copies::Copies::new(client, store, outbox.clone(), metrics.clone(), leave::marker(&folder));
+    let reach = copies::Reach {
+        puller: spread::Puller { store, connector },
+        address: address.clone(),
+        links: links.clone(),
+    };
+    let copies = copies::Copies::new(client, reach, outbox.clone(), metrics.clone(), leave::marker(&folder));
     let presence = Presence::start(config.presence, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
@@ -330,14 +336,21 @@ pub(crate) fn lock(folder: &Path) -> Result<std::fs::File, Error> {
     let path = folder.join("lock");
     let io = |source| IdentityError::Io { path: path.clone(), source };
     let file = std::fs::File::create(&path).map_err(io)?;
-    for _ in 0..LOCK_TRIES {
+    match lock_file(&file) {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Locked(folder.to_owned())),
+        Err(std::fs::TryLockError::Error(source)) => Err(io(source).into()),
+    }
+}
+
+/// Locks a file, within a second. Blocks. A program that is being started has its parent's files for a moment, an agent
+/// that was killed may have been starting one, and what writes to a disk does not end at once when it is dropped.
+pub(crate) fn lock_file(file: &std::fs::File) -> Result<(), std::fs::TryLockError> {
+    for _ in 1..LOCK_TRIES {
         match file.try_lock() {
-            Ok(()) => return Ok(file),
-            // A program that is being started has its parent's files for a moment, and an agent that was killed
-            // may have been starting one.
             Err(std::fs::TryLockError::WouldBlock) => std::thread::sleep(LOCK_AGAIN),
-            Err(std::fs::TryLockError::Error(source)) => return Err(io(source).into()),
+            other => return other,
         }
     }
-    Err(Error::Locked(folder.to_owned()))
+    file.try_lock()
 }

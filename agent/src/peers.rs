@@ -4,23 +4,27 @@
 //! ```text
 //! GET /ping     204 at once: how long a way is
 //! GET /flood    zeros for a second or two: what a way carries; 503 where it would disturb somebody
+//! GET /models/  what this machine has of a model, for those that want it too (`models.rs`)
 //! ```
 
 pub mod dial;
 mod flood;
 mod listen;
+pub(crate) mod models;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt as _, Empty, Full, combinators::UnsyncBoxBody};
 use hyper::{Method, Request, Response, StatusCode};
-use russet_rpc::tls::{self, NODE_USER_PREFIX};
+use russet_rpc::tls::{self, Files, NODE_USER_PREFIX};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{Semaphore, watch};
 
 pub(crate) use self::listen::{Listening, keep};
+use crate::store::Store;
 
 /// Asks whether the other agent is there.
 pub(crate) const PING: &str = "/ping";
@@ -55,13 +59,38 @@ impl Idle {
     }
 }
 
+/// What agents are answered from.
+#[derive(Clone)]
+pub(crate) struct Answers {
+    pub idle: Idle,
+    pub store: Store,
+}
+
+/// Gives what a store has to nodes that ask at one address, for as long as what is returned is polled: the part of an
+/// agent that a bench needs.
+///
+/// # Errors
+///
+/// Where nobody can listen there.
+pub async fn serve(
+    files: Files,
+    at: SocketAddr,
+    store: Store,
+) -> Result<impl Future<Output = ()> + use<>, String> {
+    let (_, granted) = watch::channel(0);
+    listen::listen(at, &files, &Answers { idle: Idle::new(granted), store }).await
+}
+
 /// Whose certificate this is, if it is a node's.
 fn node(certificate: &CertificateDer<'_>) -> Option<String> {
     tls::user(certificate)?.strip_prefix(NODE_USER_PREFIX).map(str::to_owned)
 }
 
 /// Answers a node.
-async fn answer<B>(request: Request<B>, idle: Idle) -> Result<Response<Body>, Infallible> {
+async fn answer<B>(
+    request: Request<B>,
+    Answers { idle, store }: Answers,
+) -> Result<Response<Body>, Infallible> {
     let bare = |status| {
         let mut response = Response::new(Empty::new().boxed_unsync());
         *response.status_mut() = status;
@@ -73,10 +102,16 @@ async fn answer<B>(request: Request<B>, idle: Idle) -> Result<Response<Body>, In
             Some(permit) => Response::new(flood::body(permit, idle)),
             None => bare(StatusCode::SERVICE_UNAVAILABLE),
         },
+        (&Method::GET, path) if path.starts_with(models::MODELS) => {
+            match models::answer(path, &store).await {
+                Ok(bytes) => Response::new(Full::new(bytes).boxed_unsync()),
+                Err(status) => bare(status),
+            }
+        }
         (_, PING | FLOOD) => bare(StatusCode::METHOD_NOT_ALLOWED),
         _ => bare(StatusCode::NOT_FOUND),
     })
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

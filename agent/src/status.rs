@@ -198,6 +198,8 @@ fn layers(spec: &ShardSpec) -> Option<String> {
 /// Where a copy stands.
 #[derive(Clone, Debug)]
 pub enum Copy<'a> {
+    /// Another node fetches the same files.
+    Waiting,
     /// Being worked on, at so many bytes per second.
     Working(&'a Progress, u64),
     /// Stopped for now.
@@ -216,8 +218,13 @@ pub fn copy(
     generation: Option<i64>,
     now: Timestamp,
 ) -> ModelCopyStatus {
-    let mut status =
-        ModelCopyStatus { observed_generation: generation, bytes_per_second: 0, ..before.clone() };
+    let mut status = ModelCopyStatus {
+        observed_generation: generation,
+        bytes_per_second: 0,
+        rate: None,
+        eta: None,
+        ..before.clone()
+    };
     let mut all = std::mem::take(&mut status.conditions);
     let mut set = |kinds: &[Type], verdict: bool, reason, message: &str| {
         for &kind in kinds {
@@ -226,6 +233,10 @@ pub fn copy(
     };
     const FILES: &[Type] = &[Type::Downloaded, Type::Verified];
     match copy {
+        Copy::Waiting => {
+            let message = "another node fetches these files, and gives them to this one then";
+            set(&[Type::Downloaded, Type::Ready], false, Reason::WaitingForPeer, message);
+        }
         Copy::Working(progress, rate) => {
             if let Some(shape) = &progress.shape {
                 status.shape = Some(shape.clone());
@@ -237,6 +248,11 @@ pub fn copy(
             if progress.total > 0 {
                 (status.bytes_done, status.bytes_total) = (progress.done, progress.total);
                 status.bytes_per_second = *rate;
+                let left = progress.total.saturating_sub(progress.done);
+                status.rate = (*rate > 0).then(|| format!("{}/s", quantity::write(*rate)));
+                status.eta = left.checked_div(*rate).filter(|_| left > 0).map(duration);
+                let nodes: Vec<&str> = progress.from.iter().map(String::as_str).collect();
+                status.from = Some(if nodes.is_empty() { "source".to_owned() } else { nodes.join(",") });
                 let (done, total) = (quantity::write(progress.done), quantity::write(progress.total));
                 status.progress = Some(format!("{done} / {total}"));
             }
@@ -287,6 +303,7 @@ pub fn copy(
             status.shape = Some(manifest.shape.clone());
             status.commit = manifest.commit.clone();
             status.sha256 = Some(manifest.sha256());
+            status.content = Some(published.id.clone());
             (status.bytes_done, status.bytes_total) = (manifest.bytes(), manifest.bytes());
             status.progress = Some(quantity::write(manifest.bytes()));
             set(&[Type::Resolved], true, Reason::HeadersRead, "headers were read");
@@ -296,6 +313,16 @@ pub fn copy(
     }
     status.conditions = all;
     status
+}
+
+/// Seconds for people: `4m10s`.
+fn duration(seconds: u64) -> String {
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}s"),
+        (0, minutes) => format!("{minutes}m{rest:02}s"),
+        (hours, minutes) => format!("{hours}h{minutes:02}m"),
+    }
 }
 
 #[cfg(test)]
@@ -438,6 +465,7 @@ mod tests {
     fn a_copy_keeps_its_shape_when_the_source_goes_away() {
         let shape = russet_wire::shape::ModelShape { layers: 4, ..Default::default() };
         let progress = Progress {
+            from: ["b".to_owned()].into(),
             stage: Stage::Downloading,
             done: 1 << 20,
             total: 4 << 20,
@@ -449,6 +477,15 @@ mod tests {
         let working = copy(&Copy::Working(&progress, 9), files, &ModelCopyStatus::default(), Some(1), now);
         assert_eq!(working.progress.as_deref(), Some("1Mi / 4Mi"));
         assert_eq!(working.bytes_per_second, 9);
+        assert_eq!(
+            [working.rate.as_deref(), working.eta.as_deref(), working.from.as_deref()],
+            [Some("9/s"), Some("97h05m"), Some("b")]
+        );
+        let slowed = copy(&Copy::Working(&progress, 30_000), files, &working, Some(1), now);
+        assert_eq!(slowed.eta.as_deref(), Some("1m44s"));
+        let waits = copy(&Copy::Waiting, files, &working, Some(1), now);
+        assert_eq!((waits.rate, waits.eta), (None, None));
+        assert_eq!(conditions::get(&waits.conditions, Type::Ready).unwrap().reason, "WaitingForPeer");
         let failed = copy(&Copy::Failed(Reason::DiskFull, "full"), files, &working, Some(1), now);
         assert_eq!((failed.shape, failed.commit.as_deref()), (Some(shape), Some("c")));
         assert!(conditions::is_true(&failed.conditions, Type::Resolved));

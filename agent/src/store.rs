@@ -5,21 +5,28 @@
 //! ```text
 //! uri ─▶ scheme lists ─▶ headers ─▶ shape
 //!                   └──▶ download (*.part, resumed) ─▶ verify (re-read) ─▶ publish (one rename)
+//! other machines ──────▶ receive (chunks, each re-read) ────────────────────┘        │
+//!                                                        held ◀── for other machines ┘
 //! ```
 
 mod builtin;
+pub mod chunks;
 pub mod download;
 mod error;
 mod file;
 pub mod headers;
+mod held;
 mod https;
 mod hub;
 pub mod publish;
+mod receive;
 pub mod room;
 pub mod verify;
 mod web;
 
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -30,8 +37,10 @@ use tokio::sync::watch;
 
 pub use self::error::StoreError;
 use self::headers::HeaderError;
+pub use self::held::Held;
 use self::publish::Shelf;
 pub use self::publish::{Manifest, Published};
+pub use self::receive::Receiving;
 use self::room::Promises;
 pub use self::room::{Disk, Reserve};
 use self::verify::Digest;
@@ -128,6 +137,8 @@ pub struct Progress {
     pub commit: Option<String>,
     /// Shape once read.
     pub shape: Option<ModelShape>,
+    /// Nodes that bytes came from; none where they come from the source.
+    pub from: BTreeSet<String>,
     /// What holds the transfer up, until bytes flow again.
     pub trouble: Option<(Reason, String)>,
 }
@@ -174,6 +185,9 @@ impl Context {
     }
 }
 
+/// What is published under this id.
+type Given = (String, Arc<Held>);
+
 /// The store of one machine.
 #[derive(Clone)]
 pub struct Store {
@@ -181,13 +195,23 @@ pub struct Store {
     shelf: Shelf,
     reserve: Reserve,
     promises: Promises,
+    /// What is on its way from other machines, by the id of its bytes.
+    receiving: Arc<Mutex<BTreeMap<String, Weak<Held>>>>,
+    /// What was asked for last of what is published, so that its manifest is not read for each piece.
+    given: Arc<Mutex<Option<Given>>>,
 }
 
 impl Store {
     /// A store under `root`, made if absent.
     pub fn open(root: PathBuf, context: Context) -> Result<Self, StoreError> {
-        let (reserve, promises) = (Reserve::default(), Promises::default());
-        Ok(Self { context, shelf: Shelf::open(root)?, reserve, promises })
+        Ok(Self {
+            context,
+            shelf: Shelf::open(root)?,
+            reserve: Reserve::default(),
+            promises: Promises::default(),
+            receiving: Arc::default(),
+            given: Arc::default(),
+        })
     }
 
     /// What the machine's owner wants left of the disk.
@@ -209,7 +233,23 @@ impl Store {
     /// The published folder of `wanted`, without asking its source; `None` when it is not complete
     /// or when only the source could say which commit is meant.
     pub fn published(&self, wanted: &Wanted) -> Option<Published> {
-        self.shelf.published(&self.key(wanted)?)
+        self.shelf.published(&self.shelf.named(&self.key(wanted)?)?)
+    }
+
+    /// What is here of the model with these bytes, whole or not, for other machines. Blocks.
+    pub fn held(&self, id: &str) -> Option<Arc<Held>> {
+        if let Some(held) = locked(&self.receiving).get(id).and_then(Weak::upgrade) {
+            return Some(held);
+        }
+        let mut given = locked(&self.given);
+        if let Some((_, held)) = given.as_ref().filter(|(known, held)| known == id && held.folder().exists())
+        {
+            return Some(held.clone());
+        }
+        let Published { path, manifest, .. } = self.shelf.published(id)?;
+        let held = Arc::new(Held::new(Arc::new(manifest), path, true));
+        *given = Some((id.to_owned(), held.clone()));
+        Some(held)
     }
 
     /// What names the bytes of `wanted` in this store; `None` while the commit is unknown.
@@ -223,8 +263,9 @@ impl Store {
         Some(publish::key(&wanted.uri, commit, wanted.sha256.as_deref()))
     }
 
-    /// Removes published folders and partial ones whose key is not in `keep`.
-    pub fn collect(&self, keep: &std::collections::BTreeSet<String>) -> Result<Vec<String>, StoreError> {
+    /// Removes published folders and partial ones that `keep` names neither by their key nor by the id of their
+    /// bytes; returns the ids of the published ones.
+    pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
         self.shelf.collect(keep)
     }
 
@@ -250,7 +291,7 @@ impl Store {
         let (source, shape) = read_headers(source).await?;
         let commit = source.commit.clone();
         let key = publish::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref());
-        if let Some(published) = self.shelf.published(&key) {
+        if let Some(published) = self.shelf.named(&key).and_then(|id| self.shelf.published(&id)) {
             return Ok(published);
         }
         let partial = self.shelf.partial(&key)?;
@@ -284,18 +325,65 @@ impl Store {
             files: verify::all(&partial, &source.files).await?,
             shape,
         };
-        if let Some(expected) = &wanted.sha256 {
-            let actual = manifest.sha256();
-            if *expected != actual {
-                self.shelf.forget(&key)?;
-                return Err(StoreError::Digest {
-                    file: "the manifest".into(),
-                    expected: expected.clone(),
-                    actual,
-                });
-            }
+        if let Err(error) = manifest.is_wanted(wanted) {
+            self.shelf.forget(&key)?;
+            return Err(error);
         }
+        // The name first: nobody may take the folder for one that nobody wants.
+        self.shelf.name(&key, &manifest.id())?;
         self.shelf.publish(&key, &manifest)
+    }
+
+    /// Makes ready to receive the bytes of `manifest`, which [`Manifest::is_of`] the id that is wanted, or goes on
+    /// with what an earlier try left. Blocks for as long as it takes to read that again.
+    pub fn receive(&self, wanted: &Wanted, manifest: Manifest) -> Result<Receiving, StoreError> {
+        manifest.is_wanted(wanted)?;
+        let id = manifest.id();
+        let partial = self.shelf.partial(&id)?;
+        let room = self.promises.give(&self.shelf, &self.reserve, &id, manifest.bytes())?;
+        let receiving = Receiving::open(partial, Arc::new(manifest), room)?;
+        locked(&self.receiving).insert(id, Arc::downgrade(receiving.held()));
+        Ok(receiving)
+    }
+
+    /// Publishes what was received, for the source it would have come from. Every chunk of it was read again after it
+    /// was written.
+    pub async fn received(&self, wanted: &Wanted, received: &Receiving) -> Result<Published, StoreError> {
+        let held = received.held().clone();
+        let source = Source::received(&held);
+        // What the sending machine says of the shape nobody vouches for.
+        let (_, shape) = read_headers(source).await?;
+        let pinned = wanted.revision.clone().filter(|_| wanted.pinned);
+        let commit = pinned.or_else(|| held.manifest().commit.clone());
+        let manifest = Manifest {
+            uri: wanted.uri.clone(),
+            commit: commit.clone(),
+            shape,
+            ..(**held.manifest()).clone()
+        };
+        let (id, key) =
+            (manifest.id(), publish::key(&wanted.uri, commit.as_deref(), wanted.sha256.as_deref()));
+        let shelf = self.shelf.clone();
+        let published = tokio::task::spawn_blocking(move || {
+            shelf.name(&key, &id)?;
+            shelf.publish(&id, &manifest)
+        });
+        let published = match published.await {
+            Ok(published) => published?,
+            Err(error) => return Err(StoreError::io(held.folder())(std::io::Error::other(error))),
+        };
+        locked(&self.receiving).remove(&published.id);
+        Ok(published)
+    }
+
+    /// Takes over what is here already under the bytes' id, for a source that was never fetched here.
+    pub fn adopt(&self, wanted: &Wanted, id: &str) -> Result<Option<Published>, StoreError> {
+        let (Some(key), Some(published)) = (self.key(wanted), self.shelf.published(id)) else {
+            return Ok(None);
+        };
+        published.manifest.is_wanted(wanted)?;
+        self.shelf.name(&key, id)?;
+        Ok(Some(published))
     }
 
     async fn list(&self, wanted: &Wanted) -> Result<Source, StoreError> {
@@ -333,6 +421,18 @@ async fn read_headers(mut source: Source) -> Result<(Source, ModelShape), StoreE
 }
 
 impl Source {
+    /// Files that were received.
+    fn received(held: &Held) -> Self {
+        let folder: &Path = held.folder();
+        let files = held.manifest().files.iter().map(|file| SourceFile {
+            name: file.name.clone(),
+            size: file.size,
+            digest: None,
+            place: Place::Disk(folder.join(&file.name)),
+        });
+        Self { commit: None, files: files.collect(), web: None }
+    }
+
     /// Bytes of all files. A source may promise any sizes; more than there are bytes is too much.
     fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size))
@@ -374,6 +474,10 @@ impl Source {
             }),
         }
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn scheme_of(uri: &str) -> Result<&'static Scheme, StoreError> {

@@ -343,8 +343,8 @@ impl Supervisor {
             links: &links,
             prefixes: Prefixes::below(&published.prefixes(), &shard.spec, free),
         };
-        slot.record.model_key = Some(published.key);
-        slot.record.draft_key = draft.as_ref().map(|draft| draft.key.clone());
+        slot.record.model_key = Some(published.id);
+        slot.record.draft_key = draft.as_ref().map(|draft| draft.id.clone());
         addresses.release();
         if let Some(engine) = &mut slot.engine {
             engine.part = Part::Forming;

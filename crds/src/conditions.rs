@@ -89,6 +89,8 @@ pub enum Reason {
     WaitingForCopies,
     /// Waiting for ranks.
     WaitingForRanks,
+    /// Waiting for another node, which fetches the same files.
+    WaitingForPeer,
     /// The node is alive.
     LeaseRenewed,
     /// The node did not renew its Lease.

@@ -119,6 +119,13 @@ pub struct ModelSource {
     pub sha256: Option<String>,
 }
 
+impl ModelSource {
+    /// Whether every agent finds the files on its own machine, so that no bytes enter the cluster for them.
+    pub fn is_local(&self) -> bool {
+        ["file://", "builtin://"].iter().any(|scheme| self.uri.starts_with(scheme))
+    }
+}
+
 /// What the model is, as read from its headers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

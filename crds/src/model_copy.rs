@@ -35,9 +35,12 @@ use crate::{ModelSource, NamespacedReference};
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
-    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.retention.priority"),
-    printcolumn(name = "Pinned", type_ = "boolean", json_path = ".spec.retention.pinned"),
-    printcolumn(name = "Last Used", type_ = "date", json_path = ".status.lastUsedTime"),
+    printcolumn(name = "Rate", type_ = "string", json_path = ".status.rate"),
+    printcolumn(name = "ETA", type_ = "string", json_path = ".status.eta"),
+    printcolumn(name = "From", type_ = "string", json_path = ".status.from"),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.retention.priority", priority = 1),
+    printcolumn(name = "Pinned", type_ = "boolean", json_path = ".spec.retention.pinned", priority = 1),
+    printcolumn(name = "Last Used", type_ = "date", json_path = ".status.lastUsedTime", priority = 1),
     printcolumn(
         name = "Message",
         type_ = "string",
@@ -67,15 +70,45 @@ pub struct ModelCopySpec {
     /// What may become of the files where room is short. The operator's; absent means priority 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
+    /// Where the bytes come from. The operator's, so that they enter the cluster once; absent: from the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supply: Option<Supply>,
 }
 
 impl ModelCopySpec {
-    /// All but the retention: what the node's agent has to do. Who asks for files and who says how long
-    /// they are kept write different fields.
+    /// All but the retention and the supply: what the node's agent has to do. Who asks for files, who says how
+    /// long they are kept and who says where they come from write different fields.
     #[must_use]
     pub fn work(&self) -> Self {
-        Self { retention: None, ..self.clone() }
+        Self { retention: None, supply: None, ..self.clone() }
     }
+}
+
+/// The other nodes that files come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Supply {
+    /// What names the bytes, as the first node that verified them reported it. Absent while another node still
+    /// fetches them from the source: this one waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9a-f]{64}$"))]
+    pub content: Option<String>,
+    /// Nodes that have them, or some of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub from: Vec<CopyPeer>,
+}
+
+/// A node whose agent gives files to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyPeer {
+    /// The node.
+    #[schemars(length(min = 1, max = 253))]
+    pub node_name: String,
+    /// `ip:port` at which its agent answers others over the network; cables to it are found by the agents.
+    #[schemars(length(min = 3, max = 64))]
+    pub address: String,
 }
 
 /// What may become of files where room is short.
@@ -118,6 +151,10 @@ pub struct ModelCopyStatus {
     /// SHA-256 of the manifest of all files, once verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+    /// What names the bytes, wherever they came from, once verified: the BLAKE3 of the lines
+    /// `<sha256> <blake3> <size> <file>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
     /// What the headers say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<ModelShape>,
@@ -133,6 +170,15 @@ pub struct ModelCopyStatus {
     /// For people: `1.2Gi / 4.0Gi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
+    /// For people: `112Mi/s`, while bytes flow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
+    /// For people: `4m10s`, the time left at that rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eta: Option<String>,
+    /// For people: `source`, or the nodes that files come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
     /// When an engine last had the files open, within ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used_time: Option<Time>,

@@ -37,6 +37,8 @@ pub const FINALIZER_COPIES: &str = "russet.dev/copies";
 pub const OPERATOR_MANAGER: &str = "russet-operator";
 /// Field manager of the operator for how long copies are kept: who asks for a copy's files says nothing of it.
 pub const RETENTION_MANAGER: &str = "russet-operator-retention";
+/// Field manager of the operator for where the bytes of copies come from.
+pub const SUPPLY_MANAGER: &str = "russet-operator-supply";
 /// Field manager of agents.
 pub const AGENT_MANAGER: &str = "russet-agent";
 /// Field manager of gateways.

@@ -1,11 +1,12 @@
 //! Models: asks an agent to read the headers, shows what they say, has files where they are wanted ahead of
-//! need, makes room for what is wanted, and removes the copies when the Model goes. Files that replicas need
-//! are asked for by deployments.
+//! need, makes room for what is wanted, says where their bytes come from, and removes the copies when the Model
+//! goes. Files that replicas need are asked for by deployments.
 
 mod apply;
 mod decide;
 mod preload;
 mod stock;
+mod supply;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use russet_plan::copies::Plan;
 use russet_plan::snapshot::Availability;
 use thiserror::Error;
 
+pub use self::apply::ask;
 use self::preload::Choice;
 use self::stock::Seen;
 pub use self::stock::{is_ready, lacks_room};
@@ -139,6 +141,9 @@ async fn finish(
         preload::show(model, choice.preload.as_ref(), copies, now, &mut decision.status);
         apply::retention(context, model, &choice.retained(copies), choice.retention).await?;
     }
+    // Also while it is deleted: what still runs may need what is on its way.
+    let nodes = supply::nodes(&context.stores.nodes.state());
+    apply::supply(context, model, &supply::changes(&model.spec.source, copies, &nodes)).await?;
     apply::apply(context, model, copies, &decision).await?;
     apply::report(context, model, &decision).await
 }
@@ -181,6 +186,7 @@ pub fn copy_spec(model: &Model, node: &str, want: Want) -> ModelCopySpec {
         node_name: node.to_owned(),
         want,
         retention: None,
+        supply: None,
     }
 }
 

@@ -74,7 +74,8 @@ pub fn has_ports(node: &InferenceNode) -> bool {
     !cables::ports(node).is_empty()
 }
 
-/// Everything about a node that a placement, a pool or a group may depend on, as one text to compare.
+/// Everything about a node that a placement, a pool, a group or the supply of a copy may depend on, as one text to
+/// compare.
 pub fn fingerprint(node: &InferenceNode) -> String {
     let status = node.status.clone().unwrap_or_default();
     let memory = status.memory.as_ref().map(|memory| (memory.serving_limit_bytes, memory.granted_bytes));
@@ -83,13 +84,15 @@ pub fn fingerprint(node: &InferenceNode) -> String {
     let (reachable, ready) = (verdict(Type::Reachable), verdict(Type::Ready));
     let deleting = node.metadata.deletion_timestamp.is_some();
     format!(
-        "{:?} {:?} {memory:?} {disk:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {:?} {deleting}",
+        "{:?} {:?} {memory:?} {disk:?} {reachable:?} {ready:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {deleting}",
         node.labels(),
         node.spec.scheduling,
         status.engine_build,
         status.backends,
         status.sharding_modes,
         status.engine_options,
+        status.addresses,
+        status.peer_port,
         // What is measured moves all the time, and is looked at when something is placed anyway.
         status.links.into_iter().map(|link| Link { measured: None, ..link }).collect::<Vec<_>>()
     )

@@ -19,7 +19,15 @@ pub async fn apply<K>(api: &Api<K>, object: &K) -> Result<K, kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
 {
-    api.patch(&object.name_any(), &params(OPERATOR_MANAGER), &Patch::Apply(object)).await
+    apply_as(OPERATOR_MANAGER, api, object).await
+}
+
+/// Applies what another manager of the operator begins an object with.
+pub async fn apply_as<K>(manager: &str, api: &Api<K>, object: &K) -> Result<K, kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
+{
+    api.patch(&object.name_any(), &params(manager), &Patch::Apply(object)).await
 }
 
 /// Applies labels.

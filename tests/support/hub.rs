@@ -38,6 +38,8 @@ struct Served {
     held: watch::Sender<bool>,
     /// At which byte of its file each large transfer began, since the last hold.
     begun: Mutex<Vec<usize>>,
+    /// Bytes of files that each model's answers had.
+    given: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Hub {
@@ -51,6 +53,7 @@ impl Hub {
             cuts: AtomicU64::new(0),
             held: watch::Sender::new(false),
             begun: Mutex::default(),
+            given: Mutex::default(),
         });
         let app = Router::new()
             .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
@@ -84,6 +87,11 @@ impl Hub {
     /// At which byte of its file each large transfer began, since the last [`Hub::hold`].
     pub fn begun(&self) -> Vec<usize> {
         locked(&self.state.begun).clone()
+    }
+
+    /// Bytes of a model's files that were given so far, to whomever.
+    pub fn given(&self, model: &str) -> u64 {
+        locked(&self.state.given).get(model).copied().unwrap_or(0)
     }
 
     /// Cuts still due.
@@ -190,6 +198,8 @@ async fn resolve(
     let cut = large
         && served.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
     let half = body[..body.len() / 2].to_vec();
+    let given = if cut { half.len() } else { body.len() };
+    *locked(&served.given).entry(format!("{owner}/{name}")).or_default() += given as u64;
     let body = if cut {
         Body::from_stream(futures::stream::iter([
             Ok(half),

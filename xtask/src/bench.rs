@@ -10,6 +10,7 @@ mod memory;
 mod operator;
 mod plan;
 mod soak;
+mod spread;
 mod tunnel;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ const AREAS: &[Area] = &[
     Area { name: "operator", about: operator::ABOUT, run: operator::run },
     Area { name: "plan", about: plan::ABOUT, run: plan::run },
     Area { name: "soak", about: soak::ABOUT, run: soak::run },
+    Area { name: "spread", about: spread::ABOUT, run: spread::run },
     Area { name: "tunnel", about: tunnel::ABOUT, run: tunnel::run },
 ];
 

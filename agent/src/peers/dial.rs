@@ -45,6 +45,12 @@ pub enum DialError {
     /// The connection ended.
     #[error("the connection ended")]
     Ended(#[from] hyper::Error),
+    /// More came than there can be.
+    #[error("it sends more than {0} bytes")]
+    TooMuch(usize),
+    /// Less came than was asked for.
+    #[error("it left out {0} of the bytes that were asked for")]
+    Short(u64),
     /// It does not know what was asked.
     #[error("it answered {0}")]
     Answered(StatusCode),
@@ -112,6 +118,26 @@ impl Peer {
             } else if !beginning && passed >= MEASURED {
                 return Ok(Some((bytes as f64 * 8.0 / passed.as_secs_f64()) as u64));
             }
+        }
+    }
+
+    /// What is at a path, of at most so many bytes, in the parts in which it came: who writes it to a disk needs no
+    /// other copy. Where bytes flow it may take its time.
+    pub async fn get(&mut self, path: &str, most: usize) -> Result<Vec<Bytes>, DialError> {
+        let answer = self.ask(path).await?;
+        if answer.status() != StatusCode::OK {
+            return Err(DialError::Answered(answer.status()));
+        }
+        let (mut body, mut parts, mut length) = (answer.into_body(), Vec::new(), 0);
+        loop {
+            let frame = tokio::time::timeout(PATIENCE, body.frame()).await;
+            let Some(frame) = frame.map_err(|_| DialError::Silent(self.to))? else { return Ok(parts) };
+            let Ok(data) = frame?.into_data() else { continue };
+            length += data.len();
+            if length > most {
+                return Err(DialError::TooMuch(most));
+            }
+            parts.push(data);
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::StreamExt as _;
 
-use super::{Idle, answer, node};
+use super::{Answers, answer, node};
 use crate::address::Address;
 use crate::fabric::probe::Seen;
 
@@ -34,7 +34,7 @@ pub(crate) struct Listening {
     pub port: u16,
     pub address: Address,
     pub fabric: watch::Receiver<Seen>,
-    pub idle: Idle,
+    pub answers: Answers,
 }
 
 impl Listening {
@@ -74,7 +74,7 @@ pub(crate) async fn keep(mut listening: Listening) {
                 continue;
             }
             let at = SocketAddr::new(address, listening.port);
-            match listen(at, &listening).await {
+            match listen(at, &listening.files, &listening.answers).await {
                 Ok(serving) => {
                     told.remove(&address);
                     open.insert(address, tasks.spawn(serving));
@@ -96,11 +96,15 @@ pub(crate) async fn keep(mut listening: Listening) {
 }
 
 /// Listens at one address, and gives what serves it.
-async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Output = ()> + use<>, String> {
+pub(super) async fn listen(
+    at: SocketAddr,
+    files: &Files,
+    answers: &Answers,
+) -> Result<impl Future<Output = ()> + use<>, String> {
     let listener = TcpListener::bind(at).await.map_err(|error| error.to_string())?;
-    let incoming = listening.files.incoming(listener, Protocol::Agents);
+    let incoming = files.incoming(listener, Protocol::Agents);
     let mut incoming = incoming.map_err(|error: TlsError| error.to_string())?;
-    let idle = listening.idle.clone();
+    let answers = answers.clone();
     Ok(async move {
         let mut connections = JoinSet::new();
         loop {
@@ -109,7 +113,7 @@ async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Out
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
-                Some(Ok(stream)) => drop(connections.spawn(serve(stream, idle.clone()))),
+                Some(Ok(stream)) => drop(connections.spawn(serve(stream, answers.clone()))),
                 Some(Err(_)) => {}
                 None => return,
             }
@@ -118,12 +122,12 @@ async fn listen(at: SocketAddr, listening: &Listening) -> Result<impl Future<Out
 }
 
 /// Answers one connection until it ends.
-async fn serve(stream: TlsStream<TcpStream>, idle: Idle) {
+async fn serve(stream: TlsStream<TcpStream>, answers: Answers) {
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let Some(peer) = shown.and_then(node) else {
         return tracing::debug!("who is no node was turned away");
     };
-    let service = service_fn(move |request| answer(request, idle.clone()));
+    let service = service_fn(move |request| answer(request, answers.clone()));
     let mut server = http1::Builder::new();
     let served = server.timer(TokioTimer::new()).header_read_timeout(SILENCE);
     if let Err(error) = served.serve_connection(TokioIo::new(stream), service).await {

@@ -14,13 +14,13 @@ use crate::fabric::probe::Seen;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// An authority that signs in a folder.
-struct Authority<'f> {
+pub(crate) struct Authority<'f> {
     folder: &'f Path,
     ca: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl<'f> Authority<'f> {
-    fn new(folder: &'f Path) -> Self {
+    pub fn new(folder: &'f Path) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self { folder, ca: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
@@ -40,17 +40,17 @@ impl<'f> Authority<'f> {
         files
     }
 
-    fn node(&self, node: &str) -> Files {
+    pub fn node(&self, node: &str) -> Files {
         self.identity(&node_user(node), &node_dns_name(node))
     }
 }
 
-/// The agent of node `a`, at its own address and at that of a port.
-struct Agent {
+/// The agent of a node, at its own address and at that of a port.
+pub(crate) struct Agent {
     idle: Idle,
     granted: watch::Sender<u64>,
     fabric: watch::Sender<Seen>,
-    port: u16,
+    pub port: u16,
     _address: watch::Sender<IpAddr>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -73,19 +73,22 @@ impl Drop for Agent {
     }
 }
 
-fn agent(files: Files) -> Agent {
+pub(crate) fn agent(files: Files, store: Store) -> Agent {
     let (granted, serving) = watch::channel(0);
     let (fabric, seen) = watch::channel(Seen::default());
     let (kept, address) = watch::channel(LOOPBACK);
     let (port, idle) = (Listening::port().unwrap(), Idle::new(serving));
-    let task = tokio::spawn(keep(Listening { files, port, address, fabric: seen, idle: idle.clone() }));
+    let answers = Answers { idle: idle.clone(), store };
+    let task = tokio::spawn(keep(Listening { files, port, address, fabric: seen, answers }));
     Agent { idle, granted, fabric, port, _address: kept, task }
 }
 
 /// The agent of `a`, what node `b` connects with, and where.
 fn pair(authority: &Authority<'_>) -> (Agent, Connector, SocketAddr) {
     rustls::crypto::ring::default_provider().install_default().ok();
-    let agent = agent(authority.node("a"));
+    let context = crate::store::Context::new("https://huggingface.co", Vec::new()).unwrap();
+    let store = Store::open(authority.folder.join("models"), context).unwrap();
+    let agent = agent(authority.node("a"), store);
     let connector = authority.node("b").connector(Protocol::Agents).unwrap();
     let at = SocketAddr::new(LOOPBACK, agent.port);
     (agent, connector, at)

@@ -109,6 +109,14 @@ pub enum StoreError {
         /// Bytes kept for the machine.
         reserve: u64,
     },
+    /// No other node gives the bytes.
+    #[error("no node gives the model {id}…: {detail}; it is tried again")]
+    Peers {
+        /// Beginning of the id of its bytes.
+        id: String,
+        /// What went wrong last.
+        detail: String,
+    },
     /// The file system failed.
     #[error("{path} cannot be used: {source}")]
     Io {
@@ -133,7 +141,7 @@ impl StoreError {
             {
                 Reason::DiskFull
             }
-            Self::Unreachable { .. } | Self::Io { .. } => Reason::SourceUnreachable,
+            Self::Unreachable { .. } | Self::Peers { .. } | Self::Io { .. } => Reason::SourceUnreachable,
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
             Self::Digest { .. } => Reason::DigestMismatch,
@@ -154,7 +162,7 @@ impl StoreError {
         matches!(self, Self::Unreachable { .. } | Self::Truncated { .. })
     }
 
-    pub(super) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
     }

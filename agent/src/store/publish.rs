@@ -2,25 +2,34 @@
 //! A published folder is complete, hashed and never written again.
 //!
 //! ```text
-//! <root>/.partial/<key>/model.safetensors.part   being written
-//! <root>/<key>/{model.safetensors, MANIFEST.json}  published
-//! <root>/.prefixes/<key>/                          what engines keep of prompts to this model
+//! <root>/.partial/<key>/model.safetensors.part     being fetched from a source
+//! <root>/.partial/<id>/{model.safetensors, JOURNAL}  being received from other machines
+//! <root>/<id>/{model.safetensors, MANIFEST.json}     published; the id is that of the bytes
+//! <root>/.names/<key>                                the id of what a source has
+//! <root>/.going/<id>/                                being removed
+//! <root>/.prefixes/<id>/                             what engines keep of prompts to this model
 //! ```
 
 use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use russet_wire::shape::ModelShape;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-use super::StoreError;
 use super::verify::VerifiedFile;
+use super::{StoreError, Wanted, chunks};
 
 /// Name of the manifest in a published folder.
 pub const MANIFEST: &str = "MANIFEST.json";
 const PARTIAL: &str = ".partial";
+/// What the sources that were fetched have, by [`key`].
+const NAMES: &str = ".names";
+/// What is being removed: gone for everybody, whenever its bytes are.
+const GOING: &str = ".going";
 /// What engines keep of prompts, by model; it goes with the model's files.
 const PREFIXES: &str = ".prefixes";
 
@@ -47,6 +56,44 @@ impl Manifest {
         hex::encode(sha2::Sha256::digest(lines.concat()))
     }
 
+    /// Whether these are the bytes that their owner pinned, if they were.
+    pub(super) fn is_wanted(&self, wanted: &Wanted) -> Result<(), StoreError> {
+        let actual = self.sha256();
+        match &wanted.sha256 {
+            Some(expected) if *expected != actual => {
+                Err(StoreError::Digest { file: "the manifest".into(), expected: expected.clone(), actual })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What names these bytes, wherever they came from: the BLAKE3 of the sorted lines
+    /// `<sha256> <blake3> <size> <file>`.
+    pub fn id(&self) -> String {
+        let line = |file: &VerifiedFile| {
+            let VerifiedFile { name, size, sha256, blake3, .. } = file;
+            format!("{sha256} {} {size} {name}\n", hex::encode(blake3.0))
+        };
+        let mut lines: Vec<String> = self.files.iter().map(line).collect();
+        lines.sort();
+        blake3::hash(lines.concat().as_bytes()).to_hex().to_string()
+    }
+
+    /// Whether this is the manifest of `id`, and one a store would write: what another machine says is held against
+    /// it.
+    pub fn is_of(&self, id: &str) -> bool {
+        let mut names = BTreeSet::new();
+        let fits = |file: &VerifiedFile| {
+            let values: Vec<chunks::Value> = file.chunks.iter().map(|sum| sum.0).collect();
+            // Where a file system does not tell small letters from capitals, these would be one file.
+            names.insert(file.name.to_ascii_lowercase())
+                && super::takes(&file.name)
+                && values.len() == chunks::count(file.size)
+                && chunks::root(&values) == file.blake3.0
+        };
+        self.files.iter().all(fits) && self.id() == id
+    }
+
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
@@ -56,15 +103,15 @@ impl Manifest {
 impl Published {
     /// Where engines keep what prompts to this model have in common.
     pub fn prefixes(&self) -> PathBuf {
-        self.path.with_file_name(PREFIXES).join(&self.key)
+        self.path.with_file_name(PREFIXES).join(&self.id)
     }
 }
 
 /// A folder an engine may read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Published {
-    /// What names its bytes in this store.
-    pub key: String,
+    /// What names its bytes.
+    pub id: String,
     /// The folder.
     pub path: PathBuf,
     /// What it holds.
@@ -90,21 +137,43 @@ pub(super) struct Shelf {
 
 impl Shelf {
     pub fn open(root: PathBuf) -> Result<Self, StoreError> {
-        for name in [PARTIAL, PREFIXES] {
+        for name in [PARTIAL, PREFIXES, NAMES, GOING] {
             std::fs::create_dir_all(root.join(name)).map_err(StoreError::io(&root))?;
         }
-        Ok(Self { root })
+        let shelf = Self { root };
+        shelf.sweep()?;
+        Ok(shelf)
     }
 
     /// The published folder, if it is there with every file at its size.
-    pub fn published(&self, key: &str) -> Option<Published> {
-        let path = self.root.join(key);
+    pub fn published(&self, id: &str) -> Option<Published> {
+        if !is_id(id) {
+            return None;
+        }
+        let path = self.root.join(id);
         let manifest: Manifest = serde_json::from_slice(&std::fs::read(path.join(MANIFEST)).ok()?).ok()?;
         let whole = manifest
             .files
             .iter()
             .all(|file| std::fs::metadata(path.join(&file.name)).is_ok_and(|found| found.len() == file.size));
-        whole.then(|| Published { key: key.to_owned(), path, manifest })
+        whole.then(|| Published { id: id.to_owned(), path, manifest })
+    }
+
+    /// The id of what a source has, if it was fetched.
+    pub fn named(&self, key: &str) -> Option<String> {
+        let id = std::fs::read_to_string(self.root.join(NAMES).join(key)).ok()?;
+        is_id(&id).then_some(id)
+    }
+
+    /// Writes down what a source has.
+    pub fn name(&self, key: &str, id: &str) -> Result<(), StoreError> {
+        let folder = self.root.join(NAMES);
+        let (path, written) = (folder.join(key), folder.join(format!("{key}.new")));
+        std::fs::write(&written, id).map_err(StoreError::io(&written))?;
+        sync(&written)?;
+        fail::fail_point!("name-rename");
+        std::fs::rename(&written, &path).map_err(StoreError::io(&path))?;
+        sync(&folder)
     }
 
     /// The folder a copy grows in.
@@ -131,7 +200,7 @@ impl Shelf {
 
     /// Bytes of a partial copy.
     pub fn partial_bytes(&self, key: &str) -> u64 {
-        bytes(&self.root.join(PARTIAL).join(key))
+        bytes(&self.root.join(PARTIAL).join(key), allocated)
     }
 
     /// Bytes of everything there, whole or not.
@@ -139,72 +208,104 @@ impl Shelf {
         let folders = [self.root.clone(), self.root.join(PARTIAL)];
         let entries =
             folders.iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
-        entries.filter(|entry| is_key(&entry.file_name())).map(|entry| bytes(&entry.path())).sum()
+        entries.filter(|entry| is_ours(&entry.file_name())).map(|entry| bytes(&entry.path(), allocated)).sum()
     }
 
-    /// Makes a verified partial copy visible in one step.
-    pub fn publish(&self, key: &str, manifest: &Manifest) -> Result<Published, StoreError> {
-        let partial = self.root.join(PARTIAL).join(key);
+    /// Makes a verified partial copy visible in one step. What has these bytes already stays.
+    pub fn publish(&self, partial: &str, manifest: &Manifest) -> Result<Published, StoreError> {
+        let id = manifest.id();
+        if let Some(published) = self.published(&id) {
+            self.forget(partial)?;
+            return Ok(published);
+        }
+        let partial = self.root.join(PARTIAL).join(partial);
         let names: BTreeSet<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
         let io = || StoreError::io(&partial);
-        for entry in std::fs::read_dir(&partial).map_err(io())? {
-            let entry = entry.map_err(io())?;
-            if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
-                std::fs::remove_file(entry.path()).map_err(StoreError::io(entry.path()))?;
-            }
-        }
-        for name in names {
+        for name in &names {
             sync(&partial.join(name))?;
         }
-        let text = serde_json::to_vec_pretty(manifest)
+        fail::fail_point!("manifest-write");
+        let text = serde_json::to_vec(manifest)
             .map_err(|error| StoreError::Io { path: partial.join(MANIFEST), source: error.into() })?;
         let mut file = std::fs::File::create(partial.join(MANIFEST)).map_err(io())?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(io())?;
+        for entry in std::fs::read_dir(&partial).map_err(io())? {
+            let entry = entry.map_err(io())?;
+            let kept = |name: &str| names.contains(name) || name == MANIFEST;
+            if !entry.file_name().to_str().is_some_and(kept) {
+                std::fs::remove_file(entry.path()).map_err(StoreError::io(entry.path()))?;
+            }
+        }
         sync(&partial)?;
-        let path = self.root.join(key);
+        let path = self.root.join(&id);
         // What is there already is incomplete, or it would have been used.
         remove(&path)?;
+        fail::fail_point!("publish-rename");
         std::fs::rename(&partial, &path).map_err(io())?;
         sync(&self.root)?;
-        Ok(Published { key: key.to_owned(), path, manifest: manifest.clone() })
+        fail::fail_point!("published");
+        Ok(Published { id, path, manifest: manifest.clone() })
     }
 
-    /// Removes every folder whose key is not in `keep`; returns the keys of published ones.
+    /// Removes every folder that is not in `keep`, by its key or the id of its bytes; returns the ids of published
+    /// ones. In two steps: first nobody finds it any more, then its bytes go.
     pub fn collect(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, StoreError> {
+        let mut kept = keep.clone();
+        kept.extend(keep.iter().filter_map(|key| self.named(key)));
         let mut removed = Vec::new();
-        let beside = [PARTIAL, PREFIXES].map(|name| (self.root.join(name), false));
-        for (folder, published) in [(self.root.clone(), true)].into_iter().chain(beside) {
-            for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))? {
-                let entry = entry.map_err(StoreError::io(&folder))?;
+        let beside = [PARTIAL, PREFIXES, NAMES].map(|name| self.root.join(name));
+        for folder in [self.root.clone()].iter().chain(&beside) {
+            for entry in std::fs::read_dir(folder).map_err(StoreError::io(folder))? {
+                let entry = entry.map_err(StoreError::io(folder))?;
                 // Only names this store gives are this store's to remove.
-                let ours = is_key(&entry.file_name());
+                let ours = is_ours(&entry.file_name());
                 let Ok(name) = entry.file_name().into_string() else { continue };
-                if !ours || keep.contains(&name) {
+                if !ours || kept.contains(&name) {
                     continue;
                 }
-                // The manifest goes first: a folder half removed must not look complete.
-                let manifest = entry.path().join(MANIFEST);
-                if manifest.exists() {
-                    std::fs::remove_file(&manifest).map_err(StoreError::io(&manifest))?;
-                }
-                remove(&entry.path())?;
-                if published {
+                fail::fail_point!("going-rename");
+                let going = self.root.join(GOING).join(&name);
+                remove(&going)?;
+                std::fs::rename(entry.path(), &going).map_err(StoreError::io(entry.path()))?;
+                if *folder == self.root {
                     removed.push(name);
                 }
+                fail::fail_point!("going-unlink");
+                self.sweep()?;
             }
         }
         Ok(removed)
     }
+
+    /// Removes what was going.
+    fn sweep(&self) -> Result<(), StoreError> {
+        let folder = self.root.join(GOING);
+        for entry in std::fs::read_dir(&folder).map_err(StoreError::io(&folder))?.flatten() {
+            remove(&entry.path())?;
+        }
+        Ok(())
+    }
 }
 
-fn is_key(name: &std::ffi::OsStr) -> bool {
-    name.len() == 32 && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
+/// Whether this may name bytes.
+fn is_id(name: &str) -> bool {
+    name.len() == 64 && is_ours(std::ffi::OsStr::new(name))
 }
 
-/// Bytes of a folder's files; what goes in this moment counts as gone.
-fn bytes(folder: &Path) -> u64 {
+/// Whether it is a name that this store gives: a key, or the id of bytes.
+fn is_ours(name: &std::ffi::OsStr) -> bool {
+    matches!(name.len(), 32 | 64) && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Bytes of a folder's files as `of` counts them; what goes in this moment counts as gone.
+fn bytes(folder: &Path, of: fn(&Metadata) -> u64) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.metadata().ok()).filter(|found| found.is_file()).map(|it| it.len()).sum()
+    entries.filter_map(|entry| entry.metadata().ok()).filter(Metadata::is_file).map(|it| of(&it)).sum()
+}
+
+/// Bytes that a file takes, without those that were never written.
+fn allocated(file: &Metadata) -> u64 {
+    file.len().min(file.blocks() * 512)
 }
 
 fn sync(path: &Path) -> Result<(), StoreError> {
@@ -212,7 +313,12 @@ fn sync(path: &Path) -> Result<(), StoreError> {
 }
 
 fn remove(path: &Path) -> Result<(), StoreError> {
-    match std::fs::remove_dir_all(path) {
+    let removed = match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
+        Ok(_) => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(StoreError::Io { path: path.to_owned(), source: error })
         }
@@ -225,15 +331,16 @@ mod tests {
     use super::*;
 
     fn manifest(files: &[(&str, &str)]) -> Manifest {
-        let files = files
-            .iter()
-            .map(|(name, content)| VerifiedFile {
-                name: (*name).into(),
-                size: content.len() as u64,
-                sha256: hex::encode(sha2::Sha256::digest(content)),
-            })
-            .collect();
+        let files = files.iter().map(|(name, content)| VerifiedFile::of(name, content.as_bytes())).collect();
         Manifest { uri: "file:///m".into(), commit: None, files, shape: ModelShape::default() }
+    }
+
+    /// Publishes one file of this content for a source.
+    fn published(shelf: &Shelf, key: &str, content: &str) -> Published {
+        std::fs::write(shelf.partial(key).unwrap().join("config.json"), content).unwrap();
+        let published = shelf.publish(key, &manifest(&[("config.json", content)])).unwrap();
+        shelf.name(key, &published.id).unwrap();
+        published
     }
 
     #[test]
@@ -244,39 +351,79 @@ mod tests {
         let partial = shelf.partial(&key).unwrap();
         std::fs::write(partial.join("config.json"), "{}").unwrap();
         std::fs::write(partial.join("left.over.part"), "x").unwrap();
-        assert_eq!(shelf.published(&key), None);
+        assert_eq!(shelf.named(&key), None);
 
         let manifest = manifest(&[("config.json", "{}")]);
         let published = shelf.publish(&key, &manifest).unwrap();
-        assert_eq!(shelf.published(&key), Some(published.clone()));
+        assert_eq!(shelf.published(&manifest.id()), Some(published.clone()));
         assert!(!published.path.join("left.over.part").exists() && !partial.exists());
 
         std::fs::write(published.path.join("config.json"), "{}cut").unwrap();
-        assert_eq!(shelf.published(&key), None, "a file of another size is not what was verified");
+        assert_eq!(shelf.published(&published.id), None, "a file of another size is not what was verified");
+    }
+
+    #[test]
+    fn two_sources_of_the_same_bytes_are_one_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(root.path().join("models")).unwrap();
+        let (one, other) = (key("a", None, None), key("b", None, None));
+        let first = published(&shelf, &one, "{}");
+        assert_eq!(published(&shelf, &other, "{}"), first);
+        assert_eq!(shelf.bytes(), bytes(&first.path, allocated));
+        // Each of them keeps it.
+        assert!(shelf.collect(&BTreeSet::from([other.clone()])).unwrap().is_empty());
+        assert_eq!((shelf.named(&one), shelf.named(&other)), (None, Some(first.id.clone())));
+        assert_eq!(shelf.collect(&BTreeSet::new()).unwrap(), [first.id]);
     }
 
     #[test]
     fn only_unwanted_folders_of_the_store_are_removed() {
         let root = tempfile::tempdir().unwrap();
-        let shelf = Shelf::open(root.path().join("models")).unwrap();
+        let models = root.path().join("models");
+        let shelf = Shelf::open(models.clone()).unwrap();
         let (kept, gone) = (key("a", None, None), key("b", Some("c"), None));
-        for key in [&kept, &gone] {
-            std::fs::write(shelf.partial(key).unwrap().join("config.json"), "{}").unwrap();
-            let published = shelf.publish(key, &manifest(&[("config.json", "{}")])).unwrap();
+        let [stays, goes] =
+            [(&kept, "{}"), (&gone, "[]")].map(|(key, content)| published(&shelf, key, content));
+        for published in [&stays, &goes] {
             std::fs::create_dir_all(published.prefixes().join("0-of-1")).unwrap();
         }
-        std::fs::create_dir(root.path().join("models/somebody-elses")).unwrap();
-        std::fs::write(root.path().join("models/somebody-elses/file"), "not counted").unwrap();
-        let (both, one) = (shelf.bytes(), bytes(&root.path().join("models").join(&kept)));
+        std::fs::create_dir(models.join("somebody-elses")).unwrap();
+        std::fs::write(models.join("somebody-elses/file"), "not counted").unwrap();
+        let (both, one) = (shelf.bytes(), bytes(&stays.path, allocated));
         assert_eq!(both, 2 * one);
-        std::fs::write(shelf.partial(&gone).unwrap().join("a.part"), "12345").unwrap();
-        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (5, both + 5));
-        assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), vec![gone.clone()]);
+        let part = std::fs::File::create(shelf.partial(&gone).unwrap().join("a.part")).unwrap();
+        part.set_len(1 << 30).unwrap();
+        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (0, both), "holes are no bytes");
+        (&part).write_all(b"12345").unwrap();
+        assert_eq!((shelf.partial_bytes(&gone), shelf.bytes()), (4096, both + 4096));
+        assert_eq!(shelf.collect(&BTreeSet::from([kept.clone()])).unwrap(), [goes.id.as_str()]);
         assert_eq!(shelf.bytes(), one);
-        let prefixes = root.path().join("models").join(PREFIXES);
-        assert!(prefixes.join(&kept).exists() && !prefixes.join(&gone).exists(), "they go with the files");
-        assert!(shelf.published(&kept).is_some() && shelf.published(&gone).is_none());
-        assert!(root.path().join("models/somebody-elses").exists());
+        assert!(stays.prefixes().exists() && !goes.prefixes().exists(), "they go with the files");
+        assert!(shelf.published(&stays.id).is_some() && shelf.published(&goes.id).is_none());
+        assert!(models.join("somebody-elses").exists());
+        assert_eq!(std::fs::read_dir(models.join(GOING)).unwrap().count(), 0);
+
+        // What an agent that ended did not get to is removed by the next.
+        std::fs::rename(&stays.path, models.join(GOING).join(&stays.id)).unwrap();
+        Shelf::open(models.clone()).unwrap();
+        assert_eq!(std::fs::read_dir(models.join(GOING)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_manifest_of_another_machine_is_held_against_the_id() {
+        let good = manifest(&[("config.json", "{}"), ("a.json", "[]")]);
+        assert!(good.is_of(&good.id()));
+        let changed = |change: fn(&mut Vec<VerifiedFile>)| {
+            let mut bad = good.clone();
+            change(&mut bad.files);
+            (bad.is_of(&good.id()), bad.is_of(&bad.id()))
+        };
+        assert_eq!(changed(|files| files[0].chunks[0].0[0] ^= 1), (false, false), "a chunk of another file");
+        assert_eq!(changed(|files| files[0].chunks.clear()), (false, false));
+        assert_eq!(changed(|files| files[0].size = 1 << 40), (false, false), "more chunks than there are");
+        assert_eq!(changed(|files| files[0].name = "../../etc/passwd.txt".into()), (false, false));
+        assert_eq!(changed(|files| files[1].name = "CONFIG.json".into()), (false, false), "twins");
+        assert_eq!(changed(|files| drop(files.pop())), (false, true), "another model");
     }
 
     #[test]

@@ -57,6 +57,7 @@ impl Reserve {
 pub(super) struct Promises(Arc<Mutex<BTreeMap<String, u64>>>);
 
 /// Room for one copy, until it is dropped.
+#[derive(Debug)]
 pub(super) struct Promise {
     promises: Promises,
     key: String,

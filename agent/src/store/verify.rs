@@ -8,6 +8,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
+use super::chunks::{self, Sum};
 use super::{Place, SourceFile, StoreError};
 
 /// What a source promises of a file's content.
@@ -28,6 +29,18 @@ pub struct VerifiedFile {
     pub size: u64,
     /// SHA-256 of them.
     pub sha256: String,
+    /// BLAKE3 of them.
+    pub blake3: Sum,
+    /// What each of its chunks hashes to.
+    pub chunks: Vec<Sum>,
+}
+
+impl VerifiedFile {
+    fn new(name: String, found: Hashed) -> Self {
+        let values: Vec<chunks::Value> = found.chunks.iter().map(|sum| sum.0).collect();
+        let blake3 = Sum(chunks::root(&values));
+        Self { name, size: found.size, sha256: found.sha256, blake3, chunks: found.chunks }
+    }
 }
 
 impl Digest {
@@ -47,6 +60,7 @@ struct Hashed {
     size: u64,
     sha256: String,
     git_blob: String,
+    chunks: Vec<Sum>,
 }
 
 /// Hashes every file of a partial copy and compares it with what its source promises. A file that
@@ -81,7 +95,7 @@ async fn one(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreErr
             std::fs::remove_file(&path).map_err(StoreError::io(&path))?;
             return Err(StoreError::Digest { file: file.name, expected, actual });
         }
-        Ok(VerifiedFile { name: file.name, size: found.size, sha256: found.sha256 })
+        Ok(VerifiedFile::new(file.name, found))
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
@@ -94,6 +108,7 @@ fn hash(path: &Path) -> Result<Hashed, StoreError> {
     let mut file = std::fs::File::open(path).map_err(io())?;
     let size = file.metadata().map_err(io())?.len();
     let mut sha256 = sha2::Sha256::new();
+    let mut blake3 = chunks::Hasher::new(size);
     let mut git = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
     git.update(format!("blob {size}\0").as_bytes());
     let mut buffer = vec![0; 1 << 20];
@@ -105,12 +120,31 @@ fn hash(path: &Path) -> Result<Hashed, StoreError> {
         }
         read += count as u64;
         sha256.update(&buffer[..count]);
+        blake3.update(&buffer[..count]);
         // Git blobs are the small files; a second hash over tens of gigabytes would be wasted.
         if size <= 64 << 20 {
             git.update(&buffer[..count]);
         }
     }
-    Ok(Hashed { size: read, sha256: hex::encode(sha256.finalize()), git_blob: hex::encode(git.finish()) })
+    let chunks = blake3.finish().into_iter().map(Sum).collect();
+    let (sha256, git_blob) = (hex::encode(sha256.finalize()), hex::encode(git.finish()));
+    Ok(Hashed { size: read, sha256, git_blob, chunks })
+}
+
+#[cfg(test)]
+impl VerifiedFile {
+    /// The file of that name with that content.
+    pub fn of(name: &str, content: &[u8]) -> Self {
+        let mut chunks = chunks::Hasher::new(content.len() as u64);
+        chunks.update(content);
+        let found = Hashed {
+            size: content.len() as u64,
+            sha256: hex::encode(sha2::Sha256::digest(content)),
+            git_blob: String::new(),
+            chunks: chunks.finish().into_iter().map(Sum).collect(),
+        };
+        Self::new(name.to_owned(), found)
+    }
 }
 
 #[cfg(test)]

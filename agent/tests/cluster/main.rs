@@ -251,6 +251,7 @@ async fn what_does_not_fit_or_may_not_be_read_is_refused_in_the_status() {
             node_name: "one".into(),
             want: Want::Files,
             retention: None,
+            supply: None,
         };
         ModelCopy::new(name, spec)
     };

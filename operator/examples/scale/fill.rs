@@ -88,6 +88,7 @@ pub async fn copies(client: &Client, played: &Agents, nodes: usize) -> Result<()
                 node_name: node.clone(),
                 want: Want::Files,
                 retention: None,
+                supply: None,
             };
             let copy = ModelCopy::new(&names::model_copy("default", &name, &node), spec);
             match api.create(&PostParams::default(), &copy).await {

@@ -14,8 +14,7 @@ use super::decide::Planned;
 use super::{Error, Resources, ask, preempt};
 use crate::context::Context;
 use crate::group::owned;
-use crate::model::copy_object;
-use crate::ssa;
+use crate::{model, ssa};
 
 /// What there is now.
 #[derive(Clone, Debug)]
@@ -42,18 +41,15 @@ pub async fn apply(
     }
     let copies: Api<ModelCopy> = Api::all(context.client.clone());
     for spec in &planned.copies {
-        let copy = copy_object(spec.clone());
-        let known = context.stores.copies.get(&ObjectRef::new(&copy.name_any()));
-        if known
-            .is_some_and(|known| known.spec.work() == *spec || known.metadata.deletion_timestamp.is_some())
-        {
+        let copy = names::model_copy(&spec.model_ref.namespace, &spec.model_ref.name, &spec.node_name);
+        let known = context.stores.copies.get(&ObjectRef::new(&copy));
+        let as_asked =
+            |known: &ModelCopy| known.spec.work() == *spec || known.metadata.deletion_timestamp.is_some();
+        if known.as_deref().is_some_and(as_asked) {
             continue;
         }
-        ssa::apply(&copies, &copy).await.map_err(|source| Error::Copy {
-            name: name.clone(),
-            copy: copy.name_any(),
-            source,
-        })?;
+        let asked = model::ask(&copies, spec, known.as_deref()).await;
+        asked.map_err(|source| Error::Copy { name: name.clone(), copy, source })?;
     }
     let api: Api<ShardGroup> = ssa::beside(&context.client, deployment.as_ref());
     let failed = |group: &str| {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{Model, ModelCopy, Retention, Want, names};
+use russet_crds::{Model, ModelCopy, ModelCopySpec, Retention, Want, names};
 use russet_plan::copies::Removal;
 use russet_plan::quantity::show;
 use serde_json::json;
 
 use super::decide::Decision;
 use super::preload::Choice;
+use super::supply::{self, Change};
 use super::{Error, copy_object, copy_spec};
 use crate::context::Context;
 use crate::ssa;
@@ -67,10 +68,28 @@ pub async fn files(
         context.record(model, true, Reason::Insufficient, "MakeRoom", &message).await;
     }
     for node in &choice.create {
-        let copy = copy_object(copy_spec(model, node, Want::Files));
-        ssa::apply(&api, &copy).await.map_err(failed(copy.name_any()))?;
+        let spec = copy_spec(model, node, Want::Files);
+        let copy = copy_object(spec.clone()).name_any();
+        let known = all.iter().find(|object| object.name_any() == copy);
+        ask(&api, &spec, known.map(AsRef::as_ref)).await.map_err(failed(copy))?;
     }
     Ok(())
+}
+
+/// Asks a node's agent for a model's files. It is told to wait before it is told what for: no agent may begin to
+/// fetch in the moment between. That goes by the name of who says where bytes come from, so that this one alone can
+/// take it back; what it says of the rest it leaves to who asks, with the next supply it writes.
+pub async fn ask(
+    api: &Api<ModelCopy>,
+    spec: &ModelCopySpec,
+    known: Option<&ModelCopy>,
+) -> Result<(), kube::Error> {
+    let copy = copy_object(spec.clone());
+    if let Some(supply) = supply::at_first(spec, known) {
+        let spec = ModelCopySpec { supply: Some(supply), ..spec.clone() };
+        ssa::apply_as(names::SUPPLY_MANAGER, api, &ModelCopy::new(&copy.name_any(), spec)).await?;
+    }
+    ssa::apply(api, &copy).await.map(|_| ())
 }
 
 /// Says of a Model's copies how long they are kept.
@@ -85,6 +104,21 @@ pub async fn retention(
         ssa::apply_spec(&api, names::RETENTION_MANAGER, copy, &json!({"retention": retention}))
             .await
             .map_err(|source| Error::Copy { model: model.name_any(), copy: copy.clone(), source })?;
+    }
+    Ok(())
+}
+
+/// Says of a Model's copies where their bytes come from.
+pub async fn supply(context: &Context, model: &Model, changes: &[Change]) -> Result<(), Error> {
+    let api: Api<ModelCopy> = Api::all(context.client.clone());
+    for Change { copy, supply, unfinished } in changes {
+        let failed = |source| Error::Copy { model: model.name_any(), copy: copy.clone(), source };
+        // Otherwise nobody would have the rest of it.
+        if let Some(object) = unfinished {
+            ssa::apply(&api, object).await.map_err(failed)?;
+        }
+        let spec = supply.as_ref().map_or(json!({}), |supply| json!({"supply": supply}));
+        ssa::apply_spec(&api, names::SUPPLY_MANAGER, copy, &spec).await.map_err(failed)?;
     }
     Ok(())
 }

@@ -106,10 +106,14 @@ fn verdict(
         message.push_str(&format!(": {}", bounded(ready, ", ")));
     }
     let coming: Vec<(Reason, String)> = coming.iter().map(|node| self::coming(node, copies)).collect();
-    // What nobody mends by waiting comes first.
-    let stuck = coming.iter().map(|(reason, _)| *reason).find(|reason| *reason != Reason::Downloading);
-    let reason = lacks.first().map(|lack| lack.reason()).or(stuck);
-    let reason = reason.or(coming.first().map(|(reason, _)| *reason)).unwrap_or(Reason::Settled);
+    // What nobody mends by waiting comes first; who waits for another node comes last, for that one says more.
+    let rank = |reason: &Reason| match reason {
+        Reason::WaitingForPeer => 2,
+        Reason::Downloading => 1,
+        _ => 0,
+    };
+    let worst = coming.iter().map(|(reason, _)| *reason).min_by_key(rank);
+    let reason = lacks.first().map(|lack| lack.reason()).or(worst).unwrap_or(Reason::Settled);
     let lacks: Vec<String> = lacks.iter().map(ToString::to_string).collect();
     let coming: Vec<String> = coming.into_iter().map(|(_, text)| text).collect();
     for texts in [lacks, coming].iter().filter(|texts| !texts.is_empty()) {
@@ -173,6 +177,7 @@ mod tests {
             copy("a", true, Reason::Verified, "every byte matches"),
             copy("b", false, Reason::Downloading, "files are on their way"),
             copy("c", false, Reason::DiskPressure, "/models has 1.0 GiB free"),
+            copy("0", false, Reason::WaitingForPeer, "another node fetches these files"),
         ];
         for (story, wanted, held, lacks, shown, reason, words) in [
             ("there", 1, vec![("a", true)], vec![], "1/1", "+Settled", "1 of 1 node holds every file: a"),
@@ -184,6 +189,15 @@ mod tests {
                 "1/2",
                 "-Downloading",
                 "1 of 2 nodes hold every file: a; node b: files are on their way",
+            ),
+            (
+                "one fetches, the others wait for it",
+                3,
+                vec![("a", true), ("b", false), ("0", false)],
+                vec![],
+                "1/3",
+                "-Downloading",
+                "; node 0: another node fetches these files; node b: files are on their way",
             ),
             (
                 "its agent refuses",

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -29,12 +29,22 @@ pub struct Agent {
 /// Engines with room for conversations of so many tokens never come to serve.
 pub const UNLUCKY: u32 = 17;
 
+/// Where every agent would answer others.
+pub const PEER_PORT: u16 = 7946;
+
+/// What names the bytes of every model.
+pub fn content() -> String {
+    "5a".repeat(32)
+}
+
 #[derive(Default)]
 struct Shared {
     failing: Mutex<BTreeSet<String>>,
     refusals: AtomicUsize,
     /// Bytes models may take on its disk; any number when it says nothing.
     disk: Mutex<Option<u64>>,
+    /// The source gives the first byte of a model and then no more.
+    stuck: AtomicBool,
 }
 
 struct Machine {
@@ -85,6 +95,11 @@ impl Agent {
     /// From now on models may take so many bytes of its disk.
     pub fn limit_disk(&self, bytes: u64) {
         *self.shared.disk.lock() = Some(bytes);
+    }
+
+    /// Whether from now on no more than the first byte of a model comes out of its source.
+    pub fn hold_source(&self, stuck: bool) {
+        self.shared.stuck.store(stuck, Ordering::Relaxed);
     }
 
     pub fn refusals(&self) -> usize {
@@ -147,7 +162,8 @@ impl Machine {
             "apiVersion": "russet.dev/v1alpha1", "kind": "InferenceNode", "metadata": {"name": self.name},
             "status": {"chip": "Played CPU", "memory": memory, "bootId": format!("boot-{}", self.name),
                        "engineBuild": "1", "backends": ["ring"], "shardingModes": ["Tensor"],
-                       "engineOptions": ENGINE_OPTIONS},
+                       "engineOptions": ENGINE_OPTIONS,
+                       "addresses": ["127.0.0.1"], "peerPort": PEER_PORT},
         });
         if let Some(limit) = disk {
             node["status"]["disk"] =
@@ -166,11 +182,22 @@ impl Machine {
         let mut status = ModelCopyStatus { shape: Some(shape), bytes_total, ..before.clone() };
         set(&mut status.conditions, Type::Resolved, true, Reason::HeadersRead);
         let fits = self.shared.disk.lock().is_none_or(|limit| taken + bytes_total <= limit);
-        if copy.spec.want == Want::Files && fits {
-            status.bytes_done = bytes_total;
-            set(&mut status.conditions, Type::Ready, true, Reason::Verified);
-        } else if copy.spec.want == Want::Files {
+        // What is there and verified stays there, whatever is said of where it should come from.
+        let there = conditions::is_true(&before.conditions, Type::Ready) && before.content.is_some();
+        let waits = copy.spec.supply.as_ref().is_some_and(|supply| supply.content.is_none());
+        let stuck = copy.spec.supply.is_none() && self.shared.stuck.load(Ordering::Relaxed);
+        if copy.spec.want != Want::Files || there {
+        } else if !fits {
             set(&mut status.conditions, Type::Ready, false, Reason::DiskPressure);
+        } else if waits {
+            set(&mut status.conditions, Type::Ready, false, Reason::WaitingForPeer);
+        } else if stuck {
+            status.bytes_done = 1;
+            set(&mut status.conditions, Type::Ready, false, Reason::Downloading);
+        } else {
+            status.bytes_done = bytes_total;
+            status.content = Some(content());
+            set(&mut status.conditions, Type::Ready, true, Reason::Verified);
         }
         if status != before {
             let api: Api<ModelCopy> = Api::all(self.client.clone());

@@ -12,6 +12,7 @@ mod preemption;
 mod rollouts;
 mod scaling;
 mod strategies;
+mod supply;
 mod tiers;
 
 use harness::{Cluster, GIB, deployment, model, until};

@@ -1,0 +1,274 @@
+#![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use russet_agent::peers;
+use russet_agent::spread::{Puller, Way};
+use russet_agent::store::{Context, Progress, Store, Wanted};
+use russet_rpc::ports::connect_from;
+use russet_rpc::tls::{Files, Protocol, node_dns_name, node_user};
+use tokio::sync::watch;
+
+/// As `russet` has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Connections of a way, as agents have.
+const CONNECTIONS: usize = 3;
+/// Bytes that are read or sent at once.
+const BLOCK: usize = 1 << 20;
+
+pub fn main() {
+    rustls::crypto::ring::default_provider().install_default().unwrap();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let Ok(end) = std::env::var("RUSSET_KILL") {
+        end_at(&end);
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    match &words[..] {
+        ["fetch", folder, node] => runtime.block_on(fetch(Path::new(folder), node)),
+        ["collect", folder, node] => drop(store(Path::new(folder), node).collect(&BTreeSet::new()).unwrap()),
+        ["make", folder, size, nodes @ ..] => {
+            runtime.block_on(make(Path::new(folder), size.parse().unwrap(), nodes));
+        }
+        ["serve", folder, node, at @ ..] => runtime.block_on(serve(Path::new(folder), node, at)),
+        ["pull", folder, node, ways @ ..] => runtime.block_on(pull(Path::new(folder), node, ways)),
+        ["pour", file, at @ ..] => pour(Path::new(file), at),
+        ["drain", size, ways @ ..] => runtime.block_on(drain(size.parse().unwrap(), ways)),
+        ["ranges", file, at @ ..] => runtime.block_on(ranges(Path::new(file), at)),
+        _ => panic!("see the head of agent/examples/spread.rs"),
+    }
+}
+
+/// Has this process killed, as by `kill -9`, when it comes to `point:count` for that time.
+fn end_at(end: &str) {
+    let (point, count) = end.split_once(':').unwrap();
+    let left = AtomicU64::new(count.parse().unwrap());
+    let come = move || {
+        if left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+        }
+    };
+    fail::cfg_callback(point, come).unwrap();
+}
+
+/// CPU seconds of this process so far.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    // utime and stime, in ticks of a hundredth of a second on every Linux that matters.
+    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
+}
+
+fn tell(seconds: f64, bytes: u64) {
+    println!("{}", serde_json::json!({"seconds": seconds, "cpu": cpu(), "bytes": bytes}));
+}
+
+fn store(folder: &Path, node: &str) -> Store {
+    let context = Context::new("https://huggingface.co", vec![folder.to_owned()]).unwrap();
+    Store::open(folder.join(format!("models-{node}")), context).unwrap()
+}
+
+fn wanted(folder: &Path) -> Wanted {
+    Wanted { uri: format!("file://{}", folder.join("source").display()), ..Wanted::default() }
+}
+
+async fn make(folder: &Path, mebibytes: usize, nodes: &[&str]) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    for node in nodes {
+        let own = folder.join(node);
+        std::fs::create_dir_all(&own).unwrap();
+        let files = Files::in_dir(&own);
+        let mut params = CertificateParams::new(vec![node_dns_name(node)]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, node_user(node));
+        let key = KeyPair::generate().unwrap();
+        std::fs::write(&files.cert, params.signed_by(&key, &ca).unwrap().pem()).unwrap();
+        std::fs::write(&files.ca, ca.pem()).unwrap();
+        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+    }
+    let source = folder.join("source");
+    std::fs::create_dir_all(&source).unwrap();
+    let config = r#"{"model_type":"llama","num_hidden_layers":1,"hidden_size":4,"num_attention_heads":2,"vocab_size":2}"#;
+    std::fs::write(source.join("config.json"), config).unwrap();
+    let data = mebibytes << 20;
+    let header = serde_json::json!({
+        "model.embed_tokens.weight": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]},
+        "model.layers.0.w.weight": {"dtype": "F32", "shape": [data / 4], "data_offsets": [32, 32 + data]},
+    });
+    let header = header.to_string();
+    let mut file = std::fs::File::create(source.join("model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.write_all(&[0; 32]).unwrap();
+    // Bytes that nothing could compress.
+    let mut block = vec![0; BLOCK];
+    for _ in 0..mebibytes {
+        rand::Rng::fill(&mut rand::rng(), &mut block[..]);
+        file.write_all(&block).unwrap();
+    }
+    let progress = watch::Sender::new(Progress::default());
+    let published = store(folder, "seed").fetch(&wanted(folder), &progress).await.unwrap();
+    std::fs::write(folder.join("id"), &published.id).unwrap();
+    println!("{}", published.path.join("model.safetensors").display());
+}
+
+/// What an agent does that has the source itself.
+async fn fetch(folder: &Path, node: &str) {
+    let progress = watch::Sender::new(Progress::default());
+    store(folder, node).fetch(&wanted(folder), &progress).await.unwrap();
+}
+
+/// Tells its CPU seconds when its standard input ends.
+async fn serve(folder: &Path, node: &str, at: &[&str]) {
+    let files = Files::in_dir(&folder.join(node));
+    for address in at {
+        let serving =
+            peers::serve(files.clone(), address.parse().unwrap(), store(folder, node)).await.unwrap();
+        tokio::spawn(serving);
+    }
+    println!("ready");
+    until_told().await;
+    tell(0.0, 0);
+}
+
+async fn until_told() {
+    tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()).ok()).await.unwrap();
+}
+
+fn ends(way: &str) -> (IpAddr, SocketAddr) {
+    let (from, to) = way.split_once('>').unwrap();
+    (from.parse().unwrap(), to.parse().unwrap())
+}
+
+/// Gives what it has meanwhile at the addresses that are named by `@ip:port`.
+async fn pull(folder: &Path, node: &str, ways: &[&str]) {
+    let files = Files::in_dir(&folder.join(node));
+    let store = store(folder, node);
+    for address in ways.iter().filter_map(|way| way.strip_prefix('@')) {
+        let serving = peers::serve(files.clone(), address.parse().unwrap(), store.clone()).await.unwrap();
+        tokio::spawn(serving);
+    }
+    let puller = Puller { store, connector: files.connector(Protocol::Agents).unwrap() };
+    let ways: BTreeSet<Way> = ways
+        .iter()
+        .filter_map(|way| way.split_once('='))
+        .map(|(peer, way)| {
+            let (from, to) = ends(way);
+            Way { peer: peer.to_owned(), from, to, spare: false }
+        })
+        .collect();
+    let id = std::fs::read_to_string(folder.join("id")).unwrap();
+    let progress = watch::Sender::new(Progress::default());
+    println!("ready");
+    let began = Instant::now();
+    puller.pull(&wanted(folder), &id, || ways.clone(), &progress).await.unwrap();
+    let state = progress.borrow().clone();
+    tell(began.elapsed().as_secs_f64(), state.total);
+    // Others may still want something.
+    until_told().await;
+}
+
+fn pour(file: &Path, at: &[&str]) {
+    let file = Arc::new(std::fs::File::open(file).unwrap());
+    let size = file.metadata().unwrap().len();
+    for address in at {
+        let (listener, file) = (std::net::TcpListener::bind(address).unwrap(), file.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (stream, file) = (stream.unwrap(), file.clone());
+                std::thread::spawn(move || {
+                    let mut offset = 0;
+                    // Until nobody reads any more.
+                    while rustix::fs::sendfile(&stream, &*file, Some(&mut offset), BLOCK).is_ok() {
+                        if offset >= size {
+                            offset = 0;
+                        }
+                    }
+                });
+            }
+        });
+    }
+    println!("ready");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    tell(0.0, 0);
+}
+
+async fn drain(mebibytes: u64, ways: &[&str]) {
+    let (total, read) = (mebibytes << 20, Arc::new(AtomicU64::new(0)));
+    let mut streams = Vec::new();
+    for way in ways {
+        let (from, to) = ends(way);
+        for _ in 0..CONNECTIONS {
+            let stream = connect_from(from, to).await.unwrap().into_std().unwrap();
+            stream.set_nonblocking(false).unwrap();
+            // A way that dies in the middle holds nobody up.
+            stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+            streams.push(stream);
+        }
+    }
+    println!("ready");
+    let began = Instant::now();
+    let readers: Vec<_> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let read = read.clone();
+            std::thread::spawn(move || {
+                let mut block = vec![0; BLOCK];
+                while read.load(Ordering::Relaxed) < total {
+                    let Ok(count) = stream.read(&mut block) else { return };
+                    read.fetch_add(count as u64, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    while read.load(Ordering::Relaxed) < total {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    tell(began.elapsed().as_secs_f64(), total);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+}
+
+async fn ranges(file: &Path, at: &[&str]) {
+    let path: Arc<Path> = file.into();
+    for address in at {
+        let path = path.clone();
+        let answer = move |headers: axum::http::HeaderMap| {
+            let path = path.clone();
+            async move { part(&path, headers.get("range").and_then(|range| range.to_str().ok())).await }
+        };
+        let router = axum::Router::new().route("/model.safetensors", axum::routing::get(answer));
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    }
+    println!("ready");
+    until_told().await;
+    tell(0.0, 0);
+}
+
+async fn part(path: &Path, range: Option<&str>) -> axum::response::Response {
+    use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+    let mut file = tokio::fs::File::open(path).await.unwrap();
+    let size = file.metadata().await.unwrap().len();
+    let (first, last) =
+        range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')).unwrap_or_default();
+    let (first, last) =
+        (first.parse().unwrap_or(0), last.parse().map_or(size, |last: u64| size.min(last + 1)));
+    file.seek(std::io::SeekFrom::Start(first)).await.unwrap();
+    let stream = tokio_util::io::ReaderStream::with_capacity(file.take(last - first), BLOCK);
+    let answer = axum::response::Response::builder()
+        .status(if range.is_some() { 206 } else { 200 })
+        .header("accept-ranges", "bytes")
+        .header("content-length", last - first)
+        .header("content-range", format!("bytes {first}-{}/{size}", last - 1));
+    answer.body(axum::body::Body::from_stream(stream)).unwrap()
+}

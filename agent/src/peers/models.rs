@@ -1,0 +1,97 @@
+//! What this machine has of models, for the others: the manifest, which chunks are here, and bytes of them.
+//!
+//! ```text
+//! GET /models/<id>                                 the manifest
+//! GET /models/<id>/chunks                          a bit for each chunk, the first one in the lowest bit
+//! GET /models/<id>/chunks/<n>/<offset>/<length>    bytes of a chunk that is here
+//! ```
+
+use bytes::Bytes;
+use hyper::StatusCode;
+
+use crate::store::{Held, Store};
+
+/// Beginning of the paths.
+pub(crate) const MODELS: &str = "/models/";
+/// Most bytes that are given at once: somebody else may need the memory.
+const MOST: u64 = 4 << 20;
+
+/// Path of a manifest.
+pub(crate) fn manifest(id: &str) -> String {
+    format!("{MODELS}{id}")
+}
+
+/// Path of what is here.
+pub(crate) fn chunks(id: &str) -> String {
+    format!("{MODELS}{id}/chunks")
+}
+
+/// Path of bytes of a chunk.
+pub(crate) fn bytes(id: &str, chunk: usize, offset: u64, length: u64) -> String {
+    format!("{MODELS}{id}/chunks/{chunk}/{offset}/{length}")
+}
+
+/// Chunks as bits.
+pub(crate) fn pack(has: &[bool]) -> Vec<u8> {
+    let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit));
+    has.chunks(8).map(byte).collect()
+}
+
+/// Bits as chunks, of which there may be fewer.
+pub(crate) fn unpack(bits: &[u8]) -> Vec<bool> {
+    bits.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).collect()
+}
+
+/// Answers what was asked below [`MODELS`].
+pub(super) async fn answer(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
+    let (path, store) = (path.to_owned(), store.clone());
+    let found = tokio::task::spawn_blocking(move || find(&path, &store)).await;
+    found.unwrap_or(Err(StatusCode::INTERNAL_SERVER_ERROR))
+}
+
+fn find(path: &str, store: &Store) -> Result<Bytes, StatusCode> {
+    let parts: Vec<&str> = path.strip_prefix(MODELS).unwrap_or_default().split('/').collect();
+    let held = parts.first().and_then(|id| store.held(id)).ok_or(StatusCode::NOT_FOUND)?;
+    match parts[1..] {
+        [] => serde_json::to_vec(&**held.manifest())
+            .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+            .map(Bytes::from),
+        ["chunks"] => Ok(pack(&held.whole()).into()),
+        ["chunks", chunk, offset, length] => {
+            let number = |text: &str| text.parse().map_err(|_| StatusCode::BAD_REQUEST);
+            let chunk = chunk.parse().map_err(|_| StatusCode::BAD_REQUEST)?;
+            piece(&held, chunk, number(offset)?, number(length)?)
+        }
+        _ => Err(StatusCode::NOT_FOUND),
+    }
+}
+
+fn piece(held: &Held, chunk: usize, offset: u64, length: u64) -> Result<Bytes, StatusCode> {
+    if length > MOST {
+        return Err(StatusCode::BAD_REQUEST);
+    }
+    match held.read(chunk, offset, length) {
+        Ok(Some(bytes)) => Ok(bytes.into()),
+        Ok(None) => Err(StatusCode::NOT_FOUND),
+        Err(error) => {
+            // It may be going this moment; who asks finds another.
+            tracing::debug!(%error, "bytes of a model could not be given");
+            Err(StatusCode::NOT_FOUND)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_bits_and_back() {
+        for count in [0, 1, 7, 8, 9, 17] {
+            let has: Vec<bool> = (0..count).map(|number| number % 3 == 0).collect();
+            let back = unpack(&pack(&has));
+            assert_eq!(back[..count], has, "{count}");
+            assert!(back[count..].iter().all(|bit| !bit));
+        }
+    }
+}

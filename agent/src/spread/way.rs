@@ -1,0 +1,89 @@
+//! The ways to the agents that have a model: every cable to their machines, and the network, which is spared where a
+//! cable answers.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use russet_crds::{CopyPeer, Link};
+
+use crate::process::spawn;
+
+/// A way to another agent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Way {
+    /// Its node.
+    pub peer: String,
+    /// This machine's address on it.
+    pub from: IpAddr,
+    /// Where the other agent answers on it.
+    pub to: SocketAddr,
+    /// Whether it is used only while no other way to that node is.
+    pub spare: bool,
+}
+
+/// All ways to `peers` from a machine with this address and these links.
+pub(crate) fn ways(peers: &[CopyPeer], own: IpAddr, links: &[Link]) -> BTreeSet<Way> {
+    let cables = spawn::usable(links).filter_map(|(link, from, to)| {
+        let named = peers.iter().any(|peer| peer.node_name == link.peer);
+        let to = SocketAddr::new(to, u16::try_from(link.peer_port?).ok()?);
+        named.then(|| Way { peer: link.peer.clone(), from, to, spare: false })
+    });
+    let network = peers.iter().filter_map(|peer| {
+        let to: SocketAddr = peer.address.parse().ok()?;
+        // A machine has no way from one family of addresses to the other.
+        (to.is_ipv4() == own.is_ipv4()).then(|| Way {
+            peer: peer.node_name.clone(),
+            from: own,
+            to,
+            spare: true,
+        })
+    });
+    cables.chain(network).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::LinkKind;
+
+    use super::*;
+
+    #[test]
+    fn every_cable_is_a_way_and_the_network_is_spared() {
+        let peer = |name: &str, address: &str| CopyPeer { node_name: name.into(), address: address.into() };
+        let link = |peer: &str, end: u8, kind| Link {
+            peer: peer.into(),
+            kind,
+            address: Some(format!("192.0.2.{end}")),
+            peer_address: Some(format!("192.0.2.{}", end + 1)),
+            peer_port: Some(20_001),
+            ..Link::default()
+        };
+        let links = [
+            link("b", 1, LinkKind::Thunderbolt),
+            link("b", 5, LinkKind::Thunderbolt),
+            link("z", 9, LinkKind::Thunderbolt),
+            Link { peer_port: None, ..link("c", 13, LinkKind::Thunderbolt) },
+        ];
+        let own = "10.0.0.1".parse().unwrap();
+        let found = ways(
+            &[peer("b", "10.0.0.2:20001"), peer("c", "10.0.0.3:20001"), peer("d", "[::1]:1")],
+            own,
+            &links,
+        );
+        let shown: Vec<String> = found
+            .iter()
+            .map(|way| {
+                format!("{} {}>{}{}", way.peer, way.from, way.to, if way.spare { " spare" } else { "" })
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "b 10.0.0.1>10.0.0.2:20001 spare",
+                "b 192.0.2.1>192.0.2.2:20001",
+                "b 192.0.2.5>192.0.2.6:20001",
+                "c 10.0.0.1>10.0.0.3:20001 spare",
+            ]
+        );
+    }
+}

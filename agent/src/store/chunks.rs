@@ -1,0 +1,174 @@
+//! Files in chunks of 16 MiB, each a subtree of the file's BLAKE3 tree: a chunk is checked alone, and together they
+//! prove the file. Pure.
+
+use blake3::hazmat::{self, ChainingValue, HasherExt as _, Mode};
+
+use serde::{Deserialize, Serialize};
+
+use super::publish::Manifest;
+
+/// Bytes of a chunk; the last one of a file is shorter. A power of two, so that chunks are subtrees.
+pub const CHUNK: u64 = 16 << 20;
+
+/// What a chunk hashes to: the file's hash where it is the only one, else the chaining value of its subtree.
+pub type Value = [u8; 32];
+
+/// A [`Value`] in a manifest, in hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Sum(#[serde(with = "hex::serde")] pub Value);
+
+/// One chunk of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The file it is of, by its place in the manifest.
+    pub file: usize,
+    /// Its place in the file.
+    pub index: usize,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Chunks of a file of that size.
+pub fn count(size: u64) -> usize {
+    size.div_ceil(CHUNK) as usize
+}
+
+/// Every chunk of a model, file after file.
+pub fn of(manifest: &Manifest) -> Vec<Chunk> {
+    let files = manifest.files.iter().enumerate();
+    let chunks = files.flat_map(|(file, of)| {
+        (0..count(of.size)).map(move |index| {
+            let offset = index as u64 * CHUNK;
+            Chunk { file, index, offset, length: CHUNK.min(of.size - offset) }
+        })
+    });
+    chunks.collect()
+}
+
+/// Hashes the chunks of a file, in order, as its bytes come.
+pub struct Hasher {
+    size: u64,
+    seen: u64,
+    current: Option<Valuer>,
+    values: Vec<Value>,
+}
+
+impl Hasher {
+    /// For a file of `size` bytes.
+    pub fn new(size: u64) -> Self {
+        Self { size, seen: 0, current: None, values: Vec::with_capacity(count(size)) }
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = CHUNK - self.seen % CHUNK;
+            let (now, later) = bytes.split_at(bytes.len().min(room as usize));
+            let (size, offset) = (self.size, self.seen);
+            self.current.get_or_insert_with(|| Valuer::new(size, offset)).update(now);
+            self.seen += now.len() as u64;
+            if self.seen.is_multiple_of(CHUNK) {
+                self.values.extend(self.current.take().map(Valuer::finish));
+            }
+            bytes = later;
+        }
+    }
+
+    /// The values of all chunks.
+    pub fn finish(mut self) -> Vec<Value> {
+        self.values.extend(self.current.take().map(Valuer::finish));
+        self.values
+    }
+}
+
+/// Hashes one chunk, as its bytes come.
+pub struct Valuer {
+    hasher: blake3::Hasher,
+    only: bool,
+}
+
+impl Valuer {
+    /// For the chunk at `offset` in a file of `size` bytes.
+    pub fn new(size: u64, offset: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(offset);
+        Self { hasher, only: count(size) == 1 }
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    /// What the chunk hashes to.
+    pub fn finish(self) -> Value {
+        match self.only {
+            true => *self.hasher.finalize().as_bytes(),
+            false => self.hasher.finalize_non_root(),
+        }
+    }
+}
+
+/// The BLAKE3 of a file whose chunks have these values.
+pub fn root(values: &[Value]) -> Value {
+    match values {
+        [] => *blake3::hash(b"").as_bytes(),
+        [only] => *only,
+        values => {
+            let (left, right) = halves(values);
+            *hazmat::merge_subtrees_root(&subtree(left), &subtree(right), Mode::Hash).as_bytes()
+        }
+    }
+}
+
+fn subtree(values: &[Value]) -> ChainingValue {
+    match values {
+        [only] => *only,
+        values => {
+            let (left, right) = halves(values);
+            hazmat::merge_subtrees_non_root(&subtree(left), &subtree(right), Mode::Hash)
+        }
+    }
+}
+
+/// The left half of a tree is the largest whole one that leaves something for the right.
+fn halves(values: &[Value]) -> (&[Value], &[Value]) {
+    values.split_at(values.len().next_power_of_two() / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_prove_the_file_that_blake3_hashes_whole() {
+        for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 5 * CHUNK + 17] {
+            let bytes: Vec<u8> = (0..size).map(|at| (at * at % 251) as u8).collect();
+            let mut hasher = Hasher::new(size);
+            // Pieces that do not end where chunks do.
+            bytes.chunks(3_000_001).for_each(|piece| hasher.update(piece));
+            let values = hasher.finish();
+            assert_eq!(
+                (values.len(), root(&values)),
+                (count(size), *blake3::hash(&bytes).as_bytes()),
+                "{size}"
+            );
+            for (index, expected) in values.iter().enumerate() {
+                let offset = index as u64 * CHUNK;
+                let value = |bytes: &[u8]| {
+                    let mut valuer = Valuer::new(size, offset);
+                    valuer.update(bytes);
+                    valuer.finish()
+                };
+                let part = &bytes[offset as usize..(offset + CHUNK).min(size) as usize];
+                assert_eq!(value(part), *expected, "{index} of {size}");
+                let mut other = part.to_vec();
+                other[0] ^= 1;
+                assert_ne!(value(&other), *expected, "{index} of {size}");
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! A proxy between two agents that changes one bit of each connection, somewhere: every one of them is caught, and
+//! costs no more than a piece or two.
+//!
+//! `RUSSET_FLIPS` bits; a hundred where it is not said.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use russet_agent::peers;
+use russet_agent::spread::{Puller, Way};
+use russet_agent::store::{Context, Progress, Store, Wanted};
+use russet_rpc::tls::{Files, Protocol};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// Of the model, in MiB.
+const SIZE: u64 = 40;
+/// Within so many bytes of a connection its bit is changed: sometimes while the machines still greet each other.
+const WITHIN: u64 = 4 << 20;
+/// A piece, and one that was asked for twice at the end, may come again; less than the chunk they are of.
+const AGAIN: u64 = 2 << 20;
+
+/// What the proxy did.
+#[derive(Default)]
+struct Flipped {
+    bits: AtomicU64,
+    bytes: AtomicU64,
+}
+
+async fn proxy(listener: TcpListener, to: SocketAddr, flipped: Arc<Flipped>) {
+    loop {
+        let (near, _) = listener.accept().await.unwrap();
+        let flipped = flipped.clone();
+        tokio::spawn(async move {
+            let Ok(far) = TcpStream::connect(to).await else { return };
+            let ((mut asks, mut gets), (mut answers, mut takes)) = (near.into_split(), far.into_split());
+            let asking = async move { drop(tokio::io::copy(&mut asks, &mut takes).await) };
+            tokio::join!(asking, async move {
+                let (mut left, mut block) = (rand::random_range(0..WITHIN), vec![0; 64 << 10]);
+                let mut done = false;
+                while let Ok(count @ 1..) = answers.read(&mut block).await {
+                    if !done && left < count as u64 {
+                        block[left as usize] ^= 1 << rand::random_range(0..8);
+                        flipped.bits.fetch_add(1, Ordering::SeqCst);
+                        done = true;
+                    }
+                    left = left.saturating_sub(count as u64);
+                    flipped.bytes.fetch_add(count as u64, Ordering::SeqCst);
+                    if gets.write_all(&block[..count]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        });
+    }
+}
+
+fn store(folder: &Path) -> Store {
+    Store::open(folder.to_owned(), Context::new("https://huggingface.co", Vec::new()).unwrap()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_bit_that_changes_on_the_way_is_caught() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let wanted_bits = std::env::var("RUSSET_FLIPS").map_or(100, |bits| bits.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let own = std::env::current_exe().unwrap();
+    let program = own.parent().unwrap().parent().unwrap().join("examples/spread");
+    let path = folder.path();
+    let made = Command::new(program).arg("make").arg(path).args([&SIZE.to_string(), "seed", "one"]).output();
+    assert!(made.unwrap().status.success());
+    let source = std::fs::read(path.join("source/model.safetensors")).unwrap();
+    let id = std::fs::read_to_string(path.join("id")).unwrap();
+
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+    let seed = store(&path.join("models-seed"));
+    tokio::spawn(peers::serve(Files::in_dir(&path.join("seed")), at, seed).await.unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (to, flipped) = (listener.local_addr().unwrap(), Arc::new(Flipped::default()));
+    tokio::spawn(proxy(listener, at, flipped.clone()));
+    let way = |last| Way { peer: "seed".into(), from: [127, 0, 0, last].into(), to, spare: false };
+    let ways: BTreeSet<Way> = (1..=4).map(way).collect();
+
+    let (mut rounds, mut refused) = (0, 0);
+    while flipped.bits.load(Ordering::SeqCst) < wanted_bits {
+        let models = path.join("models-one");
+        std::fs::remove_dir_all(&models).ok();
+        let connector = Files::in_dir(&path.join("one")).connector(Protocol::Agents).unwrap();
+        let puller = Puller { store: store(&models), connector };
+        let wanted = Wanted { uri: "https://models.example/big".into(), ..Wanted::default() };
+        let progress = watch::Sender::new(Progress::default());
+        let published = loop {
+            match puller.pull(&wanted, &id, || ways.clone(), &progress).await {
+                Ok(published) => break published,
+                // The manifest is asked for once over each way, and all of them may have had their bit changed.
+                Err(error) => {
+                    refused += 1;
+                    assert!(refused < 10 * (rounds + 1), "{error}");
+                }
+            }
+        };
+        assert!(std::fs::read(published.path.join("model.safetensors")).unwrap() == source);
+        rounds += 1;
+    }
+    let (bits, bytes) = (flipped.bits.load(Ordering::SeqCst), flipped.bytes.load(Ordering::SeqCst));
+    let once = rounds * (source.len() as u64);
+    let again = bytes.saturating_sub(once) as f64 / bits as f64 / f64::from(1 << 20);
+    println!("{bits} bits in {rounds} transfers, each caught; {again:.2} MiB came again for each");
+    assert!(bytes <= once + once / 50 + bits * AGAIN, "{bytes} bytes for {once}, {bits} bits");
+}

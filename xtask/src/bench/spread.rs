@@ -1,0 +1,271 @@
+//! Models between machines: agents in network namespaces whose links carry so much and no more.
+
+mod lab;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use self::lab::{Lab, Running, Told};
+use super::{Goal, Row};
+use crate::{cargo, mlx, setup};
+
+pub const ABOUT: &str = "An agent's server and its puller (release build, mutual TLS, every chunk read again and held \
+    against its BLAKE3) in two network namespaces with three links, each limited by `tbf`, a /30 each, MTU 1500 (of \
+    which TCP can use 0.956), into memory (`/dev/shm`); a model of 1 GiB. Limits are for both directions. A drain is \
+    three connections a link that read what sendfile(2) sends and keep nothing. aria2 has the same three links and \
+    sixteen connections to a server of ranges without TLS; rsync is its own daemon's protocol without ssh, which \
+    makes it quicker than what people use, over the quickest link. Three receivers and their seed are on one switch, \
+    each port limited to 400 Mbit/s.";
+
+/// Of the model, in MiB.
+const SIZE: u64 = 1024;
+const ROUNDS: usize = 3;
+/// Mbit/s of three links.
+const EQUAL: [u64; 3] = [400, 400, 400];
+const UNEQUAL: [u64; 3] = [800, 400, 200];
+
+/// Builds the programs and runs all of it.
+pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
+    setup::packages(&[
+        ("aria2", "is what HTTP downloads are compared with"),
+        ("rsync", "is what copies are compared with"),
+    ])?;
+    let example = ["build", "--release", "-p", "russet-agent", "--example", "spread"];
+    cargo::run(&mut cargo::command(prepared, &example))?;
+    let bench = Bench::new(cargo::root().join("target/release/examples/spread"))?;
+    let mut rows = Vec::new();
+    for (limits, name) in [(EQUAL, "three equal links"), (UNEQUAL, "links of 800, 400 and 200")] {
+        rows.extend(bench.links(&limits, name)?);
+    }
+    rows.push(bench.falls("a link falls to a tenth", |lab| lab.limit(2, EQUAL[2] / 10), EQUAL[2] / 10)?);
+    rows.push(bench.falls("a link dies", |lab| lab.cut(2), 0)?);
+    rows.push(bench.receivers()?);
+    Ok(rows)
+}
+
+struct Bench {
+    program: PathBuf,
+    folder: Folder,
+    /// The seed's weights.
+    file: String,
+}
+
+/// A folder in memory, for as long as this is.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn row(what: &str, ours: f64, peer: f64, unit: &'static str, ratio: f64, goal: Goal) -> Row {
+    Row { area: "spread", what: what.to_owned(), ours, peer: Some(peer), unit, ratio: Some(ratio), goal }
+}
+
+impl Bench {
+    fn new(program: PathBuf) -> Result<Self> {
+        let folder = Folder(format!("/dev/shm/russet-spread-{}", std::process::id()).into());
+        std::fs::create_dir_all(&folder.0)?;
+        let mut make = std::process::Command::new(&program);
+        make.arg("make").arg(&folder.0).args([&SIZE.to_string(), "seed", "one", "two", "three"]);
+        let output = make.output().context("the model cannot be made")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let file = String::from_utf8(output.stdout)?.trim().to_owned();
+        Ok(Self { program, folder, file })
+    }
+
+    fn path(&self) -> &Path {
+        &self.folder.0
+    }
+
+    fn folder(&self) -> String {
+        self.path().display().to_string()
+    }
+
+    /// A server of one kind at all addresses of the first machine of a lab.
+    fn server(&self, lab: &Lab, words: &[&str]) -> Result<Running> {
+        let addresses = lab.addresses(0, 21_000);
+        let words: Vec<&str> = words.iter().copied().chain(addresses.iter().map(String::as_str)).collect();
+        Running::start(lab, 0, &self.program, &words)
+    }
+
+    /// Receives the model over all links; what it took, and CPU seconds of both ends.
+    fn pull(&self, lab: &Lab, meanwhile: impl FnOnce() -> Result<()>) -> Result<(Told, f64)> {
+        let server = self.server(lab, &["serve", &self.folder(), "seed"])?;
+        self.forget("one")?;
+        let ways: Vec<String> = lab.ways(21_000).iter().map(|way| format!("seed={way}")).collect();
+        let mut words = vec!["pull".to_owned(), self.folder(), "one".to_owned()];
+        words.extend(ways);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut puller = Running::start(lab, 1, &self.program, &words)?;
+        meanwhile()?;
+        let told = puller.told()?;
+        let cpu = told.cpu + server.end()?.cpu;
+        Ok((told, cpu))
+    }
+
+    fn drain(&self, lab: &Lab) -> Result<(Told, f64)> {
+        let server = self.server(lab, &["pour", &self.file])?;
+        let (size, ways) = (SIZE.to_string(), lab.ways(21_000));
+        let words: Vec<&str> = ["drain", &size].into_iter().chain(ways.iter().map(String::as_str)).collect();
+        let told = Running::start(lab, 1, &self.program, &words)?.told()?;
+        let cpu = told.cpu + server.end()?.cpu;
+        Ok((told, cpu))
+    }
+
+    fn aria2(&self, lab: &Lab) -> Result<f64> {
+        let server = self.server(lab, &["ranges", &self.file])?;
+        let own: Vec<String> =
+            lab.ways(0).iter().filter_map(|way| Some(way.split_once('>')?.0.to_owned())).collect();
+        let mut words = vec![
+            format!("--multiple-interface={}", own.join(",")),
+            format!("--dir={}", self.path().display()),
+            "--out=aria2".into(),
+            "--split=16".into(),
+            "--max-connection-per-server=16".into(),
+            "--min-split-size=1M".into(),
+            "--allow-overwrite=true".into(),
+            "--file-allocation=none".into(),
+            "--quiet".into(),
+        ];
+        let at = lab.addresses(0, 21_000);
+        words.extend(at.iter().map(|address| format!("http://{address}/model.safetensors")));
+        let seconds = lab.timed(1, "aria2c", &words)?;
+        drop(server.end()?);
+        self.same("aria2")?;
+        Ok(seconds)
+    }
+
+    fn rsync(&self, lab: &Lab) -> Result<f64> {
+        let address = &lab.addresses(0, 21_001)[0];
+        let config = self.path().join("rsyncd.conf");
+        let source = Path::new(&self.file).parent().context("the file has no folder")?;
+        let text = format!("use chroot = no\nuid = root\n[models]\npath = {}\n", source.display());
+        std::fs::write(&config, text)?;
+        let port = address.rsplit(':').next().unwrap_or_default();
+        let config = format!("--config={}", config.display());
+        let daemon = ["--daemon", "--no-detach", &config, "--port", port];
+        let _daemon = Running::listens(lab, 0, "rsync", &daemon, address)?;
+        let target = self.path().join("rsync").display().to_string();
+        let from = format!("rsync://{address}/models/model.safetensors");
+        let seconds = lab.timed(1, "rsync", &["--whole-file".into(), "--inplace".into(), from, target])?;
+        self.same("rsync")?;
+        Ok(seconds)
+    }
+
+    /// A peer's copy is one only if it is the same; then it goes.
+    fn same(&self, name: &str) -> Result<()> {
+        let path = self.path().join(name);
+        let status =
+            std::process::Command::new("cmp").arg("-s").args([&path, Path::new(&self.file)]).status()?;
+        ensure!(status.success(), "what {name} copied is not the same");
+        Ok(std::fs::remove_file(path)?)
+    }
+
+    fn forget(&self, node: &str) -> Result<()> {
+        match std::fs::remove_dir_all(self.path().join(format!("models-{node}"))) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Everything over links of these limits, in turns.
+    fn links(&self, limits: &[u64; 3], name: &str) -> Result<Vec<Row>> {
+        let lab = Lab::links(limits)?;
+        let (mut ours, mut drains) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            ours.push(self.pull(&lab, || Ok(()))?);
+            drains.push(self.drain(&lab)?);
+        }
+        let bytes = ours[0].0.bytes as f64;
+        let [(seconds, cpu), (drained, bare)] = [ours, drains].map(|runs| {
+            let seconds = median(runs.iter().map(|(told, _)| told.seconds).collect());
+            (seconds, median(runs.iter().map(|(_, cpu)| cpu / 1.073_741_824).collect()))
+        });
+        let sum = limits.iter().sum::<u64>() as f64;
+        let goodput = bytes * 8.0 / seconds / 1e6;
+        let (aria2, rsync) = (self.aria2(&lab)?, self.rsync(&lab)?);
+        let of = |what: &str| format!("{what}, {name}");
+        Ok(vec![
+            row(
+                &of("goodput of the sum of limits"),
+                goodput,
+                sum,
+                "Mbit/s",
+                goodput / sum,
+                Goal::AtLeast(0.90),
+            ),
+            row(
+                &of("verified and written, of a drain"),
+                seconds,
+                drained,
+                "s",
+                drained / seconds,
+                Goal::AtLeast(0.95),
+            ),
+            row(&of("CPU of both ends a GB, of sendfile"), cpu, bare, "s", cpu / bare, Goal::AtMost(3.0)),
+            row(&of("aria2 against ours"), seconds, aria2, "s", aria2 / seconds, Goal::AtLeast(1.0)),
+            row(
+                &of("rsync over one link against ours"),
+                seconds,
+                rsync,
+                "s",
+                rsync / seconds,
+                Goal::AtLeast(1.0),
+            ),
+        ])
+    }
+
+    /// A third of the way, something happens to the third of three equal links, which carries `left` Mbit/s from then on.
+    fn falls(&self, what: &str, happens: impl Fn(&Lab) -> Result<()>, left: u64) -> Result<Row> {
+        let lab = Lab::links(&EQUAL)?;
+        let sum = EQUAL.iter().sum::<u64>() as f64 * 1e6 / 8.0;
+        let bytes = (SIZE << 20) as f64;
+        let before = bytes / sum / 3.0;
+        let (told, _) = self.pull(&lab, || {
+            std::thread::sleep(Duration::from_secs_f64(before));
+            happens(&lab)
+        })?;
+        let after = sum - (EQUAL[2] - left) as f64 * 1e6 / 8.0;
+        let ideal = before + (bytes - before * sum) / after;
+        let what = format!("{what}, of the ideal");
+        Ok(row(&what, told.seconds, ideal, "s", ideal / told.seconds, Goal::AtLeast(0.90)))
+    }
+
+    /// Three that receive at once, who also have each other, against one.
+    fn receivers(&self) -> Result<Row> {
+        let lab = Lab::switch(4, 400)?;
+        let nodes = ["seed", "one", "two", "three"];
+        let receive = |receivers: std::ops::RangeInclusive<usize>| -> Result<f64> {
+            let serve = lab.at(0, 21_000);
+            let server = Running::start(&lab, 0, &self.program, &["serve", &self.folder(), "seed", &serve])?;
+            let mut running = Vec::new();
+            for own in receivers.clone() {
+                self.forget(nodes[own])?;
+                let others = std::iter::once(0).chain(receivers.clone()).filter(|other| *other != own);
+                let ways =
+                    others.map(|other| format!("{}={}>{}", nodes[other], lab.ip(own), lab.at(other, 21_000)));
+                let mut words = vec!["pull".to_owned(), self.folder(), nodes[own].to_owned()];
+                words.push(format!("@{}", lab.at(own, 21_000)));
+                words.extend(ways);
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                running.push(Running::start(&lab, own, &self.program, &words)?);
+            }
+            let told: Vec<Told> = running.iter_mut().map(Running::told).collect::<Result<_>>()?;
+            drop(running);
+            drop(server.end()?);
+            Ok(told.iter().map(|told| told.seconds).fold(0.0, f64::max))
+        };
+        let (three, one) = (receive(1..=3)?, receive(1..=1)?);
+        let what = "three receivers against one";
+        Ok(row(what, three, one, "s", three / one, Goal::AtMost(1.25)))
+    }
+}
