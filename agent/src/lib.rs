@@ -25,6 +25,7 @@ mod measured;
 mod metrics;
 mod node;
 pub mod peers;
+pub mod presence;
 pub mod process;
 mod renew;
 mod report;
@@ -57,6 +58,8 @@ pub use self::join::access::Access;
 use self::join::identity::{Identity, IdentityError};
 pub use self::join::{JoinConfig, JoinError, join};
 use self::peers::Listening;
+use self::presence::Presence;
+pub use self::presence::PresenceConfig;
 use self::store::StoreError;
 
 /// Where macOS leaves reports of panics.
@@ -81,6 +84,8 @@ pub struct AgentConfig {
     pub metrics_listen: SocketAddr,
     /// Programs to ask for this machine's ports in place of the system's, to play a Mac; the real machine when absent.
     pub fabric_tools: Option<PathBuf>,
+    /// Who is told that this node and its deployments are there.
+    pub presence: Option<PresenceConfig>,
 }
 
 /// Why an agent could not start. Once it runs, nothing but its shutdown ends it.
@@ -254,6 +259,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         links: links.clone(),
     };
     let copies = copies::Copies::new(client, reach, outbox.clone(), metrics.clone(), leave::marker(&folder));
+    let presence = Presence::start(config.presence, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),
         tls_dir: folder.clone(),
@@ -269,6 +275,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         links,
         left,
         panics,
+        presence: presence.teller(),
     });
     let removed = tokio::select! {
         () = supervisor.run(shards, model_copies) => false,
@@ -277,6 +284,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         () = leave::insisted(&folder) => true,
     };
     tasks.shutdown().await;
+    presence.end(removed).await;
     if removed {
         stop_engines(&config.data_dir).await;
         // Who asked for it is told by `russet leave`.

@@ -30,6 +30,7 @@ use crate::guard::{self, Guard, Left};
 use crate::hardware;
 use crate::metrics::Metrics;
 use crate::node::Memory;
+use crate::presence::Teller;
 use crate::process::adopt::{self, Process, Record};
 use crate::process::again::Asking;
 use crate::process::spawn::{self, Addresses, Launch, Prefixes};
@@ -41,7 +42,7 @@ use crate::status;
 use crate::store::Published;
 use crate::watcher::Listed;
 
-use self::slot::{Part, Running, Slot, due};
+use self::slot::{Part, Running, Slot, answering, due};
 
 /// A refused claim is tried again this often: memory comes free without telling anybody.
 const TICK: Duration = Duration::from_secs(1);
@@ -65,6 +66,8 @@ pub(crate) struct Setup {
     pub left: watch::Receiver<Left>,
     /// Panics of the machine's kernel.
     pub panics: watch::Receiver<Panics>,
+    /// Told which deployments answer here.
+    pub presence: Teller,
 }
 
 pub(crate) struct Supervisor {
@@ -158,6 +161,10 @@ impl Supervisor {
                         running.stopping = true;
                     }
                     slot.engine = Some(running);
+                    if let Some(why) = record.foreign() {
+                        tracing::warn!(shard = record.name, why, "engine is not adopted");
+                        slot.failure = Some((Reason::EngineFailed, why));
+                    }
                 }
                 Some(process) => {
                     let words = spawn::last_words(&folder);
@@ -281,6 +288,9 @@ impl Supervisor {
         self.setup.exposition.set(shown.collect());
         let states = self.slots.values().filter_map(|slot| slot.engine.as_ref());
         self.setup.metrics.engines(states.map(|engine| engine.state.word()));
+        self.setup
+            .presence
+            .set(self.shards.as_ref().map(|shards| answering(&self.slots, shards)).unwrap_or_default());
     }
 
     /// Files that living engines read are in use.

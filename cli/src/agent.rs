@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use crate::layout::Layout;
+use crate::presence::PresenceArguments;
 use crate::signals::{self, Ending};
 
 /// What `join` and `agent` have in common.
@@ -36,6 +37,8 @@ pub struct NodeArguments {
     /// for this machine's ports in place of the system's; lets a machine play a Mac.
     #[arg(long, env = "RUSSET_FABRIC_TOOLS")]
     pub fabric_tools: Option<PathBuf>,
+    #[command(flatten)]
+    pub presence: PresenceArguments,
     /// Log as JSON.
     #[arg(long)]
     pub json_logs: bool,
@@ -98,6 +101,7 @@ pub async fn run_node(node: NodeArguments) -> Result<()> {
         engine_binary: node.engine_binary.clone(),
         metrics_listen: node.metrics_listen,
         fabric_tools: node.fabric_tools.clone(),
+        presence: node.presence.config()?,
     };
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let with_parent = node.exit_with_parent;

@@ -17,6 +17,9 @@ pub struct Arguments {
     /// How the API server is to know this node, instead of finding out.
     #[arg(long, hide = true)]
     access: Option<Access>,
+    /// Only join: the agent is run by a service (`russet service install agent`).
+    #[arg(long)]
+    no_agent: bool,
     #[command(flatten)]
     node: NodeArguments,
 }
@@ -32,7 +35,7 @@ enum Access {
 
 /// Joins once, then runs the agent until a signal.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { servers, token, access, node } = arguments;
+    let Arguments { servers, token, access, no_agent, node } = arguments;
     russet_telemetry::logs::init("agent", node.json_logs);
     let layout = Layout::open(node.data_dir.clone())?;
     let identity = russet_agent::join(russet_agent::JoinConfig {
@@ -46,6 +49,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         }),
     })
     .await?;
+    if no_agent {
+        eprintln!("{} joined {}; no agent runs yet.", node.name(), identity.server);
+        return Ok(());
+    }
     eprintln!("{} joined {}; its agent runs here until Ctrl-C.", node.name(), identity.server);
     agent::run_node(node).await
 }

@@ -24,11 +24,14 @@ mod join;
 mod key;
 mod layout;
 mod leave;
+mod logged;
 mod logs;
 mod operator;
 mod plan;
+mod presence;
 mod resources;
 mod serve;
+mod service;
 mod signals;
 mod token;
 mod up;
@@ -53,6 +56,8 @@ enum Verb {
     Join(join::Arguments),
     /// Take this machine out of the cluster it joined.
     Leave(leave::Arguments),
+    /// Have systemd or launchd run a verb from the machine's start on.
+    Service(service::Arguments),
     /// Make tokens with which machines join.
     Token(token::Arguments),
     /// Make, list and revoke the keys that open the gateway.
@@ -109,6 +114,7 @@ fn main() -> std::process::ExitCode {
     // Ring is the one provider; the call only fails when it has been made before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     descriptors::raise();
+    logged::keep_short();
     let arguments = Arguments::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -124,6 +130,7 @@ fn main() -> std::process::ExitCode {
             Verb::Up(arguments) => up::run(arguments).await,
             Verb::Join(arguments) => join::run(arguments).await,
             Verb::Leave(arguments) => leave::run(arguments).await,
+            Verb::Service(arguments) => service::run(arguments),
             Verb::Token(arguments) => token::run(arguments).await,
             Verb::Key(arguments) => key::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,

@@ -17,6 +17,8 @@ use crate::client;
 use crate::etcd::EtcdArguments;
 use crate::gateway::CertificateArguments;
 use crate::layout::{self, Layout};
+use crate::logged;
+use crate::presence::PresenceArguments;
 use crate::signals::{self, Ending};
 
 /// Pause before the first restart; doubled up to [`LONGEST_PAUSE`] while a child keeps failing.
@@ -69,6 +71,8 @@ pub struct Arguments {
     /// address and a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     metrics_listen: SocketAddr,
+    #[command(flatten)]
+    presence: PresenceArguments,
     /// Log as JSON.
     #[arg(long)]
     json_logs: bool,
@@ -91,10 +95,13 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         engine_binary: None,
         metrics_listen: arguments.metrics_listen,
         fabric_tools: None,
+        presence: arguments.presence.clone(),
         json_logs: false,
         exit_with_parent: false,
     };
     names.memory_bytes()?;
+    // A child that cannot read it would only say so in its log.
+    names.presence.config()?;
     let node = names.name();
 
     let mut common: Vec<String> =
@@ -115,6 +122,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     let mut agent = Supervised::new("agent", &layout, &common);
     // Whoever runs `up` owns this machine; its own agent may read what its user may read.
     agent.arguments.extend(["--node-name".into(), node, "--allow-file-root".into(), "/".into()]);
+    agent.arguments.extend(arguments.presence.to_flags());
     let beside = SocketAddr::new(arguments.metrics_listen.ip(), 0);
     for (flag, value) in [
         ("--metrics-listen", Some(beside.to_string())),
@@ -318,6 +326,8 @@ impl Supervised {
             .with_context(|| format!("cannot open the log {}", self.log.display()))?;
         let child = Command::new(program)
             .args(&self.arguments)
+            // That file is this process's alone.
+            .env_remove(logged::VARIABLE)
             // Closing this pipe ends the child, also when `up` is killed.
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)

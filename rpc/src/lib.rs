@@ -19,3 +19,7 @@ pub mod engine {
 /// reach each other. The last number is raised whenever the latter changes between two releases, so
 /// that ranks which could only wait for each other refuse by name instead.
 pub const ENGINE_BUILD: &str = concat!("russet-engine/", env!("CARGO_PKG_VERSION"), "+ranks.6");
+
+/// What an agent and an engine tell each other over the control socket. Raised when one of two releases would misread
+/// the other, and only then: an agent adopts the engines of its own number, and those of another end with it.
+pub const CONTROL_VERSION: u32 = 1;

@@ -2,6 +2,7 @@
 //! never needs them; the suites compare with them or run against them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -136,22 +137,23 @@ fn libfaketime() -> Result<PathBuf> {
     Ok(library.into())
 }
 
-/// The folder with Prometheus and promtool of Debian's package. It is unpacked beside the other oracles and not
-/// installed: its service would start.
-fn prometheus() -> Result<PathBuf> {
+/// The folder with programs of Debian's packages, the first of which has `program`. They are unpacked beside the other
+/// oracles and not installed: their services would start.
+fn unpacked(packages: &[&str], program: &str) -> Result<PathBuf> {
+    let name = packages.first().context("no package is named")?;
     let cache = cache_dir()?;
-    let folder = cache.join("prometheus-debian");
-    let programs = folder.join("usr/bin");
-    if programs.join("prometheus").exists() {
-        return Ok(programs);
+    let folder = cache.join(format!("{name}-debian"));
+    if folder.join(program).exists() {
+        return Ok(folder);
     }
-    let lock = fs::File::create(cache.join("prometheus-debian.lock"))?;
+    fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
+    let lock = fs::File::create(cache.join(format!("{name}-debian.lock")))?;
     lock.lock().with_context(|| format!("lock {}", cache.display()))?;
-    if programs.join("prometheus").exists() {
-        return Ok(programs);
+    if folder.join(program).exists() {
+        return Ok(folder);
     }
-    println!("▸ fetching Debian's prometheus");
-    let part = emptied(&cache, "prometheus-debian.part")?;
+    println!("▸ fetching Debian's {name}");
+    let part = emptied(&cache, &format!("{name}-debian.part"))?;
     let apt = |own: bool, arguments: &[&str]| {
         let mut command = Command::new("apt-get");
         // Lists of its own need no administrator.
@@ -163,23 +165,58 @@ fn prometheus() -> Result<PathBuf> {
                 command.arg("-o").arg(format!("{setting}={}", place.display()));
             }
         }
-        step::run(command.args(arguments).current_dir(&part), "fetch the package prometheus with apt-get")
+        let what = format!("fetch the package {name} with apt-get");
+        step::run(command.args(arguments).current_dir(&part), &what)
     };
-    if apt(false, &["download", "prometheus"]).is_err() {
+    let download = [&["download"], packages].concat();
+    if apt(false, &download).is_err() {
         apt(true, &["update"])?;
-        apt(true, &["download", "prometheus"])?;
+        apt(true, &download)?;
     }
-    let mut files = fs::read_dir(&part)?.flatten().map(|entry| entry.path());
-    let package = files.find(|path| path.extension().is_some_and(|end| end == "deb"));
-    let package = package.context("apt-get download prometheus left no .deb")?;
+    let files = fs::read_dir(&part)?.flatten().map(|entry| entry.path());
+    let fetched: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|end| end == "deb")).collect();
+    ensure!(
+        fetched.len() == packages.len(),
+        "apt-get download left {} packages, not the {} asked for: {}",
+        fetched.len(),
+        packages.len(),
+        packages.join(" ")
+    );
     let unpacked = part.join("unpacked");
-    step::run(
-        Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked),
-        "unpack the package prometheus",
-    )?;
+    for package in fetched {
+        let what = format!("unpack {}", package.display());
+        step::run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked), &what)?;
+    }
     fs::rename(&unpacked, &folder)?;
     fs::remove_dir_all(&part)?;
-    Ok(programs)
+    Ok(folder)
+}
+
+/// The folder with Prometheus and promtool.
+fn prometheus() -> Result<PathBuf> {
+    Ok(unpacked(&["prometheus"], "usr/bin/prometheus")?.join("usr/bin"))
+}
+
+/// mosquitto, started with those libraries that few machines have.
+fn mosquitto() -> Result<PathBuf> {
+    let packages = ["mosquitto", "libmosquitto1", "libcjson1", "libdlt2", "libwrap0"];
+    let folder = unpacked(&packages, "usr/sbin/mosquitto")?;
+    let script = folder.join("mosquitto");
+    if !script.exists() {
+        let (libraries, program) = (folder.join("usr/lib"), folder.join("usr/sbin/mosquitto"));
+        let text = format!(
+            "#!/bin/sh\nLD_LIBRARY_PATH=\"{}/{}-linux-gnu\" exec \"{}\" \"$@\"\n",
+            libraries.display(),
+            std::env::consts::ARCH,
+            program.display()
+        );
+        let part = folder.join("mosquitto.part");
+        fs::write(&part, text)?;
+        fs::set_permissions(&part, fs::Permissions::from_mode(0o755))?;
+        fs::rename(&part, &script)?;
+    }
+    Ok(script)
 }
 
 /// An empty folder of that name.
@@ -202,6 +239,7 @@ pub const FLUX: &str = "RUSSET_FLUX_KUSTOMIZE";
 pub const LIBFAKETIME: &str = "RUSSET_LIBFAKETIME";
 pub const PROMETHEUS: &str = "RUSSET_PROMETHEUS";
 pub const PROMTOOL: &str = "RUSSET_PROMTOOL";
+pub const MOSQUITTO: &str = "RUSSET_MOSQUITTO";
 
 /// The program of a variable, built or installed when it is not there.
 pub fn program(variable: &str) -> Result<PathBuf> {
@@ -215,6 +253,7 @@ pub fn program(variable: &str) -> Result<PathBuf> {
         LIBFAKETIME => libfaketime(),
         PROMETHEUS => Ok(prometheus()?.join("prometheus")),
         PROMTOOL => Ok(prometheus()?.join("promtool")),
+        MOSQUITTO => mosquitto(),
         other => bail!("{other} names no program of the oracles"),
     }
 }

@@ -100,6 +100,14 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &[],
     },
     OracleSuite {
+        name: "presence",
+        test: "cluster",
+        programs: &[oracles::MOSQUITTO],
+        slice: None,
+        environment: &[],
+        arguments: &["mosquitto"],
+    },
+    OracleSuite {
         name: "charts",
         test: "conformance",
         programs: REAL,

@@ -49,9 +49,23 @@ pub struct Record {
     /// Why the rank is of no more use at this epoch.
     #[serde(default)]
     pub failed: Option<String>,
+    /// What its agent and its engine understand each other by ([`russet_rpc::CONTROL_VERSION`]); the first version where
+    /// nobody wrote it down.
+    #[serde(default)]
+    pub control: Option<u32>,
 }
 
 impl Record {
+    /// Why its engine, started by an agent of another release, is of no use to this one.
+    pub fn foreign(&self) -> Option<String> {
+        let (theirs, ours) = (self.control.unwrap_or(1), russet_rpc::CONTROL_VERSION);
+        (theirs != ours).then(|| {
+            format!(
+                "the engine was started by an agent of another release and speaks version {theirs} of the control protocol, this agent version {ours}; it is ended, and the group forms anew"
+            )
+        })
+    }
+
     /// Keys of the folders that its engine reads.
     pub fn files(&self) -> impl Iterator<Item = &str> {
         [&self.model_key, &self.draft_key].into_iter().filter_map(|key| key.as_deref())
@@ -108,9 +122,13 @@ pub fn folder(engines: &Path, shard: &str) -> PathBuf {
 /// The engine's control socket: in the Shard's folder, or, where that path is too long for a
 /// socket, under the system's folder for temporary files.
 pub fn socket(engines: &Path, shard: &str) -> PathBuf {
-    let path = folder(engines, shard).join("control.sock");
+    short(&folder(engines, shard).join("control.sock"))
+}
+
+/// The path, or where it is too long for a socket one that is its alone, under the system's folder for temporary files.
+pub fn short(path: &Path) -> PathBuf {
     if path.as_os_str().len() <= LONGEST_SOCKET {
-        return path;
+        return path.to_owned();
     }
     use sha2::Digest as _;
     let digest = hex::encode(&sha2::Sha256::digest(path.as_os_str().as_encoded_bytes())[..8]);
@@ -160,6 +178,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_engine_of_another_version_is_foreign_and_one_from_before_versions_is_the_first() {
+        let ours = russet_rpc::CONTROL_VERSION;
+        for (control, foreign) in [(None, ours != 1), (Some(ours), false), (Some(ours + 1), true)] {
+            let record = Record { control, ..Record::default() };
+            assert_eq!(record.foreign().is_some(), foreign, "{control:?}");
+        }
+        let written: Record = serde_json::from_str(r#"{"shard": "s", "namespace": "n", "name": "m", "epoch": 1, "reserved": 0, "rendezvous": {"rpc": "", "ring": "", "tensor": ""}}"#).unwrap();
+        assert_eq!(written.control, None);
+    }
+
+    #[test]
     fn a_process_is_only_itself() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let process = Process::of(child.id(), "boot").unwrap();
@@ -193,6 +222,7 @@ mod tests {
             process: None,
             kept: false,
             failed: None,
+            control: Some(russet_rpc::CONTROL_VERSION),
         };
         save(folder.path(), &record).unwrap();
         std::fs::create_dir(folder.path().join("uid-2")).unwrap();

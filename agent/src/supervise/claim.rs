@@ -23,6 +23,7 @@ impl Supervisor {
             deployment: Some(shard.spec.served_model_name.clone()),
             epoch,
             reserved,
+            control: Some(russet_rpc::CONTROL_VERSION),
             ..Record::default()
         };
         let deployment = format!("{}/{}", record.namespace, shard.spec.served_model_name);

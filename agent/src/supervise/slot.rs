@@ -1,15 +1,18 @@
 //! What this node has for one Shard, and when it is worth telling. Bookkeeping: nothing here acts.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use russet_crds::conditions::Reason;
-use russet_crds::{Rendezvous, ShardStatus};
+use russet_crds::{Rendezvous, Shard, ShardStatus};
 use russet_rpc::engine as pb;
 
 use crate::address::{self, Lost};
 use crate::decide::{self, Held, Place};
+use crate::presence::Deployment;
 use crate::process::adopt::{Process, Record};
 use crate::process::spawn::Addresses;
 use crate::process::stop::Ending;
@@ -116,6 +119,14 @@ impl Slot {
         self.engine = Some(Running { state: State::default(), ..engine });
     }
 
+    /// Whether its engine is a rank that serves.
+    pub fn serves(&self) -> bool {
+        let serves = |engine: &Running| {
+            !engine.stopping && engine.part == Part::Rank && engine.state == State::Serving
+        };
+        self.failure.is_none() && !self.record.kept && self.engine.as_ref().is_some_and(serves)
+    }
+
     fn rendezvous(&self) -> Option<&Rendezvous> {
         self.claimed.then_some(&self.record.rendezvous)
     }
@@ -137,6 +148,19 @@ impl Slot {
             failed: self.failure.is_some(),
         }
     }
+}
+
+/// Deployments whose rank 0 answers here.
+pub(super) fn answering(
+    slots: &BTreeMap<String, Slot>,
+    shards: &BTreeMap<String, Arc<Shard>>,
+) -> BTreeSet<Deployment> {
+    let answers = |uid: &String, slot: &Slot| {
+        let now = |shard: &Arc<Shard>| shard.spec.rank == 0 && shard.spec.epoch == slot.record.epoch;
+        slot.serves() && shards.get(uid).is_some_and(now)
+    };
+    let named = |slot: &Slot| Some((slot.record.namespace.clone(), slot.record.deployment.clone()?));
+    slots.iter().filter(|(uid, slot)| answers(uid, slot)).filter_map(|(_, slot)| named(slot)).collect()
 }
 
 /// Whether a status is worth sending: at once when it says something new, now and then when only

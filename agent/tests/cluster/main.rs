@@ -7,6 +7,8 @@ mod fabric;
 mod guard;
 mod joining;
 mod plane;
+mod presence;
+mod upgrade;
 
 use std::time::Duration;
 

@@ -182,6 +182,7 @@ impl Agent {
             engine_binary: Some(engine()),
             metrics_listen: ([127, 0, 0, 1], 0).into(),
             fabric_tools: None,
+            presence: None,
         };
         let mut agent = Self { config, running: None };
         agent.start();

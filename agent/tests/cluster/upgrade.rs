@@ -1,0 +1,41 @@
+//! An agent takes the place of one of another release: it adopts the engines that it understands, and no others.
+
+use kube::Api;
+use kube::api::PostParams;
+use russet_agent::process::adopt;
+use russet_crds::ModelDeployment;
+
+use super::plane::{Agent, Plane, alive, deployment, pid, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_speaks_another_version_is_replaced_and_its_group_forms_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut plane = Plane::start(&folder.path().join("plane")).await;
+    let mut one = Agent::join(&plane, folder.path(), "one", None).await;
+    let mut two = Agent::join(&plane, folder.path(), "two", None).await;
+    plane.create_model(folder.path()).await;
+    let deployments: Api<ModelDeployment> = Api::namespaced(plane.client.clone(), "default");
+    deployments.create(&PostParams::default(), &deployment()).await.unwrap();
+    let before = plane.serving(1).await;
+
+    // One agent is updated to a release that speaks as this one does, the other to one that does not.
+    one.stop().await;
+    two.stop().await;
+    let engines = two.config.data_dir.join("agent/engines");
+    let mut records = adopt::load(&engines);
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0].control, Some(russet_rpc::CONTROL_VERSION));
+    records[0].control = Some(russet_rpc::CONTROL_VERSION + 1);
+    let foreign = records[0].process.clone().unwrap().pid;
+    adopt::save(&engines, &records[0]).unwrap();
+    assert!(alive(foreign));
+    one.start();
+    two.start();
+
+    let after = plane.serving(before[0].spec.epoch + 1).await;
+    assert!(after.iter().all(|shard| pid(shard) != foreign));
+    until("the engine is gone", || async { (!alive(foreign)).then_some(()) }).await;
+    one.stop().await;
+    two.stop().await;
+    plane.stop().await;
+}

@@ -1,0 +1,196 @@
+//! `russet service`: has systemd or launchd run a verb of this program from the machine's start on, as a user of its own.
+//! Files are written and removed here, and nothing is started or stopped: which commands do that is said.
+
+mod files;
+mod launchd;
+mod manager;
+mod spec;
+mod systemd;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::files::Outcome;
+use self::manager::Manager;
+use self::spec::{Service, Verb};
+
+/// Arguments of `russet service`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Write the files that make a verb of this program a service, and say which command starts it.
+    Install(Install),
+    /// Remove the files of a service that was stopped.
+    Uninstall {
+        /// The service.
+        #[arg(value_enum)]
+        verb: Verb,
+        #[command(flatten)]
+        place: Place,
+        /// Remove files also where something else wrote them.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Show which services are installed here, and what the system says of them.
+    Status {
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// Where services are.
+#[derive(clap::Args)]
+struct Place {
+    /// Folder to take for the root of the file system; the system's manager is not asked about it.
+    #[arg(long)]
+    root: Option<PathBuf>,
+    /// Whose files; default this system's own.
+    #[arg(long, value_enum)]
+    system: Option<Manager>,
+}
+
+#[derive(clap::Args)]
+struct Install {
+    #[command(flatten)]
+    place: Place,
+    /// Print what would be written, and write nothing.
+    #[arg(long, visible_alias = "dry-run")]
+    print: bool,
+    /// User that runs it; default `russet`, on macOS `_russet`.
+    #[arg(long)]
+    user: Option<String>,
+    /// The program; default this one.
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Variable of its environment, NAME=VALUE; may be given several times.
+    #[arg(long = "env")]
+    environment: Vec<String>,
+    /// The verb: `agent` on a machine that has joined, `up`, `gateway` or `operator`; then its options.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "VERB")]
+    command: Vec<String>,
+}
+
+/// Does what was asked for.
+pub fn run(arguments: Arguments) -> Result<()> {
+    match arguments.action {
+        Action::Install(asked) => install(asked),
+        Action::Uninstall { verb, place, force } => uninstall(verb, &place, force),
+        Action::Status { place } => status(&place),
+    }
+}
+
+impl Place {
+    fn manager(&self) -> Manager {
+        self.system.unwrap_or(Manager::OF_THIS_SYSTEM)
+    }
+
+    fn root(&self) -> PathBuf {
+        self.root.clone().unwrap_or_else(|| "/".into())
+    }
+
+    /// The manager, where it can be asked about these files.
+    fn asked(&self) -> Option<Manager> {
+        let manager = self.manager();
+        (self.root.is_none() && manager.runs_here()).then_some(manager)
+    }
+}
+
+fn install(asked: Install) -> Result<()> {
+    let Install { place, print, user, program, environment, command } = asked;
+    let manager = place.manager();
+    let program = match program {
+        Some(program) => program,
+        None => std::env::current_exe()
+            .and_then(std::fs::canonicalize)
+            .context("cannot tell where this program is; name it with --program")?,
+    };
+    // Not what is no text: it stands for nothing that is asked for here.
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let wanted = spec::Wanted {
+        manager,
+        user: user.unwrap_or_else(|| manager.user().to_owned()),
+        program,
+        environment: spec::assignments(&environment)?,
+        here: std::env::vars_os().filter_map(text).collect(),
+        command,
+    };
+    let service = Service::new(wanted)?;
+    let files = manager.files(&service)?;
+    if print {
+        for file in &files {
+            println!("# {} (mode {:o})\n{}", file.path.display(), file.mode, file.text);
+        }
+    } else {
+        let root = place.root();
+        for file in &files {
+            let outcome = files::write(&root, file)?;
+            let path = files::below(&root, &file.path);
+            match outcome {
+                Outcome::Same => println!("{} is as it should be", path.display()),
+                Outcome::Written => println!("{} was written", path.display()),
+            }
+        }
+    }
+    print!("{}", manager::next(&manager.steps(&service)));
+    Ok(())
+}
+
+fn uninstall(verb: Verb, place: &Place, force: bool) -> Result<()> {
+    let (manager, root) = (place.manager(), place.root());
+    let name = manager.name(verb);
+    if let Some(manager) = place.asked()
+        && let Some(state) = manager.ask(verb)?
+        && state.loaded
+    {
+        bail!("{name} is {}; stop it first:\n{}", state.words, manager::indented(&manager.stop(verb)));
+    }
+    let path = manager.path(verb);
+    let mut removed = files::remove(&root, &path, |text| manager.wrote(verb, text), force)?;
+    // The user is shared by all services of the machine.
+    let others = Verb::ALL.iter().any(|other| files::below(&root, &manager.path(*other)).exists());
+    if let Some(shared) = manager.shared().filter(|_| !others) {
+        removed |= files::remove(&root, &shared, systemd::wrote, force)?;
+    }
+    ensure!(removed, "{name} is not installed: there is no {}", files::below(&root, &path).display());
+    println!("{name} is no service any more; its user, its data and its logs are as they were");
+    Ok(())
+}
+
+fn status(place: &Place) -> Result<()> {
+    let (manager, root) = (place.manager(), place.root());
+    let (mut lines, mut down) = (Vec::new(), 0_u32);
+    for verb in Verb::ALL {
+        let path = files::below(&root, &manager.path(verb));
+        let Some(text) = files::read(&path)? else { continue };
+        lines.push(format!("{}: {}", manager.name(verb), path.display()));
+        let command = manager.command(&text).unwrap_or_else(|| "nobody can tell what".to_owned());
+        lines.push(format!("  runs  {command}"));
+        if !manager.wrote(verb, &text) {
+            lines.push("  note  russet did not write this file".to_owned());
+        }
+        if let Some(manager) = place.asked() {
+            let state = manager.ask(verb)?;
+            down += u32::from(!state.as_ref().is_some_and(|state| state.runs));
+            lines.push(format!("  state {}", state.map_or("not loaded".to_owned(), |state| state.words)));
+        }
+    }
+    ensure!(
+        !lines.is_empty(),
+        "no service of Russet is installed below {}; install one with `russet service install agent`",
+        root.display()
+    );
+    println!("{}", lines.join("\n"));
+    if place.asked().is_none() {
+        println!("{manager} was not asked: it does not run here, or the files are below another root");
+    }
+    ensure!(down == 0, "{down} of the services do not run");
+    Ok(())
+}

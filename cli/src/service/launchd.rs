@@ -1,0 +1,89 @@
+//! The property list of a service, for launchd. Pure: text alone. It was never loaded on a Mac; `docs/service.md` says
+//! what is known of it and from where.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use plist::{Dictionary, Value};
+
+use super::spec::{Service, Verb};
+use crate::logged;
+
+/// launchd's own default, said aloud: a service that cannot start is tried this seldom.
+const THROTTLE_SECONDS: u64 = 10;
+/// Children get 15 s to end before `up` kills them.
+const EXIT_SECONDS: u64 = 30;
+/// launchd's default of 256 is less than a gateway's clients.
+const OPEN_FILES: u64 = 10_240;
+/// Everything it writes is its own: 077, as a number of the decimal kind.
+const UMASK: u64 = 0o077;
+
+/// Name of a service.
+pub fn label(verb: Verb) -> String {
+    format!("dev.russet.{}", verb.word())
+}
+
+/// Where the service's words go. macOS's own rotation renames a file that the process then still writes to, so the
+/// process keeps it short itself.
+pub fn log(service: &Service) -> PathBuf {
+    log_folder(&service.data_dir).join(format!("{}.log", service.verb.word()))
+}
+
+/// Where `russet logs` looks.
+pub fn log_folder(data_dir: &Path) -> PathBuf {
+    data_dir.join("logs")
+}
+
+/// The property list.
+pub fn property_list(service: &Service) -> Result<String> {
+    let log = log(service).display().to_string();
+    let Service { verb, argv, user, data_dir: _, environment, homes: _, low_port: _ } = service;
+    let mut variables = Dictionary::new();
+    for (name, value) in environment {
+        variables.insert(name.clone(), value.clone().into());
+    }
+    variables.insert(logged::VARIABLE.to_owned(), log.clone().into());
+    let files = Dictionary::from_iter([("NumberOfFiles", Value::from(OPEN_FILES))]);
+    let list = Dictionary::from_iter([
+        ("Label", Value::from(label(*verb))),
+        ("ProgramArguments", Value::Array(argv.iter().cloned().map(Value::from).collect())),
+        ("UserName", user.clone().into()),
+        ("WorkingDirectory", "/".into()),
+        ("EnvironmentVariables", variables.into()),
+        // With the machine, whoever logs in, and again whenever it ends.
+        ("RunAtLoad", true.into()),
+        ("KeepAlive", true.into()),
+        ("ThrottleInterval", THROTTLE_SECONDS.into()),
+        ("ExitTimeOut", EXIT_SECONDS.into()),
+        // Engines outlive their agent by a minute, for the next one to adopt.
+        ("AbandonProcessGroup", verb.has_engines().into()),
+        // Nothing of it is work for when the machine has nothing better to do.
+        ("ProcessType", "Interactive".into()),
+        ("SoftResourceLimits", files.clone().into()),
+        ("HardResourceLimits", files.into()),
+        ("Umask", UMASK.into()),
+        ("StandardOutPath", log.clone().into()),
+        ("StandardErrorPath", log.into()),
+    ]);
+    let mut text = Vec::new();
+    Value::Dictionary(list).to_writer_xml(&mut text).context("the property list could not be written")?;
+    let mut text = String::from_utf8(text).context("the property list is not UTF-8")?;
+    text.push('\n');
+    Ok(text)
+}
+
+fn read(text: &str) -> Option<Dictionary> {
+    Value::from_reader_xml(std::io::Cursor::new(text)).ok()?.into_dictionary()
+}
+
+/// Whether a file is ours: no other program's service has such a name.
+pub fn wrote(verb: Verb, text: &str) -> bool {
+    read(text).is_some_and(|list| list.get("Label").and_then(Value::as_string) == Some(&label(verb)))
+}
+
+/// What a service runs.
+pub fn executes(text: &str) -> Option<String> {
+    let list = read(text)?;
+    let words = list.get("ProgramArguments")?.as_array()?.iter().filter_map(Value::as_string);
+    Some(words.collect::<Vec<_>>().join(" "))
+}

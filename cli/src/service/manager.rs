@@ -1,0 +1,315 @@
+//! The two programs that run services: where their files lie, which commands start and stop one, and what they say of
+//! one. Commands are data; only the question how a service is gets run.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+use super::files::File;
+use super::spec::{Service, Verb};
+use super::{launchd, systemd};
+
+/// Who runs services.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manager {
+    /// Linux.
+    Systemd,
+    /// macOS.
+    Launchd,
+}
+
+/// How a service is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Whether the manager would start it, or has.
+    pub loaded: bool,
+    /// Whether it runs.
+    pub runs: bool,
+    /// For people.
+    pub words: String,
+}
+
+/// Something to do by hand.
+pub struct Step {
+    why: &'static str,
+    command: String,
+}
+
+impl fmt::Display for Manager {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Systemd => "systemd",
+            Self::Launchd => "launchd",
+        })
+    }
+}
+
+impl Manager {
+    /// The one of the system this program was built for.
+    pub const OF_THIS_SYSTEM: Self = if cfg!(target_os = "macos") { Self::Launchd } else { Self::Systemd };
+
+    /// Who runs services unless somebody else is named. Users of macOS's own services begin with `_`.
+    pub fn user(self) -> &'static str {
+        match self {
+            Self::Systemd => "russet",
+            Self::Launchd => "_russet",
+        }
+    }
+
+    /// Where a service has its state: short, for sockets lie below.
+    pub fn data_dir(self) -> &'static str {
+        match self {
+            Self::Systemd => "/var/lib/russet",
+            Self::Launchd => "/var/db/russet",
+        }
+    }
+
+    /// What it calls a service.
+    pub fn name(self, verb: Verb) -> String {
+        match self {
+            Self::Systemd => systemd::name(verb),
+            Self::Launchd => launchd::label(verb),
+        }
+    }
+
+    /// Where the file of a service lies.
+    pub fn path(self, verb: Verb) -> PathBuf {
+        match self {
+            Self::Systemd => Path::new("/etc/systemd/system").join(systemd::name(verb)),
+            Self::Launchd => {
+                Path::new("/Library/LaunchDaemons").join(format!("{}.plist", launchd::label(verb)))
+            }
+        }
+    }
+
+    /// A file that all services of a machine share.
+    pub fn shared(self) -> Option<PathBuf> {
+        (self == Self::Systemd).then(|| "/etc/sysusers.d/russet.conf".into())
+    }
+
+    /// Everything to write for a service.
+    pub fn files(self, service: &Service) -> Result<Vec<File>> {
+        let path = self.path(service.verb);
+        let verb = service.verb;
+        let own = move |text: &str| self.wrote(verb, text);
+        Ok(match self {
+            Self::Systemd => {
+                let unit = File::new(path, systemd::unit(service), own);
+                // Somebody else's user is not for us to make.
+                let shared = self.shared().filter(|_| service.user == self.user());
+                let user = shared.map(|at| File::new(at, systemd::sysusers(&service.user), systemd::wrote));
+                [Some(unit), user].into_iter().flatten().collect()
+            }
+            Self::Launchd => vec![File::new(path, launchd::property_list(service)?, own)],
+        })
+    }
+
+    /// Whether the file of a service is ours.
+    pub fn wrote(self, verb: Verb, text: &str) -> bool {
+        match self {
+            Self::Systemd => systemd::wrote(text),
+            Self::Launchd => launchd::wrote(verb, text),
+        }
+    }
+
+    /// What the file of a service runs.
+    pub fn command(self, text: &str) -> Option<String> {
+        match self {
+            Self::Systemd => systemd::executes(text),
+            Self::Launchd => launchd::executes(text),
+        }
+    }
+
+    /// What is left to do by hand after the files are there, in order.
+    pub fn steps(self, service: &Service) -> Vec<Step> {
+        let Service { verb, user, data_dir, .. } = service;
+        let step = |why, command: String| Step { why, command };
+        let folder = data_dir.display();
+        let mut steps = Vec::new();
+        match self {
+            Self::Systemd => {
+                if user == self.user() {
+                    steps.push(step("make the user", "sudo systemd-sysusers russet.conf".into()));
+                }
+                let make = format!("sudo install -d -m 700 -o {user} -g {user} {folder}");
+                steps.push(step("make its folder, where there is none", make));
+            }
+            Self::Launchd => {
+                if user == self.user() {
+                    let free = "sudo sysadminctl -addUser _russet -roleAccount -UID 399 -fullName Russet";
+                    steps
+                        .push(step("make the user, with a number from 200 to 400 that is free", free.into()));
+                }
+                let logs = launchd::log_folder(data_dir);
+                let make = format!("sudo install -d -m 700 -o {user} {folder} {}", logs.display());
+                steps.push(step("make its folders, where there are none", make));
+            }
+        }
+        if *verb == Verb::Agent {
+            let program = service.argv.first().map_or("russet", String::as_str);
+            let join = format!("sudo -u {user} {program} join URL --token T --no-agent --data-dir {folder}");
+            steps.push(step(
+                "join, if this machine has not; with the same --node-name, if one is given",
+                join,
+            ));
+        }
+        let name = self.name(*verb);
+        match self {
+            Self::Systemd => {
+                steps.push(step("start it, now and with the machine", "sudo systemctl daemon-reload".into()));
+                steps.push(step("", format!("sudo systemctl enable {name}")));
+                steps.push(step("", format!("sudo systemctl restart {name}")));
+            }
+            Self::Launchd => {
+                let path = self.path(*verb);
+                steps.push(step(
+                    "end the one before, if there is one",
+                    format!("sudo launchctl bootout system/{name}"),
+                ));
+                let start = format!("sudo launchctl bootstrap system {}", path.display());
+                steps.push(step("start it, now and with the machine", start));
+            }
+        }
+        steps
+    }
+
+    /// What stops a service for good.
+    pub fn stop(self, verb: Verb) -> String {
+        let name = self.name(verb);
+        match self {
+            Self::Systemd => format!("sudo systemctl disable --now {name}"),
+            Self::Launchd => format!("sudo launchctl bootout system/{name}"),
+        }
+    }
+
+    /// Whether it runs on this machine.
+    pub fn runs_here(self) -> bool {
+        match self {
+            // What systemd's own sd_booted looks at.
+            Self::Systemd => Path::new("/run/systemd/system").is_dir(),
+            Self::Launchd => cfg!(target_os = "macos"),
+        }
+    }
+
+    /// What it says of a service; `None` when it knows none of that name.
+    pub fn ask(self, verb: Verb) -> Result<Option<State>> {
+        let name = self.name(verb);
+        let mut command = match self {
+            Self::Systemd => {
+                let mut command = Command::new("systemctl");
+                command.args(["show", "-p", "LoadState,ActiveState,SubState,UnitFileState,NRestarts", &name]);
+                command
+            }
+            Self::Launchd => {
+                let mut command = Command::new("launchctl");
+                command.args(["print", &format!("system/{name}")]);
+                command
+            }
+        };
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("{self} could not be asked about {name}"))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        Ok(match self {
+            Self::Systemd => of_systemd(&said),
+            Self::Launchd if output.status.success() => of_launchd(&said),
+            Self::Launchd => None,
+        })
+    }
+}
+
+/// `NAME=VALUE` lines of `systemctl show`.
+fn of_systemd(said: &str) -> Option<State> {
+    let value = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    if value("LoadState") == Some("not-found") {
+        return None;
+    }
+    let (active, detail) = (value("ActiveState")?, value("SubState").unwrap_or("unknown"));
+    let enabled = value("UnitFileState").filter(|state| !state.is_empty()).unwrap_or("not enabled");
+    let restarts = value("NRestarts").unwrap_or("0");
+    Some(State {
+        loaded: active != "inactive" && active != "failed" || enabled == "enabled",
+        runs: active == "active",
+        words: format!("{active} ({detail}), {enabled}, {restarts} restarts"),
+    })
+}
+
+/// The first `name = value` of each name in what `launchctl print` says.
+fn of_launchd(said: &str) -> Option<State> {
+    let value = |name: &str| {
+        said.lines().find_map(|line| line.trim().strip_prefix(name)?.trim_start().strip_prefix("= "))
+    };
+    let state = value("state")?;
+    let process = value("pid").map(|pid| format!(", process {pid}")).unwrap_or_default();
+    let exit = value("last exit code").map(|code| format!(", last exit {code}")).unwrap_or_default();
+    Some(State { loaded: true, runs: state == "running", words: format!("{state}{process}{exit}") })
+}
+
+/// Steps as people read them.
+pub fn next(steps: &[Step]) -> String {
+    let mut text = String::from("Nothing was started. What is left to do:\n");
+    for Step { why, command } in steps {
+        if !why.is_empty() {
+            text.push_str(&format!("  # {why}\n"));
+        }
+        text.push_str(&indented(command));
+        text.push('\n');
+    }
+    text
+}
+
+/// A command to type.
+pub fn indented(command: &str) -> String {
+    format!("  {command}")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+    use super::*;
+
+    #[test]
+    fn what_systemctl_says_is_a_state() {
+        for (said, expected) in [
+            (
+                "LoadState=loaded\nActiveState=active\nSubState=running\nUnitFileState=enabled\nNRestarts=2\n",
+                Some((true, true, "active (running), enabled, 2 restarts")),
+            ),
+            (
+                "LoadState=loaded\nActiveState=failed\nSubState=failed\nUnitFileState=\nNRestarts=0\n",
+                Some((false, false, "failed (failed), not enabled, 0 restarts")),
+            ),
+            (
+                "LoadState=loaded\nActiveState=inactive\nSubState=dead\nUnitFileState=enabled\nNRestarts=0\n",
+                Some((true, false, "inactive (dead), enabled, 0 restarts")),
+            ),
+            ("LoadState=not-found\nActiveState=inactive\nSubState=dead\nUnitFileState=\n", None),
+            ("", None),
+        ] {
+            let state = of_systemd(said);
+            let told = state.as_ref().map(|state| (state.loaded, state.runs, state.words.as_str()));
+            assert_eq!(told, expected, "{said:?}");
+        }
+    }
+
+    /// Written from the manual's words, not recorded on a Mac.
+    #[test]
+    fn what_launchctl_says_is_a_state() {
+        let said = "system/dev.russet.agent = {\n\tactive count = 1\n\tpath = /Library/x.plist\n\tstate = running\n\n\tpid = 411\n\tlast exit code = (never exited)\n\tspawn type = interactive\n}\n";
+        let state = of_launchd(said).unwrap();
+        assert_eq!(
+            state,
+            State {
+                loaded: true,
+                runs: true,
+                words: "running, process 411, last exit (never exited)".into()
+            }
+        );
+        let waits = of_launchd("system/x = {\n\tstate = not running\n\tlast exit code = 1\n}\n").unwrap();
+        assert_eq!((waits.runs, waits.words.as_str()), (false, "not running, last exit 1"));
+        assert_eq!(of_launchd("Could not find service"), None);
+    }
+}

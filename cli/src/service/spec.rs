@@ -1,0 +1,384 @@
+//! What a service is to run, checked: a verb of this program with its options, as they are now, in a place where nobody
+//! has a home folder, a working directory or an environment. Which options there are, the command line itself says, so a
+//! new one needs nothing here.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::builder::{Resettable, ValueParser};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory as _};
+
+use super::manager::Manager;
+
+/// What can be a service.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// The node agent of a machine that has joined.
+    Agent,
+    /// A control plane, its gateway and its agent.
+    Up,
+    /// The gateway alone.
+    Gateway,
+    /// The operator alone.
+    Operator,
+}
+
+impl Verb {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Agent, Self::Up, Self::Gateway, Self::Operator];
+
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Up => "up",
+            Self::Gateway => "gateway",
+            Self::Operator => "operator",
+        }
+    }
+
+    /// What it does, for those who list services.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Agent => "Russet node agent",
+            Self::Up => "Russet control plane, gateway and node agent",
+            Self::Gateway => "Russet gateway",
+            Self::Operator => "Russet operator",
+        }
+    }
+
+    /// Whether it starts engines, which need devices, wired memory, and to outlive it by a minute.
+    pub fn has_engines(self) -> bool {
+        matches!(self, Self::Agent | Self::Up)
+    }
+}
+
+/// What was asked for.
+pub struct Wanted {
+    /// Whose files.
+    pub manager: Manager,
+    /// User that runs it.
+    pub user: String,
+    /// The program.
+    pub program: PathBuf,
+    /// Variables that were named.
+    pub environment: BTreeMap<String, String>,
+    /// The environment of whoever asks.
+    pub here: BTreeMap<String, String>,
+    /// The verb and its options.
+    pub command: Vec<String>,
+}
+
+/// Variables that no flag stands for and that a service would miss.
+const CARRIED: [&str; 2] = [russet_telemetry::logs::FILTER_VARIABLE, "HF_ENDPOINT"];
+
+/// How much of people's home folders it may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Homes {
+    /// Nothing of what it needs is there.
+    Hidden,
+    /// It reads something there.
+    Read,
+    /// Its own folder is there.
+    Written,
+}
+
+/// A service that can be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// What it runs.
+    pub verb: Verb,
+    /// The program and all its arguments.
+    pub argv: Vec<String>,
+    /// User that runs it.
+    pub user: String,
+    /// Folder of its state.
+    pub data_dir: PathBuf,
+    /// Its environment.
+    pub environment: BTreeMap<String, String>,
+    /// What it sees of home folders.
+    pub homes: Homes,
+    /// Whether it listens below port 1024.
+    pub low_port: bool,
+}
+
+/// `NAME=VALUE`, each.
+pub fn assignments(given: &[String]) -> Result<BTreeMap<String, String>> {
+    let read = |text: &String| {
+        let (name, value) =
+            text.split_once('=').with_context(|| format!("--env {text} is not NAME=VALUE"))?;
+        let mut letters = name.chars();
+        let begins = letters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+        ensure!(
+            begins && letters.all(|c| c.is_ascii_alphanumeric() || c == '_'),
+            "--env {text}: {name:?} is no name of a variable"
+        );
+        Ok((name.to_owned(), value.to_owned()))
+    };
+    given.iter().map(read).collect()
+}
+
+impl Service {
+    /// Checks what was asked for.
+    pub fn new(wanted: Wanted) -> Result<Self> {
+        let Wanted { manager, user, program, environment: named, here, command } = wanted;
+        let (word, options) = command.split_first().context("name a verb: agent, up, gateway or operator")?;
+        let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {
+            "join" => "a service cannot join: its token would stand in a file that everybody can read. Join once with `russet join … --no-agent`, then install `agent`".to_owned(),
+            _ => format!("{word} cannot be a service; agent, up, gateway and operator can"),
+        })?;
+        ensure!(
+            user.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+                && user.len() <= 31
+                && user.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')),
+            "--user {user:?} is no name of a user"
+        );
+        let told = Told::read(verb, options, &here)?;
+        let data_dir = told.data_dir.clone().unwrap_or_else(|| manager.data_dir().into());
+        let mut argv = vec![text(&program)?, word.clone()];
+        argv.extend(options.iter().cloned());
+        if told.takes_data_dir && told.data_dir.is_none() {
+            argv.extend(["--data-dir".to_owned(), text(&data_dir)?]);
+        }
+        check(&program, &argv, told.named.iter())?;
+        let carried = CARRIED.iter().filter_map(|name| Some(((*name).to_owned(), here.get(*name)?.clone())));
+        let mut environment: BTreeMap<String, String> = carried.collect();
+        environment.extend(told.environment);
+        environment.extend(named);
+        for (name, value) in &environment {
+            ensure!(!value.contains(char::is_control), "the variable {name} holds a control character");
+        }
+        let read = told.named.iter().map(|(_, path)| path).chain([&program]);
+        let mut homes = read.map(|path| if in_homes(path) { Homes::Read } else { Homes::Hidden }).max();
+        // Its agent may read whatever its user may, as it may where a person starts it.
+        if verb == Verb::Up || told.named.iter().any(|(_, path)| path == Path::new("/")) {
+            homes = homes.max(Some(Homes::Read));
+        }
+        if in_homes(&data_dir) {
+            homes = Some(Homes::Written);
+        }
+        let homes = homes.unwrap_or(Homes::Hidden);
+        Ok(Self { verb, argv, user, data_dir, environment, homes, low_port: told.low_port })
+    }
+}
+
+/// What its options say, as the command line reads them.
+struct Told {
+    takes_data_dir: bool,
+    data_dir: Option<PathBuf>,
+    /// Every file and folder, by the flag that names it.
+    named: Vec<(String, PathBuf)>,
+    /// What came from variables, by their names.
+    environment: BTreeMap<String, String>,
+    low_port: bool,
+}
+
+impl Told {
+    fn read(verb: Verb, options: &[String], here: &BTreeMap<String, String>) -> Result<Self> {
+        let whole = crate::Arguments::command();
+        let known = whole.find_subcommand(verb.word()).context("the verb is not known")?.clone();
+        // Variables are read here, and not from whatever this process happens to have.
+        let mut bare = known.clone().no_binary_name(true).mut_args(|arg| arg.env(Resettable::Reset));
+        let told = match bare.try_get_matches_from_mut(options) {
+            Ok(told) => told,
+            Err(error) => bail!("`russet {}` does not take these options:\n{error}", verb.word()),
+        };
+        ensure!(
+            !matches!(told.try_get_one::<bool>("exit_with_parent"), Ok(Some(true))),
+            "--exit-with-parent would end the service at once: it has no standard input"
+        );
+        let mut read = Self {
+            takes_data_dir: known.get_arguments().any(|arg| arg.get_id() == "data_dir"),
+            data_dir: told.try_get_one::<PathBuf>("data_dir").ok().flatten().cloned(),
+            named: Vec::new(),
+            environment: BTreeMap::new(),
+            low_port: false,
+        };
+        for arg in known.get_arguments() {
+            let id = arg.get_id().as_str();
+            let flag = format!("--{}", arg.get_long().unwrap_or(id));
+            let kind = arg.get_value_parser().type_id();
+            let is_path = kind == ValueParser::path_buf().type_id();
+            let variable = arg.get_env().and_then(OsStr::to_str);
+            let from_variable = variable.and_then(|name| Some((name, here.get(name)?)));
+            if told.value_source(id) != Some(ValueSource::CommandLine)
+                && let Some((name, value)) = from_variable
+            {
+                read.environment.insert(name.to_owned(), value.clone());
+                if is_path {
+                    read.named.push((name.to_owned(), value.into()));
+                }
+                continue;
+            }
+            if is_path {
+                let paths = values::<PathBuf>(&told, id);
+                read.named.extend(paths.into_iter().map(|path| (flag.clone(), path)));
+            } else if kind == ValueParser::from(clap::value_parser!(SocketAddr)).type_id() {
+                read.low_port |= values::<SocketAddr>(&told, id).iter().any(|at| low(at.port()));
+            } else if kind == ValueParser::from(clap::value_parser!(u16)).type_id() && id.ends_with("port") {
+                read.low_port |= values::<u16>(&told, id).into_iter().any(low);
+            }
+        }
+        Ok(read)
+    }
+}
+
+fn values<T: Clone + Send + Sync + 'static>(told: &ArgMatches, id: &str) -> Vec<T> {
+    told.try_get_many::<T>(id).ok().flatten().map(|values| values.cloned().collect()).unwrap_or_default()
+}
+
+/// Zero is any port.
+fn low(port: u16) -> bool {
+    (1..1024).contains(&port)
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+/// What would mean something else in a service, or be seen by everybody.
+fn check<'a>(
+    program: &Path,
+    argv: &[String],
+    named: impl Iterator<Item = &'a (String, PathBuf)>,
+) -> Result<()> {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+ ".contains(c);
+    ensure!(
+        program.is_absolute() && text(program)?.chars().all(plain),
+        "--program {} must be an absolute path of letters, digits, spaces and / . _ - +",
+        program.display()
+    );
+    for (flag, path) in named {
+        ensure!(
+            path.is_absolute(),
+            "{flag} {} would be looked for in / by a service; write {}",
+            path.display(),
+            std::path::absolute(path).unwrap_or_else(|_| path.clone()).display()
+        );
+    }
+    for argument in argv {
+        ensure!(!argument.contains(char::is_control), "{argument:?} holds a control character");
+        if let Some((_, rest)) = argument.split_once("://")
+            && let Some((login, _)) = rest.split('/').next().unwrap_or_default().rsplit_once('@')
+        {
+            ensure!(
+                !login.contains(':'),
+                "an address holds a password, which everybody could read in the service's file; name a file with it instead"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Folders that `ProtectHome=` hides, and macOS's own.
+fn in_homes(path: &Path) -> bool {
+    ["/home", "/root", "/run/user", "/Users"].iter().any(|homes| path.starts_with(homes))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+    use super::*;
+
+    fn made(command: &str) -> Result<Service> {
+        Service::new(Wanted {
+            manager: Manager::Systemd,
+            user: "russet".into(),
+            program: "/usr/local/bin/russet".into(),
+            environment: BTreeMap::new(),
+            here: BTreeMap::new(),
+            command: command.split_whitespace().map(str::to_owned).collect(),
+        })
+    }
+
+    #[test]
+    fn what_means_something_else_in_a_service_is_refused_with_a_remedy() {
+        for (command, words) in [
+            ("join https://a:6443 --token t", "--no-agent"),
+            ("doctor", "doctor cannot be a service"),
+            ("agent --no-such-flag", "does not take these options"),
+            ("agent --data-dir state", "write /"),
+            ("agent --allow-file-root models", "--allow-file-root models would be looked for in /"),
+            ("gateway --kubeconfig k", "--kubeconfig k would be"),
+            ("agent --mqtt mqtt://me:secret@host", "holds a password"),
+            ("up --exit-with-parent", "no standard input"),
+        ] {
+            let error = format!("{:#}", made(command).unwrap_err());
+            assert!(error.contains(words), "{command}: {error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+        for user in ["", "a b", "$(id)", "root\n", "-x", "0"] {
+            let wanted = Wanted {
+                manager: Manager::Systemd,
+                user: user.into(),
+                program: "/r".into(),
+                environment: BTreeMap::new(),
+                here: BTreeMap::new(),
+                command: vec!["agent".into()],
+            };
+            assert!(Service::new(wanted).is_err(), "{user:?}");
+        }
+        assert!(assignments(&["A=b=c".to_owned()]).unwrap().get("A").is_some_and(|value| value == "b=c"));
+        for bad in ["A", "=b", "A B=c", "1=2"] {
+            assert!(assignments(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn homes_are_hidden_unless_something_needed_lies_there() {
+        for (command, homes, low_port) in [
+            ("agent", Homes::Hidden, false),
+            ("agent --allow-file-root /srv/models", Homes::Hidden, false),
+            ("agent --allow-file-root /home/me/models", Homes::Read, false),
+            ("agent --allow-file-root /", Homes::Read, false),
+            ("agent --data-dir /home/me/.russet", Homes::Written, false),
+            ("up", Homes::Read, false),
+            ("up --gateway-listen 0.0.0.0:443", Homes::Read, true),
+            ("up --gateway-port 80", Homes::Read, true),
+            ("gateway --listen 0.0.0.0:8443", Homes::Hidden, false),
+            ("operator --kubeconfig /root/k", Homes::Read, false),
+        ] {
+            let service = made(command).unwrap();
+            assert_eq!((service.homes, service.low_port), (homes, low_port), "{command}");
+        }
+    }
+
+    #[test]
+    fn what_came_from_a_variable_is_written_down_unless_a_flag_says_otherwise() {
+        let made = |command: &str, engine: &str| {
+            let here = [("RUSSET_ENGINE", engine), ("RUSSET_LOG", "debug"), ("HOME", "/root")];
+            Service::new(Wanted {
+                manager: Manager::Systemd,
+                user: "russet".into(),
+                program: "/usr/local/bin/russet".into(),
+                environment: BTreeMap::from([("A".to_owned(), "b".to_owned())]),
+                here: here.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+                command: command.split_whitespace().map(str::to_owned).collect(),
+            })
+        };
+        let names = |service: &Service| service.environment.keys().cloned().collect::<Vec<_>>().join(" ");
+        let carried = made("agent", "/home/me/engine").unwrap();
+        assert_eq!((names(&carried).as_str(), carried.homes), ("A RUSSET_ENGINE RUSSET_LOG", Homes::Read));
+        let flag = made("agent --engine-binary /opt/engine", "/home/me/engine").unwrap();
+        assert_eq!((names(&flag).as_str(), flag.homes), ("A RUSSET_LOG", Homes::Hidden));
+        let error = made("agent", "target/engine").unwrap_err().to_string();
+        assert!(error.starts_with("RUSSET_ENGINE target/engine would be looked for"), "{error}");
+    }
+
+    #[test]
+    fn every_option_is_carried_and_the_folder_is_named() {
+        let service = made("agent --node-name studio-1 --memory 64Gi").unwrap();
+        let expected =
+            "/usr/local/bin/russet agent --node-name studio-1 --memory 64Gi --data-dir /var/lib/russet";
+        assert_eq!(service.argv.join(" "), expected);
+        let named = made("gateway --data-dir /srv/russet").unwrap();
+        assert_eq!(named.argv.join(" "), "/usr/local/bin/russet gateway --data-dir /srv/russet");
+        assert_eq!(named.data_dir, Path::new("/srv/russet"));
+        // It has no folder to name.
+        assert_eq!(made("operator").unwrap().argv.join(" "), "/usr/local/bin/russet operator");
+    }
+}

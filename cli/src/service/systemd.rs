@@ -1,0 +1,188 @@
+//! The unit of a service, and the user it runs as. Pure: text alone.
+//!
+//! Why its lines are as they are stands in `docs/service.md`, for whoever changes one on a machine.
+
+use std::path::Path;
+
+use russet_rpc::tls::folder;
+
+use super::spec::{Homes, Service, Verb};
+
+/// First word of every file; nothing else is removed or replaced.
+const MARK: &str = "# Written by `russet service install`";
+
+/// Whether a file is ours.
+pub fn wrote(text: &str) -> bool {
+    text.starts_with(MARK)
+}
+
+/// `User=` of a service, made by `systemd-sysusers` when the machine starts.
+pub fn sysusers(user: &str) -> String {
+    format!("{MARK}: the user that Russet's services run as.\nu {user} - \"Russet\" - -\n")
+}
+
+/// The unit.
+pub fn unit(service: &Service) -> String {
+    let Service { verb, argv, user, data_dir, environment, homes, low_port } = service;
+    let mut text = format!(
+        "{MARK}; written anew, your changes go. Put them beside it: systemctl edit {}\n",
+        name(*verb)
+    );
+    let mut section = |title: &str, lines: Vec<String>| {
+        text.push_str(&format!("\n[{title}]\n"));
+        for line in lines {
+            text.push_str(&line);
+            text.push('\n');
+        }
+    };
+    section("Unit", head(*verb, data_dir));
+    section("Service", {
+        let mut lines =
+            vec!["Type=exec".to_owned(), format!("User={user}"), format!("ExecStart={}", command(argv))];
+        lines.extend(life(*verb));
+        // After our own, which they may contradict.
+        for (name, value) in environment {
+            lines.push(format!("Environment={}", quoted(&format!("{name}={value}"), false)));
+        }
+        lines.extend(fence(*verb, data_dir, *homes, *low_port));
+        lines
+    });
+    section("Install", vec!["WantedBy=multi-user.target".to_owned()]);
+    text
+}
+
+/// Name of a unit.
+pub fn name(verb: Verb) -> String {
+    format!("russet-{}.service", verb.word())
+}
+
+fn head(verb: Verb, data_dir: &Path) -> Vec<String> {
+    let mut lines = vec![
+        format!("Description={}", verb.description()),
+        "Wants=network-online.target".to_owned(),
+        // A control plane on this very machine comes first, where there is one.
+        match verb {
+            Verb::Up => "After=network-online.target".to_owned(),
+            _ => "After=network-online.target russet-up.service".to_owned(),
+        },
+        // It never gives up: what it waits for may be another machine.
+        "StartLimitIntervalSec=0".to_owned(),
+    ];
+    if verb == Verb::Agent {
+        // A machine that has left its cluster has nothing to run.
+        let joined = data_dir.join("agent").join(folder::KUBECONFIG);
+        lines.push(format!("ConditionPathExists={}", joined.display().to_string().replace('%', "%%")));
+    }
+    lines
+}
+
+/// How it ends and begins again.
+fn life(verb: Verb) -> Vec<String> {
+    let mut lines = vec!["Restart=always", "RestartSec=2", "TimeoutStopSec=30"];
+    if verb.has_engines() {
+        // Engines outlive their agent by a minute, for the next one to adopt: neither a restart nor one engine that ran
+        // out of memory may end the others.
+        lines.extend(["KillMode=process", "OOMPolicy=continue"]);
+        // %p is the unit's name. Sockets whose paths are long lie in the folder for temporary files, which has to outlive a restart as well.
+        lines.extend(["RuntimeDirectory=%p", "RuntimeDirectoryMode=0700", "RuntimeDirectoryPreserve=yes"]);
+        lines.extend(["Environment=TMPDIR=%t/%p", "LimitMEMLOCK=infinity"]);
+    }
+    lines.extend(["LimitNOFILE=65536", "LimitCORE=0"]);
+    lines.into_iter().map(str::to_owned).collect()
+}
+
+/// What it may not.
+fn fence(verb: Verb, data_dir: &Path, homes: Homes, low_port: bool) -> Vec<String> {
+    let data_dir = quoted(&data_dir.display().to_string(), false);
+    let home = match homes {
+        Homes::Hidden => "yes",
+        Homes::Read => "read-only",
+        Homes::Written => "no",
+    };
+    let port = if low_port { "CAP_NET_BIND_SERVICE" } else { "" };
+    let mut lines = vec![
+        "UMask=0077".to_owned(),
+        format!("CapabilityBoundingSet={port}"),
+        format!("AmbientCapabilities={port}"),
+        "NoNewPrivileges=yes".to_owned(),
+        "ProtectSystem=strict".to_owned(),
+        format!("ReadWritePaths={data_dir}"),
+        format!("ProtectHome={home}"),
+        "PrivateTmp=yes".to_owned(),
+        "ProtectProc=invisible".to_owned(),
+        "ProtectHostname=yes".to_owned(),
+        "ProtectKernelLogs=yes".to_owned(),
+        "ProtectKernelModules=yes".to_owned(),
+        "ProtectKernelTunables=yes".to_owned(),
+        "ProtectControlGroups=yes".to_owned(),
+        "RestrictNamespaces=yes".to_owned(),
+        "RestrictRealtime=yes".to_owned(),
+        "RestrictSUIDSGID=yes".to_owned(),
+        "LockPersonality=yes".to_owned(),
+        "SystemCallArchitectures=native".to_owned(),
+        "SystemCallFilter=@system-service".to_owned(),
+        "SystemCallErrorNumber=EPERM".to_owned(),
+    ];
+    // Netlink is how a process asks for the machine's interfaces.
+    lines.push("RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK".to_owned());
+    if !verb.has_engines() {
+        // Engines need the machine's GPUs and RDMA devices, and their libraries make code while they run. The clock's
+        // protection is here because it closes all other devices.
+        let closed = ["PrivateDevices=yes", "ProtectClock=yes", "MemoryDenyWriteExecute=yes"];
+        lines.extend(closed.map(str::to_owned));
+    }
+    lines
+}
+
+/// A command line as systemd splits it.
+fn command(argv: &[String]) -> String {
+    let words: Vec<String> = argv.iter().map(|word| quoted(word, true)).collect();
+    words.join(" ")
+}
+
+/// A word in systemd's own quoting. `%` begins a specifier everywhere, `$` a variable in commands alone.
+fn quoted(word: &str, command: bool) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_@:/.,=+-[]".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    let mut out = String::from("\"");
+    for letter in word.chars() {
+        match letter {
+            '"' | '\\' => out.extend(['\\', letter]),
+            '%' => out.push_str("%%"),
+            '$' if command => out.push_str("$$"),
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// What a unit runs, as it stands there.
+pub fn executes(text: &str) -> Option<String> {
+    text.lines().find_map(|line| line.strip_prefix("ExecStart=")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_reach_the_program_as_they_were_written() {
+        for (word, expected) in [
+            ("--node-name", "--node-name"),
+            ("mqtts://me@[fd00::2]:8883", "mqtts://me@[fd00::2]:8883"),
+            ("", "\"\""),
+            ("two words", "\"two words\""),
+            ("100%", "\"100%%\""),
+            ("$HOME", "\"$$HOME\""),
+            (r#"a"b\c"#, r#""a\"b\\c""#),
+            ("it's;|&", "\"it's;|&\""),
+            ("Büro", "\"Büro\""),
+        ] {
+            assert_eq!(quoted(word, true), expected);
+        }
+        assert_eq!(quoted("NAME=$x y", false), "\"NAME=$x y\"");
+    }
+}
