@@ -214,11 +214,13 @@ struct Setback {
     message: String,
     /// What lacks room, and how much.
     room: Option<(String, u64)>,
+    /// Before this has passed the source wants no other question.
+    after: Duration,
 }
 
 impl From<(Reason, String)> for Setback {
     fn from((reason, message): (Reason, String)) -> Self {
-        Self { reason, message, room: None }
+        Self { reason, message, room: None, after: Duration::ZERO }
     }
 }
 
@@ -228,7 +230,7 @@ impl From<StoreError> for Setback {
             StoreError::DiskPressure { key, need, .. } => Some((key.clone(), *need)),
             _ => None,
         };
-        Self { reason: error.reason(), message: error.chain(), room }
+        Self { reason: error.reason(), message: error.chain(), room, after: error.after() }
     }
 }
 
@@ -318,7 +320,7 @@ impl Job {
             let before = self.status().bytes_done;
             // Where something keeps the machines from each other, the source is better than nothing.
             let part = if refused < REFUSED { part } else { &Part::Fetches };
-            let Err(Setback { reason, message, room }) = self.attempt(part).await else { return };
+            let Err(Setback { reason, message, room, after }) = self.attempt(part).await else { return };
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
             tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
             self.report(&status::Copy::Failed(reason, &message));
@@ -329,7 +331,7 @@ impl Job {
             if self.status().bytes_done > before {
                 pause = Duration::from_secs(1);
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(pause.max(after)).await;
             pause = (pause * 2).min(MAX_PAUSE);
         }
     }

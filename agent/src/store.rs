@@ -391,6 +391,18 @@ impl Store {
         source.files.retain(|file| takes(&file.name));
         source.files.sort_by(|a, b| a.name.cmp(&b.name));
         source.files.dedup_by(|a, b| a.name == b.name);
+        let mut seen = BTreeMap::new();
+        for file in &source.files {
+            if let Some(twin) = seen.insert(file.name.to_ascii_lowercase(), &file.name) {
+                return Err(StoreError::BadUri {
+                    uri: wanted.uri.clone(),
+                    problem: format!(
+                        "its files {twin} and {} differ in capitals alone, and would be one file on many disks; rename one of them",
+                        file.name
+                    ),
+                });
+            }
+        }
         Ok(source)
     }
 }
@@ -514,5 +526,78 @@ mod tests {
         ] {
             assert_eq!(takes(name), taken, "{name:?}");
         }
+    }
+
+    #[test]
+    fn no_name_leads_out_of_the_folder_or_surprises_a_shell() {
+        let hostile = [
+            "../",
+            "..\\",
+            "/",
+            "\\",
+            "./",
+            "a/",
+            "a/../",
+            "//",
+            "C:\\",
+            "C:",
+            "~",
+            "~root/",
+            ".",
+            "..",
+            "\0",
+            "\n",
+            "\r",
+            "\t",
+            "\u{1b}[2J",
+            "\u{7f}",
+            "\u{202e}",
+            "\u{200b}",
+            "\u{feff}",
+            "\u{ff0e}\u{ff0e}\u{ff0f}",
+            " ",
+            "%2e%2e%2f",
+            "%00",
+            ":",
+            "*",
+            "?",
+            "\"",
+            "'",
+            "<",
+            ">",
+            "|",
+            ";",
+            "&",
+            "$(id)",
+            "`id`",
+            "!",
+            "#",
+            "{a,b}",
+            "é",
+            "e\u{301}",
+            "\u{2215}",
+            "file:///etc/",
+            "nul\0",
+        ];
+        let names =
+            ["config.json", "model.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"];
+        let mut refused = 0;
+        for bad in hostile {
+            for name in names {
+                assert!(takes(name), "{name}");
+                let (stem, suffix) = name.rsplit_once('.').unwrap();
+                let within = format!("{stem}{bad}x.{suffix}");
+                // A dot within a name is any other character; at its beginning it hides the file.
+                for tried in [format!("{bad}{name}"), within] {
+                    if tried.trim_start_matches('.').len() == tried.len() && matches!(bad, "." | "..") {
+                        continue;
+                    }
+                    assert!(!takes(&tried), "{tried:?}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused >= 200, "{refused}");
+        assert!(!takes(&format!("{}.json", "a".repeat(200))), "longer than some disks take");
     }
 }

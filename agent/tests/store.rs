@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,6 +31,12 @@ struct Hub {
     stall: Mutex<Option<usize>>,
     /// Digest announced for a file instead of the true one.
     lie: Mutex<HashMap<String, String>>,
+    /// Statuses that transfers are answered with first, the first of them last.
+    refusals: Mutex<Vec<StatusCode>>,
+    /// Whether files redirect to themselves.
+    circle: AtomicBool,
+    /// Whether each transfer that is resumed finds another file than it began with.
+    changes: bool,
     /// Whether files are served by another host, as large ones are.
     redirect: bool,
     token: Option<String>,
@@ -101,6 +107,14 @@ async fn resolve(
         return plain(StatusCode::FORBIDDEN);
     }
     let Some(bytes) = hub.files.get(&file) else { return plain(StatusCode::NOT_FOUND) };
+    if hub.circle.load(Ordering::SeqCst) {
+        let here = format!("/acme/tiny/resolve/{commit}/{file}");
+        return Response::builder().status(302).header("location", here).body(Body::empty()).unwrap();
+    }
+    let transfer = headers.get("range").is_none_or(|range| range.to_str().unwrap().ends_with('-'));
+    if transfer && let Some(status) = hub.refusals.lock().unwrap().pop() {
+        return Response::builder().status(status).header("retry-after", "1").body(Body::empty()).unwrap();
+    }
     if !hub.redirect {
         return serve(&hub, &file, &headers);
     }
@@ -157,12 +171,17 @@ fn serve(hub: &Hub, file: &str, headers: &HeaderMap) -> Response<Body> {
         part.truncate(after);
     }
     hub.served.fetch_add(part.len() as u64, Ordering::SeqCst);
+    let resumed = range.as_ref().is_some_and(|range| range.ends_with('-'));
+    let tag = match hub.changes {
+        true => if resumed { "\"later\"" } else { "\"at first\"" }.to_owned(),
+        false => format!("\"{}\"", announced(hub, file)),
+    };
     let stream = async_stream(part, broken, stalled.is_some());
     Response::builder()
         .status(if range.is_some() { 206 } else { 200 })
         .header("content-length", length)
         .header("content-range", format!("bytes {from}-{}/{}", to.max(1) - 1, bytes.len()))
-        .header("etag", format!("\"{}\"", announced(hub, file)))
+        .header("etag", tag)
         .body(Body::from_stream(stream))
         .unwrap()
 }
@@ -445,4 +464,54 @@ async fn a_local_folder_is_copied_verified_and_then_independent_of_its_source() 
     std::fs::remove_dir_all(&source).unwrap();
     assert_eq!(store.fetch(&wanted, &progress()).await.unwrap(), published);
     assert_eq!(published.manifest.shape.layers, 1);
+}
+
+#[tokio::test]
+async fn a_source_that_is_busy_or_fails_is_asked_again_when_it_wants() {
+    let (hub, endpoint) = hub().start().await;
+    let refusals = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS];
+    *hub.refusals.lock().unwrap() = refusals.to_vec();
+    let folder = tempfile::tempdir().unwrap();
+    let (progress, began) = (progress(), std::time::Instant::now());
+    let mut state = progress.subscribe();
+    let store = store(&folder, &endpoint);
+    let (published, trouble) = tokio::join!(store.fetch(&wanted(), &progress), async {
+        state.wait_for(|state| state.trouble.is_some()).await.unwrap().trouble.clone()
+    });
+    let trouble = trouble.unwrap();
+    assert_eq!(trouble.0, Reason::SourceUnreachable);
+    assert!(trouble.1.contains("asks to come back later") || trouble.1.contains("502"), "{trouble:?}");
+    assert_eq!(
+        std::fs::read(published.unwrap().path.join("model.safetensors")).unwrap(),
+        hub.files["model.safetensors"]
+    );
+    assert!(hub.refusals.lock().unwrap().is_empty());
+    // The pauses of this store are 10 ms; what it was asked for is a second.
+    assert!(began.elapsed() >= Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_source_that_redirects_in_a_circle_is_named_and_followed_no_further() {
+    let (hub, endpoint) = hub().start().await;
+    hub.circle.store(true, Ordering::SeqCst);
+    let folder = tempfile::tempdir().unwrap();
+    let error = store(&folder, &endpoint).headers(&wanted()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::SourceUnreachable);
+    assert!(error.to_string().contains("more than 10 redirects"), "{error}");
+}
+
+#[tokio::test]
+async fn a_file_that_changed_at_its_source_is_fetched_from_its_beginning() {
+    let (hub, endpoint) = Hub { changes: true, ..hub() }.start().await;
+    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 1));
+    let folder = tempfile::tempdir().unwrap();
+    let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+    assert_eq!(
+        std::fs::read(published.path.join("model.safetensors")).unwrap(),
+        hub.files["model.safetensors"]
+    );
+    let ranges = hub.ranges.lock().unwrap().clone();
+    let resumed = ranges.iter().filter(|(_, range)| range.ends_with('-')).count();
+    assert_eq!(resumed, 1, "{ranges:?}");
+    assert!(hub.served.load(Ordering::SeqCst) >= 400_000 + 150_000, "what was there is not what it is now");
 }

@@ -68,7 +68,7 @@ pub(super) async fn file(
             Err(error) if error.transient() => error,
             Err(error) => return Err(error),
         };
-        let pause = backoff.pause(present(folder, file) > before);
+        let pause = backoff.pause(present(folder, file) > before).max(error.after());
         tracing::warn!(file = file.name, error = error.chain(), ?pause, "transfer interrupted");
         progress.send_modify(|state| state.trouble = Some((error.reason(), error.chain())));
         tokio::time::sleep(pause).await;

@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use russet_crds::conditions::Reason;
 use russet_plan::quantity::show;
@@ -64,6 +65,16 @@ pub enum StoreError {
         what: String,
         /// Why.
         detail: String,
+    },
+    /// The source wants to be left alone for a while.
+    #[error("{what} asks to come back later ({detail}); it is tried again in {} s", .after.as_secs().max(1))]
+    Busy {
+        /// URL.
+        what: String,
+        /// Status.
+        detail: String,
+        /// When.
+        after: Duration,
     },
     /// The transfer ended early.
     #[error("{file} ended after {got} of {want} bytes; it is resumed from there")]
@@ -141,7 +152,9 @@ impl StoreError {
             {
                 Reason::DiskFull
             }
-            Self::Unreachable { .. } | Self::Peers { .. } | Self::Io { .. } => Reason::SourceUnreachable,
+            Self::Unreachable { .. } | Self::Busy { .. } | Self::Peers { .. } | Self::Io { .. } => {
+                Reason::SourceUnreachable
+            }
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
             Self::Digest { .. } => Reason::DigestMismatch,
@@ -159,7 +172,15 @@ impl StoreError {
 
     /// Whether the same transfer may succeed in a moment.
     pub(super) fn transient(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Truncated { .. })
+        matches!(self, Self::Unreachable { .. } | Self::Busy { .. } | Self::Truncated { .. })
+    }
+
+    /// Before this has passed the source is not to be asked again.
+    pub fn after(&self) -> Duration {
+        match self {
+            Self::Busy { after, .. } => *after,
+            _ => Duration::ZERO,
+        }
     }
 
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LOCATION, RANGE};
+use reqwest::header::{CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
 
 use super::StoreError;
 use super::verify::Digest;
 
+/// What a source asks for is heeded so far.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
 /// Redirects followed at most; hubs use one or two.
 const MAX_REDIRECTS: usize = 10;
 
@@ -170,6 +172,12 @@ fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(()),
         StatusCode::NOT_FOUND | StatusCode::GONE => Err(StoreError::NotFound { what, detail }),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(StoreError::Forbidden { what, detail }),
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            let after = response.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok());
+            // A date is as good as nothing said: clocks differ, and pauses grow anyway.
+            let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
+            Err(StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(LONGEST_WAIT) })
+        }
         _ => Err(StoreError::Unreachable { what, detail }),
     }
 }
