@@ -29,6 +29,7 @@ mod logs;
 mod operator;
 mod plan;
 mod resources;
+mod run;
 mod serve;
 mod signals;
 mod token;
@@ -64,6 +65,8 @@ enum Verb {
     Apply(apply::Arguments),
     /// Show a list of models and what they need, search the hub, and add a model to the cluster.
     Catalog(catalog::Arguments),
+    /// Add a model, deploy it and chat with it.
+    Run(run::Arguments),
     /// Show what the planner would do with YAML files, on a server's cluster or a described one.
     Plan(plan::Arguments),
     /// Show why a deployment runs where it does, or what keeps it from running.
@@ -132,6 +135,7 @@ fn main() -> std::process::ExitCode {
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,
             Verb::Catalog(arguments) => catalog::run(arguments).await,
+            Verb::Run(arguments) => run::run(arguments).await,
             Verb::Explain(arguments) => explain::run(arguments).await,
             Verb::Approve(arguments) => approve::run(arguments, Decision::Approved).await,
             Verb::Deny(arguments) => approve::run(arguments, Decision::Denied).await,
