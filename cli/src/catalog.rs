@@ -5,7 +5,7 @@ pub mod entry;
 mod hub;
 pub mod text;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use russet_crds::{GROUP, Model, VERSION};
@@ -118,11 +118,16 @@ pub async fn add(connection: &Connection, name: &str, model: &Value) -> Result<(
 }
 
 /// Server-side apply that takes nobody's fields over.
-pub async fn declare<K>(api: &Api<K>, name: &str, object: &Value) -> Result<(), kube::Error>
+pub async fn declare<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let params = params.validation_strict();
-    api.patch(name, &params, &Patch::Apply(object)).await.map(drop)
+    match api.patch(name, &params, &Patch::Apply(object)).await {
+        Ok(_) => Ok(()),
+        // The server's words say it all; the client's repeat them twice.
+        Err(kube::Error::Api(status)) => Err(anyhow!(status.message)),
+        Err(error) => Err(error.into()),
+    }
 }
