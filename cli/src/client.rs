@@ -34,6 +34,11 @@ impl Connection {
         tuned_client(&self.path()?, |config| config.default_retry = false).await
     }
 
+    /// The folder of the kubeconfig; where `russet up` wrote it, everything else it wrote lies there too.
+    pub fn folder(&self) -> Result<PathBuf> {
+        Ok(self.path()?.parent().unwrap_or_else(|| Path::new(".")).to_owned())
+    }
+
     fn path(&self) -> Result<PathBuf> {
         Ok(match (&self.kubeconfig, &self.data_dir, std::env::var_os("KUBECONFIG")) {
             (Some(path), _, _) => path.clone(),

@@ -54,6 +54,11 @@ impl Layout {
         self.root.join("gateway")
     }
 
+    /// Where programs of this machine reach the gateway, a URL; `up` writes it for `run`.
+    pub fn gateway_address(&self) -> PathBuf {
+        self.gateway().join("address")
+    }
+
     /// Identity, models and engines of the agent.
     pub fn agent(&self) -> PathBuf {
         self.root.join("agent")

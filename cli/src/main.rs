@@ -5,6 +5,7 @@ mod agent;
 mod apply;
 mod approve;
 mod candidate;
+mod catalog;
 mod certify;
 mod client;
 mod cordon;
@@ -30,6 +31,7 @@ mod operator;
 mod plan;
 mod presence;
 mod resources;
+mod run;
 mod serve;
 mod service;
 mod signals;
@@ -66,6 +68,10 @@ enum Verb {
     Get(get::Arguments),
     /// Create or change objects from YAML files, by server-side apply.
     Apply(apply::Arguments),
+    /// Show a list of models and what they need, search the hub, and add a model to the cluster.
+    Catalog(catalog::Arguments),
+    /// Add a model, deploy it and chat with it.
+    Run(run::Arguments),
     /// Show what the planner would do with YAML files, on a server's cluster or a described one.
     Plan(plan::Arguments),
     /// Show why a deployment runs where it does, or what keeps it from running.
@@ -135,6 +141,8 @@ fn main() -> std::process::ExitCode {
             Verb::Key(arguments) => key::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,
+            Verb::Catalog(arguments) => catalog::run(arguments).await,
+            Verb::Run(arguments) => run::run(arguments).await,
             Verb::Explain(arguments) => explain::run(arguments).await,
             Verb::Approve(arguments) => approve::run(arguments, Decision::Approved).await,
             Verb::Deny(arguments) => approve::run(arguments, Decision::Denied).await,

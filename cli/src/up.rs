@@ -155,6 +155,9 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     for child in children.iter_mut().skip(1) {
         child.start()?;
     }
+    let address = format!("http://127.0.0.1:{}\n", arguments.gateway_port);
+    std::fs::write(layout.gateway_address(), address)
+        .with_context(|| format!("cannot write {}", layout.gateway_address().display()))?;
     announce(&layout, &arguments);
 
     let ending = loop {

@@ -2,6 +2,7 @@
 //! machines, one cluster for all scenarios, which run one after the other.
 
 mod benchmarks;
+mod catalog;
 mod copies;
 mod drafts;
 mod faults;
@@ -107,6 +108,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_draft_model_guesses_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_there_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
+        ("a_name_becomes_an_answer_in_one_command", |c| Box::pin(catalog::run(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
         ("tiers_on_four_nodes_roll_ask_preempt_and_drain", |c| Box::pin(four::tiers(c))),
@@ -130,6 +132,7 @@ fn main() {
         ("russet/smoke", smoke.as_path()),
         ("russet/cut", smoke.as_path()),
         (copies::AHEAD, smoke.as_path()),
+        (catalog::RUN, smoke.as_path()),
         (faults::HELD, smoke.as_path()),
         ("russet/broken", broken.path()),
         (mistakes::DAMAGED, damaged.path()),

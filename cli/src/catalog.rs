@@ -1,0 +1,133 @@
+//! `russet catalog`: a list of models that comes with this program, what they need and whether this release runs
+//! them; a search of the hub; and a Model made of an entry. The list itself is `catalog/models.csv` (docs/catalog.md).
+
+pub mod entry;
+mod hub;
+pub mod text;
+
+use anyhow::{Context, Result, anyhow, bail};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use russet_crds::{GROUP, Model, VERSION};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::client::Connection;
+use entry::Entry;
+
+/// Who writes what people ask for, as `russet apply` does.
+const MANAGER: &str = "russet";
+
+/// Arguments of `russet catalog`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// List the entries in which every word occurs; without words all of them.
+    Search {
+        /// Words of a name, a repository, a family or an architecture; `runs` leaves out what this release cannot run.
+        words: Vec<String>,
+        /// Ask the hub ($HF_ENDPOINT, else huggingface.co) in place of the list.
+        #[arg(long)]
+        hub: bool,
+    },
+    /// Show what an entry says.
+    Show {
+        /// Name of the entry, or its repository.
+        name: String,
+    },
+    /// Make a Model of an entry; what is there already stays as it is.
+    Add {
+        /// Name of the entry, or its repository.
+        name: String,
+        /// `yaml`: print the Model and ask no server.
+        #[arg(short, long, value_parser = ["yaml"])]
+        output: Option<String>,
+    },
+}
+
+/// Does it.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { action, connection } = arguments;
+    let entries = entry::all()?;
+    match action {
+        Action::Search { words, hub: true } => {
+            print!("{}", hub::search(&words).await?);
+        }
+        Action::Search { words, hub: false } => {
+            let found: Vec<&Entry> = entries.iter().filter(|entry| entry.matches(&words)).collect();
+            if found.is_empty() {
+                bail!(
+                    "none of the {} entries has \"{words}\"; use fewer words, or ask the hub: russet catalog search --hub {words}",
+                    entries.len(),
+                    words = words.join(" ")
+                );
+            }
+            print!("{}", text::table(&found));
+        }
+        Action::Show { name } => print!("{}", text::details(entry::named(&entries, &name)?)),
+        Action::Add { name, output } => {
+            let entry = entry::named(&entries, &name)?;
+            let model = model(&connection.namespace, &entry.name, &entry.uri());
+            if output.is_some() {
+                print!("{}", serde_norway::to_string(&model)?);
+                return Ok(());
+            }
+            add(&connection, &entry.name, &model).await?;
+            println!("model/{} applied", entry.name);
+            if let Err(why) = entry.runs() {
+                eprintln!("This release does not run it: {why}.");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The Model of a name and a source.
+pub fn model(namespace: &str, name: &str, uri: &str) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"),
+        "kind": "Model",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"source": {"uri": uri}},
+    })
+}
+
+/// Adds a Model. One of that name with another source is left as it is.
+pub async fn add(connection: &Connection, name: &str, model: &Value) -> Result<()> {
+    let namespace = &connection.namespace;
+    let models: Api<Model> = Api::namespaced(connection.client().await?, namespace);
+    if let Some(old) =
+        models.get_opt(name).await.with_context(|| format!("cannot read Model {namespace}/{name}"))?
+        && model["spec"]["source"]["uri"] != old.spec.source.uri.as_str()
+    {
+        bail!(
+            "there is a Model {namespace}/{name} already, and it comes from {}, not from {}; a source never changes: \
+             choose another namespace with -n, or remove that Model with `russet delete model/{name} -n {namespace}`",
+            old.spec.source.uri,
+            model["spec"]["source"]["uri"].as_str().unwrap_or_default()
+        );
+    }
+    declare(&models, name, model).await.with_context(|| format!("Model {namespace}/{name} was not taken"))
+}
+
+/// Server-side apply that takes nobody's fields over.
+pub async fn declare<K>(api: &Api<K>, name: &str, object: &Value) -> Result<()>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let params = params.validation_strict();
+    match api.patch(name, &params, &Patch::Apply(object)).await {
+        Ok(_) => Ok(()),
+        // The server's words say it all; the client's repeat them twice.
+        Err(kube::Error::Api(status)) => Err(anyhow!(status.message)),
+        Err(error) => Err(error.into()),
+    }
+}

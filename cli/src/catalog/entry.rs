@@ -1,0 +1,325 @@
+//! Entries of the catalogue: the rows of `models.csv`, what is found among them, and whether this release runs what
+//! they describe. No server and no hub here.
+
+use anyhow::{Context, Result, bail, ensure};
+use russet_wire::architecture::ARCHITECTURES;
+
+/// The rows, below one line of column names.
+const ROWS: &str = include_str!("models.csv");
+/// The word of a search that leaves out what this release does not run.
+const RUNS: &str = "runs";
+/// Names told at most where a name is not found.
+const MOST_NAMES: usize = 5;
+
+/// A model that somebody has published for MLX.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// What people type, and the name of the Model.
+    pub name: String,
+    /// `owner/name` on the hub.
+    pub repository: String,
+    /// Who made it, or what it is one of.
+    pub family: String,
+    /// `model_type` of its config.json.
+    pub architecture: String,
+    /// Parameters, in billions.
+    pub parameters: f64,
+    /// Those that a token needs, in billions: fewer than all where experts take turns.
+    pub active: f64,
+    /// How weights are packed.
+    pub packing: Packing,
+    /// Bytes of the weights.
+    pub bytes: u64,
+    /// Where `bytes` is from.
+    pub origin: Origin,
+    /// Longest context, tokens.
+    pub context: u64,
+    /// What its owners call their licence.
+    pub licence: String,
+}
+
+/// How weights are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Bits of one value.
+    pub bits: u32,
+    /// What comes with them.
+    pub format: Format,
+}
+
+/// What comes with packed values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// A scale and an offset of 16 bits for every so many values.
+    Affine(u32),
+    /// A scale of 8 bits for every 32 values.
+    Mxfp4,
+}
+
+/// Where a number of bytes is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Parameters times bits of each, scales and offsets included.
+    Computed,
+    /// What a public list says of the repository's files.
+    Listed,
+}
+
+impl Packing {
+    /// Bits of one parameter with its part of scales and offsets.
+    pub fn bits_per_parameter(self) -> f64 {
+        let extra = match self.format {
+            Format::Affine(group) => 32.0 / f64::from(group),
+            Format::Mxfp4 => 0.25,
+        };
+        f64::from(self.bits) + extra
+    }
+}
+
+impl Entry {
+    /// The source of its Model.
+    pub fn uri(&self) -> String {
+        format!("hf://{}", self.repository)
+    }
+
+    /// Whether this release runs it, or why not.
+    pub fn runs(&self) -> Result<(), String> {
+        if !ARCHITECTURES.contains(&self.architecture.as_str()) {
+            return Err(format!(
+                "its architecture is {}, and this release runs {}",
+                self.architecture,
+                ARCHITECTURES.join(", ")
+            ));
+        }
+        match self.packing.format {
+            Format::Affine(_) => Ok(()),
+            Format::Mxfp4 => {
+                Err("its weights are packed as mxfp4, and this release runs affine ones".to_owned())
+            }
+        }
+    }
+
+    /// Whether every word occurs in what it is called, however dots and dashes are written.
+    pub fn matches(&self, words: &[String]) -> bool {
+        let text = plain(
+            &[&self.name, &self.repository, &self.family, &self.architecture].map(String::as_str).join(" "),
+        );
+        words.iter().all(|word| match word.as_str() {
+            RUNS => self.runs().is_ok(),
+            word => text.contains(&plain(word)),
+        })
+    }
+}
+
+/// Small letters, and dashes where names have dots or underscores.
+fn plain(text: &str) -> String {
+    text.to_lowercase().replace(['.', '_'], "-")
+}
+
+/// Every entry, by name.
+pub fn all() -> Result<Vec<Entry>> {
+    read(ROWS)
+}
+
+/// The entry of a name or of a repository.
+pub fn named<'a>(entries: &'a [Entry], name: &str) -> Result<&'a Entry> {
+    if let Some(entry) = find(entries, name) {
+        return Ok(entry);
+    }
+    let near = near(entries, name);
+    let near = match near.is_empty() {
+        true => "`russet catalog search` lists them".to_owned(),
+        false => format!("there are {}", near.join(", ")),
+    };
+    bail!(
+        "none of the {} entries of the catalogue is named {name}; {near}; `russet catalog search --hub {name}` asks the hub",
+        entries.len()
+    )
+}
+
+/// The entry of a name or of a repository, if there is one.
+pub fn find<'a>(entries: &'a [Entry], name: &str) -> Option<&'a Entry> {
+    let wanted = plain(name);
+    entries.iter().find(|entry| entry.name == wanted || plain(&entry.repository) == wanted)
+}
+
+/// Names that a person may have meant: those that begin so, else those with all words of it, else those with its first.
+fn near<'a>(entries: &'a [Entry], name: &str) -> Vec<&'a str> {
+    let names = entries.iter().map(|entry| entry.name.as_str());
+    let begin: Vec<&str> = names.filter(|known| known.starts_with(&plain(name))).take(MOST_NAMES).collect();
+    if !begin.is_empty() {
+        return begin;
+    }
+    let words: Vec<String> = plain(name).split(['-', '/', ' ']).map(str::to_owned).collect();
+    let having = |words: &[String]| -> Vec<&'a str> {
+        let found = entries.iter().filter(|entry| entry.matches(words));
+        found.map(|entry| entry.name.as_str()).take(MOST_NAMES).collect()
+    };
+    let all = having(&words);
+    if all.is_empty() { having(&words[..words.len().min(1)]) } else { all }
+}
+
+fn read(text: &str) -> Result<Vec<Entry>> {
+    let rows = text.lines().enumerate().skip(1);
+    rows.map(|(index, row)| entry(row).with_context(|| format!("models.csv, line {}: {row}", index + 1)))
+        .collect()
+}
+
+fn entry(row: &str) -> Result<Entry> {
+    let fields: Vec<&str> = row.split(',').collect();
+    let [
+        name,
+        repository,
+        family,
+        architecture,
+        parameters,
+        active,
+        bits,
+        format,
+        bytes,
+        origin,
+        context,
+        licence,
+    ] = fields[..]
+    else {
+        bail!("there are {} columns, not 12", fields.len());
+    };
+    let format = match format {
+        "affine" => Format::Affine(64),
+        "affine32" => Format::Affine(32),
+        "mxfp4" => Format::Mxfp4,
+        other => bail!("the format \"{other}\" is not known"),
+    };
+    let origin = match origin {
+        "computed" => Origin::Computed,
+        "listed" => Origin::Listed,
+        other => bail!("the origin \"{other}\" is not known"),
+    };
+    let (parameters, active): (f64, f64) = (parameters.parse()?, active.parse()?);
+    ensure!(
+        0.0 < active && active <= parameters,
+        "{active} of {parameters} billion parameters cannot be active"
+    );
+    Ok(Entry {
+        name: name.to_owned(),
+        repository: repository.to_owned(),
+        family: family.to_owned(),
+        architecture: architecture.to_owned(),
+        parameters,
+        active,
+        packing: Packing { bits: bits.parse()?, format },
+        bytes: bytes.parse()?,
+        origin,
+        context: context.parse()?,
+        licence: licence.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether an agent takes it as `hf://owner/name` (agent/src/store/hub.rs) and the CRD as a URI.
+    fn is_repository(repository: &str) -> bool {
+        let plain = |part: &str| {
+            !part.is_empty()
+                && !part.starts_with('.')
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        };
+        let uri = format!("hf://{repository}").len();
+        (8..=2048).contains(&uri)
+            && matches!(repository.split('/').collect::<Vec<_>>()[..], [owner, name] if plain(owner) && plain(name))
+    }
+
+    fn is_label(name: &str) -> bool {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        name.len() <= 63
+            && name.bytes().all(|byte| inner(byte) || byte == b'-')
+            && name.bytes().next().is_some_and(inner)
+            && name.bytes().last().is_some_and(inner)
+    }
+
+    #[test]
+    fn every_row_has_a_name_of_its_own_a_repository_and_bytes_that_follow_from_its_parameters() {
+        let entries = all().unwrap();
+        assert!(entries.len() >= 60, "{} entries", entries.len());
+        let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+        assert!(names.is_sorted_by(|one, other| one < other), "names are sorted and told once");
+        let mut repositories: Vec<&str> = entries.iter().map(|entry| entry.repository.as_str()).collect();
+        repositories.sort_unstable();
+        assert!(repositories.is_sorted_by(|one, other| one < other), "repositories are told once");
+        for entry in &entries {
+            let name = &entry.name;
+            assert!(is_label(name), "{name}");
+            assert!(is_repository(&entry.repository), "{name}: {}", entry.repository);
+            let computed = entry.parameters * 1e9 * entry.packing.bits_per_parameter() / 8.0;
+            // What is listed has towers for pictures, and now and then embeddings, at 16 bits, and a tokenizer.
+            let bounds = match entry.origin {
+                Origin::Computed => 0.999..=1.001,
+                Origin::Listed => 0.95..=1.45,
+            };
+            let ratio = entry.bytes as f64 / computed;
+            assert!(bounds.contains(&ratio), "{name}: {} bytes are {ratio:.3} of {computed:.0}", entry.bytes);
+            assert!((1024..=16 << 20).contains(&entry.context), "{name}: {}", entry.context);
+            let marked = name.contains(&format!("-{}bit", entry.packing.bits)) || !name.contains("bit");
+            assert!(marked, "{name} says other bits than {}", entry.packing.bits);
+            assert!(!entry.licence.is_empty() && !entry.family.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_runs_is_what_the_engine_has() {
+        let entries = all().unwrap();
+        for entry in &entries {
+            let (known, plain) =
+                (ARCHITECTURES.contains(&entry.architecture.as_str()), entry.packing.format != Format::Mxfp4);
+            assert_eq!(entry.runs().is_ok(), known && plain, "{}", entry.name);
+        }
+        for name in ["llama-3-2-1b-4bit", "mistral-7b-4bit", "qwen3-8b-4bit"] {
+            assert_eq!(named(&entries, name).unwrap().runs(), Ok(()), "{name}");
+        }
+        let mut unknown = named(&entries, "llama-3-2-1b-4bit").unwrap().clone();
+        unknown.architecture = "abacus".to_owned();
+        assert!(unknown.runs().unwrap_err().contains("abacus"));
+        let mut packed = named(&entries, "llama-3-2-1b-4bit").unwrap().clone();
+        packed.packing.format = Format::Mxfp4;
+        assert!(packed.runs().unwrap_err().contains("mxfp4"));
+    }
+
+    #[test]
+    fn names_are_found_however_they_are_written_and_near_ones_are_told() {
+        let entries = all().unwrap();
+        for name in ["llama-3-2-1b-4bit", "Llama-3.2-1B-4bit", "mlx-community/Llama-3.2-1B-Instruct-4bit"] {
+            assert_eq!(named(&entries, name).unwrap().name, "llama-3-2-1b-4bit", "{name}");
+        }
+        for (name, told) in
+            [("qwen3-8b", "qwen3-8b-4bit"), ("qwen3-9000b", "qwen3-"), ("zzz", "russet catalog search")]
+        {
+            let error = named(&entries, name).unwrap_err().to_string();
+            assert!(error.contains(told) && error.contains(name), "{error}");
+        }
+        let count = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            entries.iter().filter(|entry| entry.matches(&words)).count()
+        };
+        assert_eq!(count(&[]), entries.len());
+        assert!(count(&["qwen2.5", "coder"]) >= 3 && count(&["Coder"]) > count(&["qwen2.5", "coder"]));
+        assert!((1..entries.len()).contains(&count(&["runs"])));
+    }
+
+    #[test]
+    fn a_row_that_is_none_is_named() {
+        let good = "a-4bit,o/a,A,llama,1,1,4,affine,562500000,computed,2048,MIT";
+        assert_eq!(read(&format!("columns\n{good}")).unwrap().len(), 1);
+        for (row, told) in [
+            ("a,b", "2 columns"),
+            (&good.replace("affine", "zip"), "\"zip\""),
+            (&good.replace("computed", "guessed"), "\"guessed\""),
+            (&good.replace("1,1,4", "1,2,4"), "2 of 1 billion"),
+            (&good.replace("2048", "x"), "invalid digit"),
+        ] {
+            let error = format!("{:#}", read(&format!("columns\n{good}\n{row}")).unwrap_err());
+            assert!(error.starts_with("models.csv, line 3: ") && error.contains(told), "{error}");
+        }
+    }
+}

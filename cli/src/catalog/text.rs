@@ -1,0 +1,125 @@
+//! Entries as people read them: a table that fits 100 columns, and all that one of them says.
+
+use russet_plan::quantity;
+
+use super::entry::{Entry, Format, Origin};
+use crate::get::lay_out;
+
+/// The table of a search.
+pub fn table(entries: &[&Entry]) -> String {
+    let mut lines = vec![["NAME", "PARAMS", "SIZE", "CONTEXT", "RUNS"].map(str::to_owned).to_vec()];
+    lines.extend(entries.iter().map(|entry| {
+        let runs = if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", refusal(entry)) };
+        vec![entry.name.clone(), parameters(entry), quantity::show(entry.bytes), tokens(entry.context), runs]
+    }));
+    lay_out(&lines)
+}
+
+/// In a word why it does not run.
+fn refusal(entry: &Entry) -> &str {
+    match entry.packing.format {
+        Format::Mxfp4 if russet_wire::architecture::ARCHITECTURES.contains(&entry.architecture.as_str()) => {
+            "mxfp4"
+        }
+        _ => &entry.architecture,
+    }
+}
+
+/// Everything an entry says.
+pub fn details(entry: &Entry) -> String {
+    let Entry {
+        name,
+        repository,
+        family,
+        architecture,
+        parameters: _,
+        active: _,
+        packing,
+        bytes,
+        origin,
+        context,
+        licence,
+    } = entry;
+    let format = match packing.format {
+        Format::Affine(group) => format!("affine, in groups of {group}"),
+        Format::Mxfp4 => "mxfp4".to_owned(),
+    };
+    let origin = match origin {
+        Origin::Computed => format!("computed: parameters × {} bits", packing.bits_per_parameter()),
+        Origin::Listed => "as a public list has it".to_owned(),
+    };
+    let runs = match entry.runs() {
+        Ok(()) => format!("yes: russet run {name}"),
+        Err(why) => format!("no: {why}"),
+    };
+    let lines = [
+        ("Name", name.clone()),
+        ("Source", entry.uri()),
+        ("Page", format!("https://huggingface.co/{repository}")),
+        ("Family", family.clone()),
+        ("Architecture", architecture.clone()),
+        ("Parameters", parameters(entry)),
+        ("Weights", format!("{} bits, {format}", packing.bits)),
+        ("Size", format!("{} ({origin}); KV cache and workspace come on top", quantity::show(*bytes))),
+        ("Context", format!("{context} tokens")),
+        ("Licence", licence.clone()),
+        ("Runs", runs),
+    ];
+    lines.iter().map(|(label, words)| format!("{:<14}{words}\n", format!("{label}:"))).collect()
+}
+
+/// `30.5B, 3.35B active`.
+fn parameters(entry: &Entry) -> String {
+    let all = billions(entry.parameters);
+    match entry.active < entry.parameters {
+        true => format!("{all}, {} active", billions(entry.active)),
+        false => all,
+    }
+}
+
+fn billions(number: f64) -> String {
+    if number < 1.0 { format!("{:.0}M", number * 1000.0) } else { format!("{number}B") }
+}
+
+/// `128K` for 131072 tokens.
+fn tokens(count: u64) -> String {
+    match count {
+        count if count % (1 << 20) == 0 => format!("{}M", count >> 20),
+        count if count % 1024 == 0 => format!("{}K", count >> 10),
+        count => count.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entry;
+    use super::*;
+
+    #[test]
+    fn the_whole_table_fits_a_hundred_columns() {
+        let entries = entry::all().unwrap();
+        let text = table(&entries.iter().collect::<Vec<_>>());
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+        assert_eq!(text.lines().count(), entries.len() + 1);
+    }
+
+    #[test]
+    fn an_entry_says_what_it_needs_and_whether_it_runs() {
+        let entries = entry::all().unwrap();
+        let shown = |name: &str| details(entry::named(&entries, name).unwrap());
+        let small = shown("llama-3-2-1b-4bit");
+        for words in
+            ["hf://mlx-community/Llama-3.2-1B-Instruct-4bit", "1.236B", "131072 tokens", "yes: russet run"]
+        {
+            assert!(small.contains(words), "{small}");
+        }
+        let mixed = table(&[entry::named(&entries, "mixtral-8x7b-4bit").unwrap()]);
+        assert!(mixed.contains("46.7B, 12.9B active") && mixed.contains("32K"), "{mixed}");
+        assert_eq!(
+            [tokens(10 << 20), tokens(1000), billions(0.1345)],
+            ["10M", "1000", "134M"].map(str::to_owned)
+        );
+    }
+}

@@ -1,0 +1,150 @@
+//! `russet run`: adds a Model where there is none, deploys it where nothing serves it, waits until it answers and chats
+//! with it through the gateway. What it made stays.
+
+mod chat;
+mod look;
+mod target;
+mod wait;
+
+use std::io::IsTerminal as _;
+
+use anyhow::{Context, Result, bail};
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::{GROUP, Model, ModelDeployment, VERSION};
+use serde_json::json;
+
+use crate::catalog::{self, entry};
+use crate::client::Connection;
+use crate::layout::Layout;
+use target::Known;
+
+/// Where `russet up` has the gateway listen unless it is told otherwise.
+const GATEWAY: &str = "http://127.0.0.1:52415";
+
+/// Arguments of `russet run`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// A Model of the namespace, a name of the catalogue (russet catalog search), or a source: hf://OWNER/NAME,
+    /// https://…, file:///…, builtin://smoke.
+    model: String,
+    /// Ask this once and end; without it, each line of standard input is asked.
+    #[arg(long)]
+    prompt: Option<String>,
+    /// Where the gateway answers; default where the `russet up` that wrote the kubeconfig has it, else http://127.0.0.1:52415.
+    #[arg(long, env = "RUSSET_GATEWAY")]
+    gateway: Option<String>,
+    /// Key of the gateway (russet key create).
+    #[arg(long, env = "RUSSET_KEY", hide_env_values = true)]
+    key: Option<String>,
+    /// Most tokens of one answer; default as many as the context holds.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
+    /// From 0, which always takes the likeliest token, to 2; default the gateway's.
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Wait for so long until the model answers; large ones take long to fetch.
+    #[arg(long, default_value_t = 7200)]
+    timeout_seconds: u64,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Adds, deploys, waits, chats.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { model, prompt, gateway, key, max_tokens, temperature, timeout_seconds, connection } =
+        arguments;
+    let namespace = connection.namespace.clone();
+    let client = connection.client().await?;
+    let name = added(&client, &connection, &model).await?;
+    let deployment = deployed(&client, &connection, &name).await?;
+    wait::answers(&client, &namespace, &name, &deployment, timeout_seconds).await?;
+
+    eprintln!("ModelDeployment {namespace}/{deployment} answers, and goes on when this ends. To end it:");
+    eprintln!("  russet delete modeldeployment/{deployment} -n {namespace}");
+    let gateway = match gateway {
+        Some(gateway) => gateway,
+        None => nearest_gateway(&connection)?,
+    };
+    let asked = chat::Asked { model: format!("{namespace}/{deployment}"), max_tokens, temperature };
+    let chat = chat::Chat::new(&gateway, key, asked)?;
+    match prompt {
+        Some(prompt) => chat.ask_once(prompt).await,
+        None => {
+            if std::io::stdin().is_terminal() {
+                eprintln!("Ask; Ctrl-D ends.");
+            }
+            chat.ask_lines().await
+        }
+    }
+}
+
+/// The Model that is meant; made where there is none.
+async fn added(client: &Client, connection: &Connection, word: &str) -> Result<String> {
+    let namespace = &connection.namespace;
+    let models: Vec<Model> = listed(client, namespace).await.context("the Models could not be listed")?;
+    let known = models.iter().map(|model| Known {
+        name: model.name_any(),
+        uri: model.spec.source.uri.clone(),
+        leaves: model.metadata.deletion_timestamp.is_some(),
+    });
+    let known: Vec<Known> = known.collect();
+    let target = target::of(word, &known, &entry::all()?)?;
+    if target.add {
+        let model = catalog::model(namespace, &target.name, &target.uri);
+        catalog::add(connection, &target.name, &model).await?;
+        // Standard output is for answers.
+        eprintln!("model/{} applied", target.name);
+    }
+    Ok(target.name)
+}
+
+/// The deployment that serves a Model; made where there is none.
+async fn deployed(client: &Client, connection: &Connection, model: &str) -> Result<String> {
+    let namespace = &connection.namespace;
+    let all: Vec<ModelDeployment> =
+        listed(client, namespace).await.context("the ModelDeployments could not be listed")?;
+    if let Some(name) = target::serving(&all, model) {
+        return Ok(name);
+    }
+    if let Some(other) = all.iter().find(|deployment| deployment.name_any() == model) {
+        if other.spec.model_ref.name == model {
+            bail!("ModelDeployment {namespace}/{model} is being deleted; run this again once it is gone");
+        }
+        bail!(
+            "ModelDeployment {namespace}/{model} serves Model {}, so no deployment of Model {model} can have its name; \
+             apply one of another name, and run this again",
+            other.spec.model_ref.name
+        );
+    }
+    let deployment = json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"),
+        "kind": "ModelDeployment",
+        "metadata": {"name": model, "namespace": namespace},
+        "spec": {"modelRef": {"name": model}},
+    });
+    let deployments: Api<ModelDeployment> = Api::namespaced(client.clone(), namespace);
+    catalog::declare(&deployments, model, &deployment)
+        .await
+        .with_context(|| format!("ModelDeployment {namespace}/{model} was not taken"))?;
+    eprintln!("modeldeployment/{model} applied");
+    Ok(model.to_owned())
+}
+
+/// What a namespace has of a kind, without what an older program cannot read.
+async fn listed<K>(client: &Client, namespace: &str) -> Result<Vec<K>>
+where
+    K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + 'static,
+{
+    let api: Api<DeserializeGuard<K>> = Api::namespaced(client.clone(), namespace);
+    let all = api.list(&ListParams::default()).await?;
+    Ok(all.items.into_iter().filter_map(|one| one.0.ok()).collect())
+}
+
+/// Where the `russet up` that wrote the kubeconfig has its gateway listen.
+fn nearest_gateway(connection: &Connection) -> Result<String> {
+    let told = std::fs::read_to_string(Layout::at(Some(connection.folder()?))?.gateway_address());
+    Ok(told.map_or_else(|_| GATEWAY.to_owned(), |address| address.trim().to_owned()))
+}

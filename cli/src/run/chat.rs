@@ -1,0 +1,249 @@
+//! A conversation through the gateway's OpenAI API, streamed. Answers go to standard output and nothing else does.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+/// What a person is shown before he types.
+const MARK: &str = ">>> ";
+/// For a connection; answers take as long as they take.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Who is asked, and how.
+pub struct Chat {
+    client: Client,
+    url: String,
+    key: Option<String>,
+    asked: Asked,
+}
+
+/// What every question says beside its words.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The gateway's name of the model.
+    pub model: String,
+    /// Most tokens of an answer.
+    pub max_tokens: Option<u32>,
+    /// How freely tokens are chosen.
+    pub temperature: Option<f32>,
+}
+
+impl Asked {
+    fn body(&self, told: &[Value]) -> Value {
+        let Self { model, max_tokens, temperature } = self;
+        let mut body = json!({"model": model, "messages": told, "stream": true});
+        if let Some(most) = max_tokens {
+            body["max_tokens"] = (*most).into();
+        }
+        if let Some(temperature) = temperature {
+            body["temperature"] = (*temperature).into();
+        }
+        body
+    }
+}
+
+impl Chat {
+    /// A conversation with a model of the gateway.
+    pub fn new(gateway: &str, key: Option<String>, asked: Asked) -> Result<Self> {
+        let client =
+            Client::builder().connect_timeout(CONNECT).build().context("cannot set up an HTTP client")?;
+        Ok(Self { client, url: url(gateway), key, asked })
+    }
+
+    /// One question.
+    pub async fn ask_once(&self, prompt: String) -> Result<()> {
+        self.ask(&[said("user", prompt)]).await.map(drop)
+    }
+
+    /// Each line of standard input as the next question of one conversation.
+    pub async fn ask_lines(&self) -> Result<()> {
+        let person = std::io::stdin().is_terminal();
+        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        let mut told = Vec::new();
+        loop {
+            if person {
+                eprint!("{MARK}");
+            }
+            let Some(line) = lines.next_line().await.context("standard input cannot be read")? else { break };
+            if line.trim().is_empty() {
+                continue;
+            }
+            told.push(said("user", line));
+            match self.ask(&told).await {
+                Ok(answer) => told.push(said("assistant", answer)),
+                // A person may ask something else; a script must hear of it.
+                Err(error) if person => {
+                    told.pop();
+                    eprintln!("error: {error:#}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if person {
+            eprintln!();
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, told: &[Value]) -> Result<String> {
+        let mut request = self.client.post(&self.url).json(&self.asked.body(told));
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        let mut response = request.send().await.with_context(|| {
+            format!("the gateway does not answer at {}; name it with --gateway http://HOST:PORT", self.url)
+        })?;
+        let status = response.status();
+        if !status.is_success() {
+            bail!(refused(status, &response.text().await.unwrap_or_default()));
+        }
+        let (mut events, mut answer) = (Events::default(), String::new());
+        while let Some(bytes) = response.chunk().await.context("the connection to the gateway broke")? {
+            for event in events.read(&bytes) {
+                match event {
+                    Event::Text(text) => {
+                        // A closed pipe is the reader's way to say that he has heard enough.
+                        let mut out = std::io::stdout();
+                        out.write_all(text.as_bytes())
+                            .and_then(|()| out.flush())
+                            .context("the answer cannot be printed")?;
+                        answer.push_str(&text);
+                    }
+                    Event::Failed(words) => {
+                        println!();
+                        bail!("the answer ended early: {words}");
+                    }
+                    Event::Done => {
+                        println!();
+                        return Ok(answer);
+                    }
+                }
+            }
+        }
+        println!();
+        bail!("the gateway closed the connection before the answer's end; ask again")
+    }
+}
+
+fn said(role: &str, content: String) -> Value {
+    json!({"role": role, "content": content})
+}
+
+/// Where chats are asked, of a gateway that was named with or without `/v1`.
+fn url(gateway: &str) -> String {
+    let root = gateway.trim_end_matches('/');
+    format!("{}/v1/chat/completions", root.strip_suffix("/v1").unwrap_or(root))
+}
+
+/// A refusal in the gateway's words, and what to do where it is always the same.
+fn refused(status: StatusCode, body: &str) -> String {
+    let told = serde_json::from_str::<Value>(body).ok();
+    let words = told.as_ref().and_then(|told| told["error"]["message"].as_str()).unwrap_or(body).trim();
+    let remedy = match status {
+        StatusCode::UNAUTHORIZED => "; give it with --key or in RUSSET_KEY",
+        _ => "",
+    };
+    format!("the gateway answers {status}: {words}{remedy}")
+}
+
+/// Something of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Event {
+    Text(String),
+    Failed(String),
+    Done,
+}
+
+/// Server-sent events out of bytes that may end anywhere.
+#[derive(Debug, Default)]
+struct Events {
+    begun: Vec<u8>,
+}
+
+impl Events {
+    fn read(&mut self, bytes: &[u8]) -> Vec<Event> {
+        self.begun.extend_from_slice(bytes);
+        let Some(end) = self.begun.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
+        let whole: Vec<u8> = self.begun.drain(..=end).collect();
+        String::from_utf8_lossy(&whole).lines().filter_map(event).collect()
+    }
+}
+
+fn event(line: &str) -> Option<Event> {
+    let data = line.strip_prefix("data:")?.trim();
+    if data == "[DONE]" {
+        return Some(Event::Done);
+    }
+    let told: Value = match serde_json::from_str(data) {
+        Ok(told) => told,
+        Err(error) => return Some(Event::Failed(format!("the gateway sent what is no JSON: {error}"))),
+    };
+    if let Some(error) = told.get("error") {
+        let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+        return Some(Event::Failed(words));
+    }
+    let text = told["choices"][0]["delta"]["content"].as_str()?;
+    (!text.is_empty()).then(|| Event::Text(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_wherever_their_bytes_are_cut() {
+        let stream =
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n: beat\n\n\
+                      data: {\"choices\":[{\"delta\":{\"content\":\"vierzig ü\"}}]}\r\n\r\n\
+                      data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"
+                .as_bytes();
+        for cut in 0..stream.len() {
+            let mut events = Events::default();
+            let mut found = events.read(&stream[..cut]);
+            found.extend(events.read(&stream[cut..]));
+            assert_eq!(found, [Event::Text("vierzig ü".to_owned()), Event::Done], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn what_went_wrong_is_told_in_the_gateways_words() {
+        for (line, told) in [
+            ("data: {\"error\":{\"message\":\"the engine is lost\"}}", "the engine is lost"),
+            ("data: {\"error\":7}", "7"),
+            ("data: {", "no JSON"),
+        ] {
+            assert!(matches!(event(line), Some(Event::Failed(words)) if words.contains(told)), "{line}");
+        }
+        let body = r#"{"error":{"message":"a key is needed"}}"#;
+        for (status, body, told) in [
+            (StatusCode::UNAUTHORIZED, body, "401 Unauthorized: a key is needed; give it with --key"),
+            (StatusCode::NOT_FOUND, "plain\n", "404 Not Found: plain"),
+        ] {
+            assert!(refused(status, body).contains(told), "{}", refused(status, body));
+        }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_left_to_the_gateway() {
+        let asked = Asked { model: "default/m".to_owned(), max_tokens: None, temperature: None };
+        let told = [said("user", "x".to_owned())];
+        assert_eq!(
+            asked.body(&told),
+            json!({"model": "default/m", "stream": true, "messages": [{"role": "user", "content": "x"}]})
+        );
+        let asked = Asked { max_tokens: Some(5), temperature: Some(0.0), ..asked };
+        let body = asked.body(&told);
+        assert_eq!((&body["max_tokens"], &body["temperature"]), (&json!(5), &json!(0.0)));
+    }
+
+    #[test]
+    fn a_gateway_is_named_with_or_without_its_path() {
+        for gateway in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
+            assert_eq!(url(gateway), "http://a:1/v1/chat/completions");
+        }
+    }
+}

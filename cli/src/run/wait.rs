@@ -1,0 +1,133 @@
+//! Waiting until a deployment answers, with a line that says what for. On a terminal the line is drawn in place, with a
+//! bar while files come; elsewhere each change is a line of its own.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
+use kube::{Api, Client};
+use russet_crds::{Model, ModelCopy, ModelDeployment, names};
+use tokio::time::Instant;
+
+use super::look::{Looks, Step};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Waits until the deployment answers; the error says why it does not.
+pub async fn answers(
+    client: &Client,
+    namespace: &str,
+    model: &str,
+    deployment: &str,
+    seconds: u64,
+) -> Result<()> {
+    let models: Api<Model> = Api::namespaced(client.clone(), namespace);
+    let deployments: Api<ModelDeployment> = Api::namespaced(client.clone(), namespace);
+    let copies: Api<DeserializeGuard<ModelCopy>> = Api::all(client.clone());
+    let own = format!(
+        "{}={namespace},{}={}",
+        names::LABEL_MODEL_NAMESPACE,
+        names::LABEL_MODEL,
+        names::label_value(model)
+    );
+    let own = ListParams::default().labels(&own);
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let (mut looks, mut line) = (Looks::default(), Line::new());
+    loop {
+        let found = tokio::try_join!(models.get(model), deployments.get(deployment), copies.list(&own));
+        let (object, serving, copies) = found.with_context(|| {
+            format!(
+                "Model {namespace}/{model}, its ModelDeployment {deployment} or its copies cannot be read"
+            )
+        })?;
+        let copies: Vec<ModelCopy> = copies.items.into_iter().filter_map(|copy| copy.0.ok()).collect();
+        let (words, bytes) = match looks.step(&object, &serving, &copies) {
+            Step::Answers => {
+                line.end();
+                return Ok(());
+            }
+            Step::Never(why) => {
+                line.end();
+                bail!("{why}; `russet explain {deployment} -n {namespace}` says more");
+            }
+            Step::Waits { words, bytes } => (words, bytes),
+        };
+        if Instant::now() >= deadline {
+            line.end();
+            bail!(
+                "ModelDeployment {namespace}/{deployment} does not answer after {seconds} s; it waits for {words}; run \
+                 this again, or wait for longer with --timeout-seconds"
+            );
+        }
+        line.say(&words, bytes);
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The line.
+struct Line {
+    bar: Option<ProgressBar>,
+    last: String,
+    with_bytes: bool,
+}
+
+impl Line {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
+        Self { bar, last: String::new(), with_bytes: false }
+    }
+
+    fn say(&mut self, words: &str, bytes: Option<(u64, u64)>) {
+        let Some(bar) = &self.bar else {
+            if words != self.last {
+                eprintln!("waiting: {words}");
+                words.clone_into(&mut self.last);
+            }
+            return;
+        };
+        if bytes.is_some() != self.with_bytes || self.last.is_empty() {
+            self.with_bytes = bytes.is_some();
+            bar.set_style(style(self.with_bytes));
+        }
+        words.clone_into(&mut self.last);
+        if let Some((done, total)) = bytes {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+        bar.set_message(words.to_owned());
+        bar.tick();
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// How the line is drawn; plain where the words of it are not understood.
+fn style(with_bytes: bool) -> ProgressStyle {
+    let template = match with_bytes {
+        true => "{spinner} {bytes}/{total_bytes} {bar:20} {bytes_per_sec}, {eta} left  {wide_msg}",
+        false => "{spinner} {elapsed}  {wide_msg}",
+    };
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_draw_the_line_are_understood() {
+        for template in [true, false] {
+            let bar = ProgressBar::hidden();
+            bar.set_style(style(template));
+            bar.set_message("words");
+        }
+    }
+}
