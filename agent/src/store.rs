@@ -330,8 +330,12 @@ impl Store {
             return Err(error);
         }
         // The name first: nobody may take the folder for one that nobody wants.
-        self.shelf.name(&key, &manifest.id())?;
-        self.shelf.publish(&key, &manifest)
+        let id = manifest.id();
+        self.shelf.name(&key, &id)?;
+        let published = self.shelf.publish(&key, &manifest)?;
+        // What came of it from other machines before they were lost.
+        self.shelf.forget(&id)?;
+        Ok(published)
     }
 
     /// Makes ready to receive the bytes of `manifest`, which [`Manifest::is_of`] the id that is wanted, or goes on
@@ -366,7 +370,10 @@ impl Store {
         let shelf = self.shelf.clone();
         let published = tokio::task::spawn_blocking(move || {
             shelf.name(&key, &id)?;
-            shelf.publish(&id, &manifest)
+            let published = shelf.publish(&id, &manifest)?;
+            // What came of it from the source before another machine had it.
+            shelf.forget(&key)?;
+            Ok::<_, StoreError>(published)
         });
         let published = match published.await {
             Ok(published) => published?,

@@ -475,7 +475,8 @@ async fn a_source_that_is_busy_or_fails_is_asked_again_when_it_wants() {
     let (progress, began) = (progress(), std::time::Instant::now());
     let mut state = progress.subscribe();
     let store = store(&folder, &endpoint);
-    let (published, trouble) = tokio::join!(store.fetch(&wanted(), &progress), async {
+    let wanted = wanted();
+    let (published, trouble) = tokio::join!(store.fetch(&wanted, &progress), async {
         state.wait_for(|state| state.trouble.is_some()).await.unwrap().trouble.clone()
     });
     let trouble = trouble.unwrap();

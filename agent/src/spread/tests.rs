@@ -132,8 +132,12 @@ fn flip(file: &std::fs::File, at: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_comes_over_several_ways_and_is_published_for_its_source() {
     let (lab, puller) = Lab::new(&["a", "b"]).await;
+    // This node had begun to fetch it itself.
+    let partial = lab.folder.path().join("models-z/.partial");
+    std::fs::create_dir(partial.join(puller.store.key(&wanted()).unwrap())).unwrap();
     let published = lab.pull(&puller, &["a", "b"]).await.unwrap();
     lab.is_same(&published);
+    assert_eq!(std::fs::read_dir(partial).unwrap().count(), 0, "nothing is left over");
     assert_eq!(puller.store.published(&wanted()), Some(published.clone()));
     assert_eq!(published.manifest.uri, wanted().uri);
     let manifest = puller.store.held(&lab.id).unwrap().manifest().clone();

@@ -16,6 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
@@ -90,6 +91,9 @@ impl<T> Live<T> {
     }
 }
 
+/// Bytes that are taken from the system at once where much comes; rustls alone asks for 4 KiB each time.
+const AT_ONCE: usize = 256 << 10;
+
 /// Opens connections as this identity.
 #[derive(Clone, Debug)]
 pub struct Connector(Arc<Live<ClientConfig>>);
@@ -101,25 +105,28 @@ impl Connector {
         name: ServerName<'static>,
         address: &str,
     ) -> std::io::Result<client::TlsStream<TcpStream>> {
-        self.shake_hands(name, TcpStream::connect(address).await?).await
+        let stream = TcpStream::connect(address).await?;
+        let _ = stream.set_nodelay(true);
+        self.shake_hands(name, stream).await
     }
 
-    /// The same, out of this address of the machine.
+    /// The same, out of this address of the machine, for as much as it carries.
     pub async fn connect_from(
         &self,
         name: ServerName<'static>,
         own: IpAddr,
         address: SocketAddr,
-    ) -> std::io::Result<client::TlsStream<TcpStream>> {
-        self.shake_hands(name, ports::connect_from(own, address).await?).await
+    ) -> std::io::Result<client::TlsStream<BufReader<TcpStream>>> {
+        let stream = ports::connect_from(own, address).await?;
+        let _ = stream.set_nodelay(true);
+        self.shake_hands(name, BufReader::with_capacity(AT_ONCE, stream)).await
     }
 
-    async fn shake_hands(
+    async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         name: ServerName<'static>,
-        stream: TcpStream,
-    ) -> std::io::Result<client::TlsStream<TcpStream>> {
-        let _ = stream.set_nodelay(true);
+        stream: S,
+    ) -> std::io::Result<client::TlsStream<S>> {
         let handshake = TlsConnector::from(self.0.current()).connect(name, stream);
         tokio::time::timeout(HANDSHAKE, handshake).await?
     }
