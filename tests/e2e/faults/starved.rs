@@ -2,7 +2,7 @@
 //! Whatever its libraries make of that, the streams beside the request that needed more go on, and an engine that has
 //! room again answers.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use russet_tests::ask::{self, End};
 use russet_tests::cluster::Cluster;
 use serde_json::json;
@@ -39,6 +39,7 @@ pub async fn rank(cluster: &mut Cluster, rank: i64) -> Result<()> {
 /// Has a process get no more memory to write to than it has.
 #[cfg(target_os = "linux")]
 fn starve(pid: i32) -> Result<()> {
+    use anyhow::Context as _;
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     // Less than it has, so that not even what it gives back is had again; none at all would count as no limit.
     let limit = Rlimit { current: Some(4096), maximum: None };
