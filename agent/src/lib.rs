@@ -15,6 +15,7 @@ pub mod fabric;
 pub mod grants;
 pub mod guard;
 pub mod hardware;
+pub mod helper;
 pub mod join;
 mod lease;
 pub mod leave;

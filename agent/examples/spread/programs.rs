@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
+#[path = "kill.rs"]
+mod kill;
+
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +35,7 @@ pub fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     if let Ok(end) = std::env::var("RUSSET_KILL") {
-        end_at(&end);
+        kill::end_at(&end);
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     match &words[..] {
@@ -48,18 +51,6 @@ pub fn main() {
         ["ranges", file, at @ ..] => runtime.block_on(ranges(Path::new(file), at)),
         _ => panic!("see the head of agent/examples/spread.rs"),
     }
-}
-
-/// Has this process killed, as by `kill -9`, when it comes to `point:count` for that time.
-fn end_at(end: &str) {
-    let (point, count) = end.split_once(':').unwrap();
-    let left = AtomicU64::new(count.parse().unwrap());
-    let come = move || {
-        if left.fetch_sub(1, Ordering::SeqCst) == 1 {
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
-        }
-    };
-    fail::cfg_callback(point, come).unwrap();
 }
 
 /// CPU seconds of this process so far.

@@ -1,0 +1,343 @@
+//! What the helper does for those who ask, and what for nobody: a wish is held against how the machine is and against
+//! its owner's bounds before anything of it is looked at again. Pure.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use thiserror::Error;
+
+use super::deed::PREFIX;
+use super::present::{Held, Present};
+use super::protocol::{Network, Port, Restart, Wanted};
+
+/// Most ports that a machine has.
+const PORTS: usize = 32;
+
+/// The owner's bounds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Interfaces whose names begin so count as Thunderbolt, for machines that only play one.
+    pub interface_prefix: Option<String>,
+    /// Percent of the memory that may be wired at most; nobody may set the limit where there is none.
+    pub wired_percent: Option<u8>,
+    /// Bytes of memory of this machine.
+    pub memory: u64,
+}
+
+/// A wish that can be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Each port's address.
+    pub ports: BTreeMap<String, Ipv4Addr>,
+    /// Whether services of cables come last.
+    pub cables_last: bool,
+    /// MiB that may be wired.
+    pub wired: Option<u64>,
+}
+
+/// Why a wish is not done.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refused {
+    /// Not a request at all.
+    #[error("this is no request that this helper knows: {0}")]
+    Unknown(String),
+    /// No name of a node.
+    #[error("{0:?} is no name of a node")]
+    Node(String),
+    /// Somebody else's.
+    #[error(
+        "this machine's network is held for node {holder}; take that back first, with `sudo russet helper --revert`, or ask as that node, not as {asked}"
+    )]
+    Other {
+        /// For whom it is held.
+        holder: String,
+        /// Who asked.
+        asked: String,
+    },
+    /// More ports than there are.
+    #[error("{0} ports; no machine has more than {PORTS}")]
+    TooMany(usize),
+    /// No interface there, or none of a Thunderbolt cable.
+    #[error(
+        "{0:?} is no Thunderbolt interface of this machine now, and this helper changes no other; plug the cable in, or take the port out of what is asked for"
+    )]
+    NoCable(String),
+    /// Twice in one wish.
+    #[error("{0} stands twice in what is asked for")]
+    Twice(String),
+    /// Not a private network of four.
+    #[error(
+        "{address:?} of {interface} is no address of a host in a private network of four (10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16, written as 172.31.240.1/30)"
+    )]
+    Address {
+        /// The interface.
+        interface: String,
+        /// What was written.
+        address: String,
+    },
+    /// Somebody else's network.
+    #[error("{address}/{PREFIX} of {interface} lies in the network of {other} ({held}/{prefix}), whose traffic it would take; choose another range", held = .with.ip, prefix = .with.prefix)]
+    Overlaps {
+        /// The interface.
+        interface: String,
+        /// Its address to be.
+        address: Ipv4Addr,
+        /// Whose network.
+        other: String,
+        /// The address there.
+        with: Held,
+    },
+    /// An address that could not be given back.
+    #[error("{interface} has {ip} from DHCP, which nobody can give back; end DHCP on it first")]
+    Lent {
+        /// The interface.
+        interface: String,
+        /// The address.
+        ip: Ipv4Addr,
+    },
+    /// Of something that is no bridge.
+    #[error("{interface} is a member of {team}, which is no bridge; take it out yourself")]
+    Team {
+        /// The interface.
+        interface: String,
+        /// What it is a member of.
+        team: String,
+    },
+    /// The owner has not allowed it.
+    #[error(
+        "the limit of wired memory may not be set here; start the helper with --allow-wired-limit PERCENT to allow it"
+    )]
+    WiredForbidden,
+    /// More than allowed.
+    #[error("{asked} MiB may not be wired: {percent} % of this machine's memory are {most} MiB")]
+    WiredTooMuch {
+        /// MiB asked for.
+        asked: u64,
+        /// What is allowed.
+        percent: u8,
+        /// MiB of that.
+        most: u64,
+    },
+    /// No such limit.
+    #[error("this system has no limit of wired memory; only macOS on Apple silicon has")]
+    NoWired,
+    /// No order.
+    #[error("this system has no order of network services; only macOS has")]
+    NoOrder,
+}
+
+/// Holds a wish against the machine. `holder` is the node for which something is held already.
+pub fn check(
+    wanted: &Wanted,
+    present: &Present,
+    policy: &Policy,
+    holder: Option<&str>,
+) -> Result<Wish, Refused> {
+    let Wanted { node, network, wired_limit_mebibytes } = wanted;
+    let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    if node.is_empty() || node.len() > 253 || !node.chars().all(letters) {
+        return Err(Refused::Node(node.chars().take(64).collect()));
+    }
+    if let Some(holder) = holder.filter(|holder| holder != node) {
+        return Err(Refused::Other { holder: holder.to_owned(), asked: node.clone() });
+    }
+    let (ports, cables_last) = match network {
+        None => (BTreeMap::new(), false),
+        Some(Network { ports, cables_last, after_restart: Restart::Drop | Restart::Keep }) => {
+            (addresses(ports, present)?, *cables_last)
+        }
+    };
+    if cables_last && present.services.is_empty() {
+        return Err(Refused::NoOrder);
+    }
+    let wired = wired_limit_mebibytes.map(|asked| wired(asked, present, policy)).transpose()?;
+    Ok(Wish { ports, cables_last, wired })
+}
+
+fn addresses(ports: &[Port], present: &Present) -> Result<BTreeMap<String, Ipv4Addr>, Refused> {
+    if ports.len() > PORTS {
+        return Err(Refused::TooMany(ports.len()));
+    }
+    let mut addresses: BTreeMap<String, Ipv4Addr> = BTreeMap::new();
+    for Port { interface, address } in ports {
+        let cable = present.interface(interface).filter(|one| one.is_cable);
+        let cable = cable.ok_or_else(|| Refused::NoCable(interface.chars().take(64).collect()))?;
+        let shown = || address.chars().take(64).collect();
+        let ip = host(address)
+            .ok_or_else(|| Refused::Address { interface: interface.clone(), address: shown() })?;
+        if let Some(team) = &cable.team {
+            return Err(Refused::Team { interface: interface.clone(), team: team.clone() });
+        }
+        if let Some(lent) = cable.addresses.iter().find(|own| own.is_lent && own.held.ip != ip) {
+            return Err(Refused::Lent { interface: interface.clone(), ip: lent.held.ip });
+        }
+        if addresses.insert(interface.clone(), ip).is_some() {
+            return Err(Refused::Twice(interface.clone()));
+        }
+    }
+    let network = |ip: Ipv4Addr| Held { ip, prefix: PREFIX, broadcast: None };
+    for (interface, &ip) in &addresses {
+        // What the ports of this wish have now goes, and what they will have is compared with each other.
+        let others = present.interfaces.iter().filter(|other| !addresses.contains_key(&other.name));
+        let theirs = others.flat_map(|other| other.addresses.iter().map(move |own| (&other.name, own.held)));
+        let wished = addresses.iter().filter(|(other, _)| *other != interface);
+        let wished = wished.map(|(other, &ip)| (other, network(ip)));
+        if let Some((other, with)) = theirs.chain(wished).find(|(_, held)| held.overlaps(&network(ip))) {
+            let (interface, other) = (interface.clone(), other.clone());
+            return Err(Refused::Overlaps { interface, address: ip, other, with });
+        }
+    }
+    Ok(addresses)
+}
+
+/// `172.31.240.1/30`, of a host in a private network.
+fn host(text: &str) -> Option<Ipv4Addr> {
+    let (ip, prefix) = text.split_once('/')?;
+    let ip: Ipv4Addr = ip.parse().ok()?;
+    let is_host = matches!(u32::from(ip) & 3, 1 | 2);
+    (prefix == "30" && ip.is_private() && is_host).then_some(ip)
+}
+
+fn wired(asked: u64, present: &Present, policy: &Policy) -> Result<u64, Refused> {
+    let percent = policy.wired_percent.ok_or(Refused::WiredForbidden)?;
+    let most = (policy.memory / 100 * u64::from(percent.min(100))) >> 20;
+    if present.wired.is_none() {
+        return Err(Refused::NoWired);
+    }
+    // Zero is what the system thinks fit, which is asked for by not asking.
+    if asked == 0 || asked > most {
+        return Err(Refused::WiredTooMuch { asked, percent, most });
+    }
+    Ok(asked)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::present::{Address, Interface};
+    use super::super::protocol::Request;
+    use super::*;
+
+    fn address(ip: [u8; 4], prefix: u32, is_lent: bool) -> Address {
+        Address { held: Held { ip: ip.into(), prefix, broadcast: None }, is_lent }
+    }
+
+    /// A machine with Ethernet, two cables in a bridge, one with an address of DHCP and one in a bond.
+    pub fn machine() -> Present {
+        let interface = |name: &str, is_cable, bridge: Option<&str>, addresses| Interface {
+            name: name.to_owned(),
+            is_cable,
+            is_up: true,
+            bridge: bridge.map(str::to_owned),
+            team: None,
+            addresses,
+        };
+        Present {
+            interfaces: vec![
+                interface("en0", false, None, vec![address([192, 168, 1, 20], 24, true)]),
+                interface("en4", true, Some("bridge0"), vec![]),
+                interface("en5", true, None, vec![address([10, 9, 9, 9], 24, false)]),
+                interface("en6", true, None, vec![address([10, 8, 8, 8], 24, true)]),
+                Interface { team: Some("bond0".into()), ..interface("en7", true, None, vec![]) },
+            ],
+            services: Vec::new(),
+            wired: Some(0),
+        }
+    }
+
+    pub fn policy() -> Policy {
+        Policy { interface_prefix: None, wired_percent: Some(80), memory: 10 << 30 }
+    }
+
+    /// What the helper says of a line, without making anything.
+    fn said(line: &str, policy: &Policy) -> Result<Wish, Refused> {
+        let request: Request =
+            serde_json::from_str(line).map_err(|error| Refused::Unknown(error.to_string()))?;
+        match request {
+            Request::Apply(wanted) => check(&wanted, &machine(), policy, Some("a")),
+            Request::Read {} | Request::Revert {} => {
+                check(&Wanted { node: "a".into(), ..Default::default() }, &machine(), policy, None)
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_within_the_bounds_is_a_wish() {
+        let line = r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"172.31.240.1/30"}],"afterRestart":"Keep"},"wiredLimitMebibytes":8000}"#;
+        let wish = said(line, &policy()).unwrap();
+        assert_eq!((wish.ports["en4"], wish.wired), ([172, 31, 240, 1].into(), Some(8000)));
+        assert!(said(r#"{"op":"read"}"#, &policy()).is_ok() && said(r#"{"op":"revert"}"#, &policy()).is_ok());
+    }
+
+    #[test]
+    fn nobody_gets_more_out_of_the_helper_than_its_owner_allows() {
+        let port = |interface: &str, address: &str| {
+            let ports = serde_json::json!([{"interface": interface, "address": address}]);
+            serde_json::json!({"op": "apply", "node": "a", "network": {"ports": ports}}).to_string()
+        };
+        let private = "172.31.240.1/30";
+        let cable = "is no Thunderbolt interface";
+        let network = "is no address of a host in a private network of four";
+        let unknown = "this is no request";
+        let many: Vec<_> =
+            (0..33).map(|_| serde_json::json!({"interface": "en4", "address": private})).collect();
+        let many = serde_json::json!({"op": "apply", "node": "a", "network": {"ports": many}}).to_string();
+        let cases = [
+            (port("en0", private), cable),
+            (port("lo0", private), cable),
+            (port("", private), cable),
+            (port("en4; reboot", private), cable),
+            (port("$(reboot)", private), cable),
+            (port("-a", private), cable),
+            (port("../en4", private), cable),
+            (port("en4\n", private), cable),
+            (port("bridge0", private), cable),
+            (port("en4", "8.8.8.9/30"), network),
+            (port("en4", "172.32.0.1/30"), network),
+            (port("en4", "127.0.0.1/30"), network),
+            (port("en4", "169.254.0.1/30"), network),
+            (port("en4", "172.31.240.1/24"), network),
+            (port("en4", "172.31.240.1"), network),
+            (port("en4", "172.31.240.0/30"), network),
+            (port("en4", "172.31.240.3/30"), network),
+            (port("en4", "172.31.240.1/30 delete"), network),
+            (port("en4", "fd00::1/30"), network),
+            (port("en4", "010.0.0.1/30"), network),
+            (port("en4", "192.168.1.1/30"), "lies in the network of en0"),
+            (port("en6", private), "from DHCP"),
+            (port("en7", private), "a member of bond0"),
+            (many, "33 ports"),
+            (
+                r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"10.1.0.1/30"},{"interface":"en4","address":"10.1.0.5/30"}]}}"#.to_owned(),
+                "stands twice",
+            ),
+            (
+                r#"{"op":"apply","node":"a","network":{"ports":[{"interface":"en4","address":"10.1.0.1/30"},{"interface":"en5","address":"10.1.0.2/30"}]}}"#.to_owned(),
+                "lies in the network of en5",
+            ),
+            (
+                r#"{"op":"apply","node":"a","network":{"ports":[],"cablesLast":true}}"#.to_owned(),
+                "no order of network services",
+            ),
+            (r#"{"op":"apply","node":"b"}"#.to_owned(), "held for node a"),
+            (r#"{"op":"apply","node":"a b"}"#.to_owned(), "no name of a node"),
+            (r#"{"op":"apply","node":""}"#.to_owned(), "no name of a node"),
+            (r#"{"op":"apply","node":"a","wiredLimitMebibytes":8193}"#.to_owned(), "80 % of this machine"),
+            (r#"{"op":"apply","node":"a","wiredLimitMebibytes":0}"#.to_owned(), "0 MiB may not"),
+            (r#"{"op":"apply","node":"a","wiredLimitMebibytes":-1}"#.to_owned(), unknown),
+            (r#"{"op":"apply","node":"a","shell":"reboot"}"#.to_owned(), unknown),
+            (r#"{"op":"run","command":"reboot"}"#.to_owned(), unknown),
+            (r#"{"op":"read","node":"a"}"#.to_owned(), unknown),
+            (r#"{"op":"apply"}"#.to_owned(), unknown),
+            ("[]".to_owned(), unknown),
+            ("\0\0\0".to_owned(), unknown),
+            (String::new(), unknown),
+        ];
+        for (line, words) in cases {
+            let error = said(&line, &policy()).expect_err(&line).to_string();
+            assert!(error.contains(words), "{line}: {error}");
+        }
+        let strict = Policy { wired_percent: None, ..policy() };
+        let error = said(r#"{"op":"apply","node":"a","wiredLimitMebibytes":1}"#, &strict).unwrap_err();
+        assert_eq!(error, Refused::WiredForbidden);
+    }
+}

@@ -1,0 +1,135 @@
+//! What was changed and how to take it back, on the disk before it is changed. A process that is killed between the two
+//! leaves a deed that may not have been done; whether it was, the machine itself says when it is taken back
+//! ([`super::decide::is_there`]).
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::deed::Deed;
+use super::protocol::Wanted;
+
+/// What is held.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// The boot during which it was done.
+    pub boot: String,
+    /// What it was done for.
+    pub wanted: Option<Wanted>,
+    /// What was done, or was about to be, in order.
+    pub deeds: Vec<Deed>,
+}
+
+impl Record {
+    /// Whether there is nothing to remember.
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_none() && self.deeds.is_empty()
+    }
+
+    /// The node for which something is held.
+    pub fn holder(&self) -> Option<&str> {
+        self.wanted.as_ref().map(|wanted| wanted.node.as_str())
+    }
+}
+
+/// Why the journal cannot be kept.
+#[derive(Debug, Error)]
+pub enum JournalError {
+    /// The disk says no.
+    #[error("the journal {0} cannot be read or written: {1}; nothing is changed without it")]
+    Io(PathBuf, #[source] io::Error),
+    /// It is not what this helper wrote.
+    #[error(
+        "the journal {0} is no journal of this helper's: {1}; what it changed is gone after a restart of the machine, but for the order of network services: remove the file then"
+    )]
+    Damaged(PathBuf, #[source] serde_json::Error),
+    /// Somebody else has it.
+    #[error("another helper runs with {0}; stop it, or give this one its own --state")]
+    Locked(PathBuf),
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    record: Record,
+    _lock: File,
+}
+
+impl Journal {
+    /// Opens the one in `folder`, alone, and makes the folder where it is not there.
+    pub fn open(folder: &Path) -> Result<Self, JournalError> {
+        let io = |source| JournalError::Io(folder.to_owned(), source);
+        fs::create_dir_all(folder).map_err(io)?;
+        let lock = File::create(folder.join("lock")).map_err(io)?;
+        crate::lock_file(&lock).map_err(|error| match error {
+            fs::TryLockError::WouldBlock => JournalError::Locked(folder.to_owned()),
+            fs::TryLockError::Error(source) => io(source),
+        })?;
+        let path = folder.join("journal.json");
+        let record = match fs::read(&path) {
+            Ok(text) => {
+                serde_json::from_slice(&text).map_err(|error| JournalError::Damaged(path.clone(), error))?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Record::default(),
+            Err(error) => return Err(JournalError::Io(path, error)),
+        };
+        Ok(Self { path, record, _lock: lock })
+    }
+
+    /// What is held.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Changes what is held; it is on the disk when this returns.
+    pub fn write(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), JournalError> {
+        let mut next = self.record.clone();
+        change(&mut next);
+        if next == self.record {
+            return Ok(());
+        }
+        replace(&self.path, &next).map_err(|source| JournalError::Io(self.path.clone(), source))?;
+        self.record = next;
+        Ok(())
+    }
+}
+
+/// Has the whole of a file in its place, or what was there.
+fn replace(path: &Path, record: &Record) -> io::Result<()> {
+    let next = path.with_extension("next");
+    let mut file = File::create(&next)?;
+    file.write_all(&serde_json::to_vec_pretty(record)?)?;
+    file.sync_all()?;
+    fs::rename(&next, path)?;
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_there_and_nobody_else_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(folder.path()).unwrap();
+        assert!(journal.record().is_empty());
+        let deed = Deed::Raise { interface: "en4".into() };
+        journal.write(|record| record.deeds.push(deed.clone())).unwrap();
+        let error = Journal::open(folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("another helper runs with"), "{error}");
+        drop(journal);
+        // What a killed one left half written is nobody's.
+        fs::write(folder.path().join("journal.next"), "{").unwrap();
+        assert_eq!(Journal::open(folder.path()).unwrap().record().deeds, [deed]);
+        for damaged in ["{", "{\"deeds\":[{\"deed\":\"run\"}]}", "[]"] {
+            fs::write(folder.path().join("journal.json"), damaged).unwrap();
+            let error = Journal::open(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("is no journal of this helper's"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Answers requests, one after the other: the order in which a machine is changed is the order of its journal. Who is at
+//! the other end of the socket the kernel says.
+//!
+//! ```text
+//! wish ─▶ refused, and nothing was done
+//!      └▶ take back what serves it no more ─▶ each deed: journal ─▶ machine ─▶ done
+//! another boot ─▶ Drop: forgotten    Keep: wished again
+//! ```
+
+use std::fs::Permissions;
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::LONGEST;
+use super::check::{Policy, Refused, check};
+use super::decide::{is_there, missing, serves};
+use super::deed::Deed;
+use super::journal::{Journal, JournalError};
+use super::machine::{Machine, Trouble};
+use super::present::Present;
+use super::protocol::{Answer, Request, Restart, Wanted};
+
+/// A client says what it wants at once, or keeps others waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why the helper cannot run.
+#[derive(Debug, Error)]
+pub enum HelperError {
+    /// No journal, no change.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The socket.
+    #[error("{path} cannot be listened at: {source}; run the helper as root, or choose another --socket")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A tool.
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+/// What could not be done.
+#[derive(Debug, Error)]
+enum Fault {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+/// Does what it is asked for, within its bounds.
+#[derive(Debug)]
+pub struct Helper {
+    machine: Machine,
+    policy: Policy,
+    journal: Journal,
+    boot: String,
+}
+
+impl Helper {
+    /// A helper that keeps its journal in `state`, during this boot.
+    pub fn open(machine: Machine, policy: Policy, state: &Path, boot: &str) -> Result<Self, HelperError> {
+        let journal = Journal::open(state)?;
+        Ok(Self { machine, policy, journal, boot: boot.to_owned() })
+    }
+
+    /// What is left to do after a restart of the machine: what was to be dropped is forgotten, what was to be kept made
+    /// again. Nothing during the same boot.
+    pub async fn begin(&mut self) -> Result<(), HelperError> {
+        let record = self.journal.record();
+        if record.is_empty() || record.boot == self.boot {
+            return Ok(());
+        }
+        let boot = self.boot.clone();
+        self.journal.write(|record| {
+            // The machine has undone these itself.
+            record.deeds.retain(|deed| !deed.is_volatile());
+            record.boot = boot;
+        })?;
+        let keeps = |wanted: &Wanted| {
+            wanted.network.as_ref().is_some_and(|network| network.after_restart == Restart::Keep)
+        };
+        match self.journal.record().wanted.clone().filter(keeps) {
+            Some(wanted) => {
+                let answer = self.answer(Request::Apply(wanted)).await;
+                // Cables may come later than this process; the agent asks again.
+                tracing::info!(?answer, "what is kept over restarts was made again");
+            }
+            None => {
+                let answer = self.answer(Request::Revert {}).await;
+                tracing::info!(?answer, "what was for the time before the restart is forgotten");
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a request.
+    pub async fn answer(&mut self, request: Request) -> Answer {
+        let done = match request {
+            Request::Apply(wanted) => self.apply(&wanted).await,
+            Request::Read {} => Ok(Vec::new()),
+            Request::Revert {} => self.take_back(|_| true).await,
+        };
+        let held = self.journal.record().deeds.iter().map(Deed::to_string).collect();
+        match done {
+            Ok(changed) => Answer::Done { changed, held },
+            Err(Fault::Refused(refused)) => Answer::Refused { why: refused.to_string() },
+            Err(fault) => Answer::Failed { why: fault.to_string() },
+        }
+    }
+
+    async fn apply(&mut self, wanted: &Wanted) -> Result<Vec<String>, Fault> {
+        let record = self.journal.record();
+        let nothing = wanted.network.is_none() && wanted.wired_limit_mebibytes.is_none();
+        // Who wants nothing has nothing to take back that is another's.
+        if nothing && record.holder() != Some(wanted.node.as_str()) {
+            return Ok(Vec::new());
+        }
+        let present = self.machine.present().await?;
+        let wish = check(wanted, &without(present, &record.deeds), &self.policy, record.holder())?;
+        let mut changed = self.take_back(|deed| !serves(deed, &wish)).await?;
+        let deeds = missing(&self.machine.present().await?, &wish);
+        let boot = self.boot.clone();
+        self.journal.write(|record| {
+            record.boot = boot;
+            record.wanted = (!nothing).then(|| wanted.clone());
+        })?;
+        for deed in deeds {
+            // One that somebody else has undone since is done again, and taken back once.
+            self.journal.write(|record| {
+                if !record.deeds.contains(&deed) {
+                    record.deeds.push(deed.clone());
+                }
+            })?;
+            fail::fail_point!("helper-journalled");
+            self.machine.make(&deed).await?;
+            fail::fail_point!("helper-made");
+            changed.push(deed.to_string());
+        }
+        Ok(changed)
+    }
+
+    /// Takes back deeds, the last one first; what was taken back.
+    async fn take_back(&mut self, which: impl Fn(&Deed) -> bool) -> Result<Vec<String>, Fault> {
+        let mut changed = Vec::new();
+        let all: Vec<Deed> =
+            self.journal.record().deeds.iter().rev().filter(|deed| which(deed)).cloned().collect();
+        for deed in all {
+            if is_there(&deed, &self.machine.present().await?) {
+                self.machine.undo(&deed).await?;
+                fail::fail_point!("helper-undone");
+                changed.push(format!("taken back: {deed}"));
+            }
+            self.journal.write(|record| record.deeds.retain(|other| *other != deed))?;
+            fail::fail_point!("helper-forgotten");
+        }
+        if self.journal.record().deeds.is_empty() {
+            self.journal.write(|record| record.wanted = None)?;
+        }
+        Ok(changed)
+    }
+
+    /// Takes back everything, without a socket.
+    pub async fn revert(&mut self) -> Answer {
+        self.answer(Request::Revert {}).await
+    }
+
+    /// Answers at the socket until `shutdown` completes.
+    pub async fn serve(mut self, socket: Socket, shutdown: impl Future<Output = ()>) {
+        tokio::pin!(shutdown);
+        loop {
+            let accepted = tokio::select! {
+                accepted = socket.listener.accept() => accepted,
+                () = &mut shutdown => return,
+            };
+            match accepted {
+                // A change that has begun is not left half done for a shutdown.
+                Ok((stream, _)) => match self.converse(stream, &socket).await {
+                    Ok(()) => {}
+                    Err(error) => tracing::warn!(%error, "a client was not answered"),
+                },
+                Err(error) => {
+                    tracing::error!(%error, "the socket accepts nobody");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    async fn converse(&mut self, stream: UnixStream, socket: &Socket) -> io::Result<()> {
+        let uid = stream.peer_cred()?.uid();
+        if uid != 0 && uid != socket.user {
+            return Err(io::Error::other(format!("user {uid} asked, and user {} may", socket.user)));
+        }
+        let (read, mut write) = stream.into_split();
+        let mut line = Vec::new();
+        let mut read = BufReader::new(read.take(LONGEST));
+        tokio::time::timeout(PATIENCE, read.read_until(b'\n', &mut line)).await??;
+        let answer = match parse(&line) {
+            Ok(request) => self.answer(request).await,
+            Err(refused) => Answer::Refused { why: refused.to_string() },
+        };
+        let mut line = serde_json::to_vec(&answer)?;
+        line.push(b'\n');
+        tokio::time::timeout(PATIENCE, write.write_all(&line)).await?
+    }
+}
+
+/// A request out of a line, which ends where it is said to.
+fn parse(line: &[u8]) -> Result<Request, Refused> {
+    let line = line.strip_suffix(b"\n").ok_or_else(|| {
+        Refused::Unknown(format!("no end of the line within {LONGEST} bytes, or of the words"))
+    })?;
+    serde_json::from_slice(line).map_err(|error| Refused::Unknown(error.to_string()))
+}
+
+/// The machine as it would be without addresses that were given here: they stand in nobody's way.
+fn without(mut present: Present, held: &[Deed]) -> Present {
+    for deed in held {
+        if let Deed::Give { interface, address } = deed {
+            let own = present.interfaces.iter_mut().filter(|one| one.name == *interface);
+            own.for_each(|one| one.addresses.retain(|own| own.held.ip != *address));
+        }
+    }
+    present
+}
+
+/// Where the helper listens, and to whom.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+    user: u32,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.path).ok();
+    }
+}
+
+impl Socket {
+    /// Listens at `path` for the user of that number, and for root.
+    pub fn bind(path: &Path, user: u32) -> Result<Self, HelperError> {
+        let listen = || {
+            if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
+                std::fs::create_dir_all(folder)?;
+                std::fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+            }
+            // Whoever has the journal alone is the one helper, so what is left here is a dead one's.
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let listener = UnixListener::bind(path)?;
+            std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+            if rustix::process::getuid().as_raw() != user {
+                std::os::unix::fs::chown(path, Some(user), None)?;
+            }
+            Ok(listener)
+        };
+        let listener = listen().map_err(|source| HelperError::Socket { path: path.to_owned(), source })?;
+        Ok(Self { listener, path: path.to_owned(), user })
+    }
+}

@@ -1,0 +1,393 @@
+//! The root helper on interfaces that are real, in a network namespace of its own, killed at every step; and on a Mac
+//! that programs play, over its socket.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use russet_agent::helper::{
+    Answer, Helper, Machine, Network, Policy, Port, Request, Restart, Socket, Wanted, ask,
+};
+
+/// A network namespace, for as long as a process of ours is in it.
+struct Space {
+    holder: Child,
+    state: tempfile::TempDir,
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        self.holder.kill().ok();
+        self.holder.wait().ok();
+    }
+}
+
+impl Space {
+    /// `None`, with the reason printed, where namespaces cannot be made.
+    fn new() -> Option<Self> {
+        if !rustix::process::getuid().is_root() {
+            println!("skipped: only root makes network namespaces");
+            return None;
+        }
+        let mut holder = Command::new("unshare")
+            .args(["--net", "sh", "-c", "echo made; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let space = Self { holder, state: tempfile::tempdir().unwrap() };
+        if line.trim() != "made" {
+            println!("skipped: network namespaces cannot be made here");
+            return None;
+        }
+        // A port in a bridge and one with an address of somebody else's network, which is down; both play Thunderbolt.
+        for words in [
+            "link add tb0 type veth peer name far0",
+            "link add tb1 type veth peer name far1",
+            "link add br0 type bridge",
+            "link set br0 up",
+            "link set tb0 up",
+            "link set far0 up",
+            "link set far1 up",
+            "link set tb0 master br0",
+            "addr add 192.168.7.1/24 broadcast 192.168.7.255 dev tb1",
+            "addr add 10.200.0.1/16 dev br0",
+        ] {
+            assert!(space.run("ip", words.split(' ')).status().unwrap().success(), "ip {words}");
+        }
+        Some(space)
+    }
+
+    fn run<'a>(&self, program: &str, words: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.holder.id())).arg(program).args(words);
+        command
+    }
+
+    /// What there is, less what counts or settles by itself: IPv6 addresses come a moment after an interface is up.
+    fn shown(&self) -> String {
+        let output = self.run("ip", ["-4", "-o", "addr", "show"]).output().unwrap().stdout;
+        let links = self.run("ip", ["-o", "link", "show"]).output().unwrap().stdout;
+        let links = String::from_utf8(links).unwrap();
+        let word = |line: &str| {
+            let up = line.contains(",UP") || line.contains("<UP");
+            let master = line.split(" master ").nth(1).and_then(|rest| rest.split(' ').next());
+            format!("{:?} up {up} master {master:?}\n", line.split(' ').nth(1))
+        };
+        links.lines().map(word).collect::<String>() + std::str::from_utf8(&output).unwrap()
+    }
+
+    fn asked(&self, request: &Request, boot: &str, kill: Option<String>) -> std::process::Output {
+        let request = serde_json::to_string(request).unwrap();
+        let state = self.state.path().to_str().unwrap();
+        let mut command = self.run(program().to_str().unwrap(), [state, "tb", boot, &request]);
+        command.envs(kill.map(|kill| ("RUSSET_KILL", kill))).output().unwrap()
+    }
+
+    fn answer(&self, request: &Request, boot: &str) -> (Vec<String>, Vec<String>) {
+        let output = self.asked(request, boot, None);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        match serde_json::from_slice(&output.stdout).unwrap() {
+            Answer::Done { changed, held } => (changed, held),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether it was killed at `point` for that time.
+    fn killed(&self, request: &Request, point: &str, count: usize) -> bool {
+        let output = self.asked(request, "one", Some(format!("{point}:{count}")));
+        assert!(
+            output.status.success() || output.status.signal() == Some(9),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        !output.status.success()
+    }
+}
+
+fn program() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let program = own.parent().unwrap().parent().unwrap().join("examples/helper");
+    assert!(program.exists(), "{} is missing; run the tests with cargo test", program.display());
+    program
+}
+
+fn wish(ports: &[(&str, &str)], after_restart: Restart) -> Request {
+    let port = |(interface, address): &(&str, &str)| Port {
+        interface: (*interface).to_owned(),
+        address: (*address).to_owned(),
+    };
+    let ports = ports.iter().map(port).collect();
+    let network = Some(Network { ports, cables_last: false, after_restart });
+    Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes: None })
+}
+
+fn both(after_restart: Restart) -> Request {
+    wish(&[("tb0", "172.31.240.1/30"), ("tb1", "172.31.240.5/30")], after_restart)
+}
+
+#[test]
+fn what_is_applied_is_there_once_and_taken_back_wholly() {
+    let Some(space) = Space::new() else { return };
+    let before = space.shown();
+    let (changed, held) = space.answer(&both(Restart::Drop), "one");
+    assert_eq!(
+        changed,
+        [
+            "tb0 left br0",
+            "tb0 has 172.31.240.1/30",
+            "tb1 lost 192.168.7.1/24",
+            "tb1 is up",
+            "tb1 has 172.31.240.5/30"
+        ]
+    );
+    assert_eq!(changed, held);
+    let applied = space.shown();
+    assert!(applied.contains("172.31.240.1/30") && !applied.contains("192.168.7.1"), "{applied}");
+    assert_eq!(space.answer(&both(Restart::Drop), "one").0, Vec::<String>::new(), "it is so already");
+    assert_eq!(space.shown(), applied);
+
+    // Another wish takes back what it has no use for, and nothing else.
+    let (changed, _) = space.answer(&wish(&[("tb0", "172.31.240.9/30")], Restart::Drop), "one");
+    assert_eq!(changed.first().map(String::as_str), Some("taken back: tb1 has 172.31.240.5/30"));
+    assert_eq!(changed.last().map(String::as_str), Some("tb0 has 172.31.240.9/30"));
+    assert_eq!(changed.len(), 5, "{changed:?}");
+
+    // Nobody takes back what another node asked for, and who asks for nothing takes his own back.
+    let other = Request::Apply(Wanted { node: "b".to_owned(), ..Wanted::default() });
+    assert_eq!(space.answer(&other, "one").0, Vec::<String>::new());
+    let (changed, held) =
+        space.answer(&Request::Apply(Wanted { node: "a".to_owned(), ..Wanted::default() }), "one");
+    assert_eq!((changed.len(), held.len()), (2, 0), "{changed:?}");
+    assert_eq!(space.shown(), before);
+}
+
+#[test]
+fn a_helper_that_is_killed_at_any_step_can_take_everything_back() {
+    let Some(space) = Space::new() else { return };
+    let before = space.shown();
+    let apply = both(Restart::Drop);
+    space.answer(&apply, "one");
+    let applied = space.shown();
+    space.answer(&Request::Revert {}, "one");
+    assert_eq!(space.shown(), before);
+
+    let mut kills = 0;
+    for point in ["helper-journalled", "helper-made"] {
+        for count in 1..=5 {
+            assert!(space.killed(&apply, point, count), "{point} is never come to for the {count}th time");
+            assert_ne!(count > 1 || point == "helper-made", space.shown() == before, "{point} {count}");
+            space.answer(&Request::Revert {}, "one");
+            assert_eq!(space.shown(), before, "reverted after a kill at {point} {count}");
+
+            assert!(space.killed(&apply, point, count));
+            space.answer(&apply, "one");
+            assert_eq!(space.shown(), applied, "went on after a kill at {point} {count}");
+            space.answer(&Request::Revert {}, "one");
+            assert_eq!(space.shown(), before);
+            kills += 2;
+        }
+    }
+    for point in ["helper-undone", "helper-forgotten"] {
+        for count in 1..=5 {
+            space.answer(&apply, "one");
+            assert!(space.killed(&Request::Revert {}, point, count), "{point} {count}");
+            space.answer(&Request::Revert {}, "one");
+            assert_eq!(space.shown(), before, "reverted after a kill at {point} {count}");
+            kills += 1;
+        }
+    }
+    println!("{kills} kills");
+}
+
+#[test]
+fn a_restart_forgets_what_was_for_its_time_and_makes_again_what_is_kept() {
+    for (after_restart, again) in [(Restart::Drop, false), (Restart::Keep, true)] {
+        let Some(space) = Space::new() else { return };
+        let before = space.shown();
+        space.answer(&both(after_restart), "one");
+        let applied = space.shown();
+        // What a restart does to the network: everything that was said to it is gone.
+        for words in [
+            "addr flush dev tb0",
+            "addr flush dev tb1",
+            "link set tb1 down",
+            "link set tb0 master br0",
+            "addr add 192.168.7.1/24 broadcast 192.168.7.255 dev tb1",
+        ] {
+            assert!(space.run("ip", words.split(' ')).status().unwrap().success(), "ip {words}");
+        }
+        assert_eq!(space.shown(), before);
+        let (_, held) = space.answer(&Request::Read {}, "two");
+        assert_eq!(held.len(), if again { 5 } else { 0 }, "{held:?}");
+        assert_eq!(space.shown(), if again { applied } else { before.clone() });
+        space.answer(&Request::Revert {}, "two");
+        assert_eq!(space.shown(), before);
+    }
+}
+
+/// A Mac whose tools keep what they are told in files of a folder. Only the answers' shapes are macOS's; nothing of this
+/// ever ran on one.
+struct Mac(tempfile::TempDir);
+
+impl Mac {
+    fn new() -> Self {
+        let mac = Self(tempfile::tempdir().unwrap());
+        mac.tool(
+            "networksetup",
+            r#"case "$1" in
+            -listallhardwareports) printf 'Hardware Port: Ethernet\nDevice: en0\n\nHardware Port: Thunderbolt 1\nDevice: en4\n' ;;
+            -listnetworkserviceorder) number=0
+                while read -r name; do
+                    number=$((number + 1))
+                    case "$name" in Cable) device=en4 ;; *) device=en0 ;; esac
+                    printf '(%s) %s\n(Hardware Port: X, Device: %s)\n\n' "$number" "$name" "$device"
+                done < "$D/order" ;;
+            -ordernetworkservices) shift; printf '%s\n' "$@" > "$D/order" ;;
+            esac"#,
+        );
+        mac.tool(
+            "ifconfig",
+            r#"case "$*" in
+            "") printf 'en0: flags=8863<UP> mtu 1500\n\tinet 192.168.1.20 netmask 0xffffff00\n'
+                printf 'en4: flags=8863<UP> mtu 1500\n'
+                while read -r address; do printf '\tinet %s netmask 0xfffffffc\n' "$address"; done < "$D/addresses"
+                printf 'bridge0: flags=8863<UP> mtu 1500\n'
+                while read -r member; do printf '\tmember: %s flags=3<LEARNING>\n' "$member"; done < "$D/members" ;;
+            "bridge0 deletem en4") : > "$D/members" ;;
+            "bridge0 addm en4") echo en4 > "$D/members" ;;
+            "en4 inet "*" netmask 255.255.255.252 alias") echo "$3" >> "$D/addresses" ;;
+            "en4 inet "*" delete") grep -v -x -F "$3" "$D/addresses" > "$D/next"; mv "$D/next" "$D/addresses" ;;
+            *) echo "ifconfig: bad value: $*" >&2; exit 1 ;;
+            esac"#,
+        );
+        mac.tool(
+            "sysctl",
+            r#"case "$1" in
+            iogpu.wired_limit_mb=*) echo "${1#*=}" > "$D/wired" ;;
+            iogpu.wired_limit_mb) echo "iogpu.wired_limit_mb: $(cat "$D/wired")" ;;
+            esac"#,
+        );
+        for (file, text) in
+            [("order", "Cable\nEthernet\n"), ("addresses", ""), ("members", "en4\n"), ("wired", "0\n")]
+        {
+            std::fs::write(mac.0.path().join(file), text).unwrap();
+        }
+        mac
+    }
+
+    fn tool(&self, name: &str, body: &str) {
+        let path = self.0.path().join(name);
+        let path_line = "PATH=/usr/bin:/bin";
+        std::fs::write(&path, format!("#!/bin/sh\n{path_line}\nD=$(dirname \"$0\")\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn state(&self) -> [String; 4] {
+        ["order", "addresses", "members", "wired"]
+            .map(|file| std::fs::read_to_string(self.0.path().join(file)).unwrap())
+    }
+
+    fn helper(&self, boot: &str) -> Helper {
+        let policy = Policy { interface_prefix: None, wired_percent: Some(50), memory: 64 << 30 };
+        let machine = Machine::new(Some(self.0.path().to_owned()), None);
+        Helper::open(machine, policy, &self.0.path().join("state"), boot).unwrap()
+    }
+
+    fn wish(&self, after_restart: Restart) -> Request {
+        let ports = vec![Port { interface: "en4".to_owned(), address: "172.31.240.1/30".to_owned() }];
+        let network = Some(Network { ports, cables_last: true, after_restart });
+        Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes: Some(20_000) })
+    }
+}
+
+#[tokio::test]
+async fn a_mac_is_changed_over_the_socket_and_taken_back() {
+    let mac = Mac::new();
+    let before = mac.state();
+    let at: PathBuf = mac.0.path().join("run/helper.sock");
+    let socket = Socket::bind(&at, rustix::process::getuid().as_raw()).unwrap();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(mac.helper("one").serve(socket, async {
+        ended.await.ok();
+    }));
+    let Answer::Done { changed, .. } = ask(&at, &mac.wish(Restart::Drop)).await.unwrap() else { panic!() };
+    assert_eq!(
+        changed,
+        [
+            "en4 left bridge0",
+            "en4 has 172.31.240.1/30",
+            "services of cables come last",
+            "the GPU may wire 20000 MiB"
+        ]
+    );
+    assert_eq!(mac.state(), ["Ethernet\nCable\n", "172.31.240.1\n", "", "20000\n"].map(str::to_owned));
+    let again = ask(&at, &mac.wish(Restart::Drop)).await.unwrap();
+    assert!(matches!(&again, Answer::Done { changed, held } if changed.is_empty() && held.len() == 4));
+
+    // What is no line, no request or too long is answered and harms nobody.
+    for line in [&b"{\"op\":\"run\"}\n"[..], b"no end", b"\xff\n", &[b' '; 100_000]] {
+        let mut stream = tokio::net::UnixStream::connect(&at).await.unwrap();
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        // It may have said no before the last byte came.
+        stream.write_all(line).await.ok();
+        stream.shutdown().await.ok();
+        let mut answer = Vec::new();
+        match stream.read_to_end(&mut answer).await {
+            Ok(_) => assert!(String::from_utf8_lossy(&answer).contains("this is no request"), "{line:?}"),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{line:?}"),
+        }
+    }
+    let Answer::Failed { why } = ({
+        mac.tool("sysctl", "case \"$1\" in *=*) echo 'Operation not permitted' >&2; exit 1;; *) echo 'iogpu.wired_limit_mb: 20000';; esac");
+        ask(&at, &Request::Revert {}).await.unwrap()
+    }) else {
+        panic!()
+    };
+    assert_eq!(why, "`sysctl iogpu.wired_limit_mb=0` failed: Operation not permitted");
+    end.send(()).unwrap();
+    serving.await.unwrap();
+    assert!(!at.exists());
+
+    // What could not be taken back is, once it can: the order of services outlasts a restart, all else does not.
+    std::fs::write(mac.0.path().join("addresses"), "").unwrap();
+    std::fs::write(mac.0.path().join("members"), "en4\n").unwrap();
+    std::fs::write(mac.0.path().join("wired"), "0\n").unwrap();
+    let mut helper = mac.helper("two");
+    helper.begin().await.unwrap();
+    assert_eq!(mac.state(), before);
+    let held = helper.answer(Request::Read {}).await;
+    assert_eq!(held, Answer::Done { changed: Vec::new(), held: Vec::new() });
+}
+
+#[tokio::test]
+async fn a_user_that_is_not_named_is_not_heard() {
+    let mac = Mac::new();
+    if !rustix::process::getuid().is_root() {
+        println!("skipped: only root can ask as somebody else");
+        return;
+    }
+    let at = mac.0.path().join("helper.sock");
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(mac.0.path(), open.clone()).unwrap();
+    let socket = Socket::bind(&at, 4321).unwrap();
+    // Everybody may knock here, so that it is the kernel's word that counts and not the file's mode.
+    std::fs::set_permissions(&at, open).unwrap();
+    let serving = tokio::spawn(mac.helper("one").serve(socket, std::future::pending()));
+    let asker = mac.0.path().join("asker");
+    std::fs::copy(program(), &asker).unwrap();
+    for (user, words) in [("4321", "Ok(Done {"), ("4322", "Err(Closed(")] {
+        let mut command = tokio::process::Command::new("setpriv");
+        let command = command.args(["--reuid", user, "--clear-groups"]).arg(&asker).arg("ask").arg(&at);
+        let heard = command.output().await.unwrap();
+        assert!(String::from_utf8_lossy(&heard.stdout).starts_with(words), "{user}: {heard:?}");
+    }
+    serving.abort();
+}
