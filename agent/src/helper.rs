@@ -8,6 +8,7 @@
 //! ```
 
 mod check;
+pub(crate) mod client;
 mod decide;
 mod deed;
 mod journal;

@@ -87,6 +87,8 @@ pub struct AgentConfig {
     pub fabric_tools: Option<PathBuf>,
     /// Who is told that this node and its deployments are there.
     pub presence: Option<PresenceConfig>,
+    /// Socket of this machine's root helper.
+    pub helper: PathBuf,
 }
 
 /// Why an agent could not start. Once it runs, nothing but its shutdown ends it.
@@ -210,6 +212,15 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         metrics: metrics.clone(),
     }));
     tasks.spawn(probe::keep(Probe::new(config.fabric_tools.clone()), fabric));
+    let (asks, asked) = watch::channel(None);
+    let (told, helped) = watch::channel(Vec::new());
+    tasks.spawn(helper::client::keep(helper::client::Asking {
+        socket: config.helper.clone(),
+        node: identity.node.clone(),
+        boot: machine.boot_id.clone(),
+        asked,
+        told,
+    }));
     tasks.spawn(node::keep(node::Node {
         client: client.clone(),
         name: identity.node.clone(),
@@ -225,6 +236,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         metrics: metrics.clone(),
         ready: ready.clone(),
         channel: report,
+        asked: asks,
+        helped,
         gone,
     }));
     tasks.spawn(load::keep(config.fabric_tools.clone(), metrics.clone()));
@@ -288,6 +301,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     presence.end(removed).await;
     if removed {
         stop_engines(&config.data_dir).await;
+        helper::client::give_back(&config.helper, &identity.node).await;
         // Who asked for it is told by `russet leave`.
         return if leave::marker(&folder).exists() { Ok(()) } else { Err(Error::Removed(identity.node)) };
     }

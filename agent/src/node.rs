@@ -25,6 +25,7 @@ use crate::fabric::measure::Found;
 use crate::fabric::probe::Seen;
 use crate::grants::Limits;
 use crate::hardware::{self, Machine};
+use crate::helper::client::{Asked, KINDS, Verdict};
 use crate::metrics::Metrics;
 use crate::store::{Disk, Store};
 
@@ -103,6 +104,10 @@ pub(crate) struct Node {
     pub metrics: Metrics,
     pub ready: Arc<AtomicBool>,
     pub channel: Channel,
+    /// Told what the spec asks of the root helper.
+    pub asked: watch::Sender<Option<Asked>>,
+    /// What became of that.
+    pub helped: watch::Receiver<Vec<Verdict>>,
     /// Told once the node is no longer one of the cluster's.
     pub gone: oneshot::Sender<()>,
 }
@@ -130,6 +135,8 @@ pub(crate) async fn keep(mut node: Node) {
             let (read, reason, message) = ports_read(&seen);
             conditions::set(&mut conditions, Type::PortsRead, read, reason, message, None, Timestamp::now());
         }
+        let helped = node.helped.borrow_and_update().clone();
+        tell(&mut conditions, helped);
         let limits = *node.channel.limits.borrow();
         let status = status(&node, &limits, granted, &disk, seen, conditions.clone());
         // The operator makes links of ports within a moment.
@@ -142,6 +149,8 @@ pub(crate) async fn keep(mut node: Node) {
                 node.ready.store(true, Ordering::Release);
                 let told = bounds(limits.total, &found.spec.memory);
                 node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
+                let asked = Some(Asked::new(&found.spec, found.metadata.generation));
+                node.asked.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
                 let reserve = found.spec.disk.reserve.as_deref();
                 let other = node.store.reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
                 let links = found.status.map(|status| status.links).unwrap_or_default();
@@ -183,7 +192,19 @@ pub(crate) async fn keep(mut node: Node) {
             changed = node.address.changed() => if changed.is_err() { return },
             changed = node.fabric.changed() => if changed.is_err() { return },
             changed = node.found.changed() => if changed.is_err() { return },
+            changed = node.helped.changed() => if changed.is_err() { return },
         }
+    }
+}
+
+/// Conditions of what the root helper does; none where there is nothing to say.
+fn tell(conditions: &mut Vec<Condition>, helped: Vec<Verdict>) {
+    conditions.retain(|condition| {
+        let of = |kind: &Type| condition.type_ == format!("{kind:?}");
+        !KINDS.iter().any(of) || helped.iter().any(|verdict| of(&verdict.kind))
+    });
+    for Verdict { kind, status, reason, message, generation } in helped {
+        conditions::set(conditions, kind, status, reason, message, generation, Timestamp::now());
     }
 }
 
@@ -214,7 +235,8 @@ fn is_unknown(error: &kube::Error) -> bool {
 
 /// The owner's bounds; one that does not parse is ignored rather than taken for none at all.
 fn bounds(total: u64, memory: &NodeMemoryLimits) -> Limits {
-    let NodeMemoryLimits { serving_limit, user_reserve } = memory;
+    // The last is the root helper's.
+    let NodeMemoryLimits { serving_limit, user_reserve, wired_limit: _ } = memory;
     let read = |text: &Option<String>| text.as_deref().and_then(|text| quantity::parse(text).ok());
     Limits { total, serving: read(serving_limit), user_reserve: read(user_reserve) }
 }
@@ -333,8 +355,11 @@ mod tests {
 
     #[test]
     fn the_owners_bounds_are_quantities() {
-        let memory =
-            NodeMemoryLimits { serving_limit: Some("6Gi".into()), user_reserve: Some("nonsense".into()) };
+        let memory = NodeMemoryLimits {
+            serving_limit: Some("6Gi".into()),
+            user_reserve: Some("nonsense".into()),
+            wired_limit: None,
+        };
         let limits = bounds(16 << 30, &memory);
         assert_eq!(
             (limits.serving, limits.user_reserve, limits.serving_limit()),

@@ -4,15 +4,18 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
+#[path = "cluster/changing.rs"]
+mod changing;
+
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use russet_agent::helper::{
-    Answer, Helper, Machine, Network, Policy, Port, Request, Restart, Socket, Wanted, ask,
-};
+use russet_agent::helper::{Answer, Network, Port, Request, Restart, Socket, Wanted, ask};
+
+use self::changing::Mac;
 
 /// A network namespace, for as long as a process of ours is in it.
 struct Space {
@@ -233,79 +236,11 @@ fn a_restart_forgets_what_was_for_its_time_and_makes_again_what_is_kept() {
     }
 }
 
-/// A Mac whose tools keep what they are told in files of a folder. Only the answers' shapes are macOS's; nothing of this
-/// ever ran on one.
-struct Mac(tempfile::TempDir);
-
-impl Mac {
-    fn new() -> Self {
-        let mac = Self(tempfile::tempdir().unwrap());
-        mac.tool(
-            "networksetup",
-            r#"case "$1" in
-            -listallhardwareports) printf 'Hardware Port: Ethernet\nDevice: en0\n\nHardware Port: Thunderbolt 1\nDevice: en4\n' ;;
-            -listnetworkserviceorder) number=0
-                while read -r name; do
-                    number=$((number + 1))
-                    case "$name" in Cable) device=en4 ;; *) device=en0 ;; esac
-                    printf '(%s) %s\n(Hardware Port: X, Device: %s)\n\n' "$number" "$name" "$device"
-                done < "$D/order" ;;
-            -ordernetworkservices) shift; printf '%s\n' "$@" > "$D/order" ;;
-            esac"#,
-        );
-        mac.tool(
-            "ifconfig",
-            r#"case "$*" in
-            "") printf 'en0: flags=8863<UP> mtu 1500\n\tinet 192.168.1.20 netmask 0xffffff00\n'
-                printf 'en4: flags=8863<UP> mtu 1500\n'
-                while read -r address; do printf '\tinet %s netmask 0xfffffffc\n' "$address"; done < "$D/addresses"
-                printf 'bridge0: flags=8863<UP> mtu 1500\n'
-                while read -r member; do printf '\tmember: %s flags=3<LEARNING>\n' "$member"; done < "$D/members" ;;
-            "bridge0 deletem en4") : > "$D/members" ;;
-            "bridge0 addm en4") echo en4 > "$D/members" ;;
-            "en4 inet "*" netmask 255.255.255.252 alias") echo "$3" >> "$D/addresses" ;;
-            "en4 inet "*" delete") grep -v -x -F "$3" "$D/addresses" > "$D/next"; mv "$D/next" "$D/addresses" ;;
-            *) echo "ifconfig: bad value: $*" >&2; exit 1 ;;
-            esac"#,
-        );
-        mac.tool(
-            "sysctl",
-            r#"case "$1" in
-            iogpu.wired_limit_mb=*) echo "${1#*=}" > "$D/wired" ;;
-            iogpu.wired_limit_mb) echo "iogpu.wired_limit_mb: $(cat "$D/wired")" ;;
-            esac"#,
-        );
-        for (file, text) in
-            [("order", "Cable\nEthernet\n"), ("addresses", ""), ("members", "en4\n"), ("wired", "0\n")]
-        {
-            std::fs::write(mac.0.path().join(file), text).unwrap();
-        }
-        mac
-    }
-
-    fn tool(&self, name: &str, body: &str) {
-        let path = self.0.path().join(name);
-        let path_line = "PATH=/usr/bin:/bin";
-        std::fs::write(&path, format!("#!/bin/sh\n{path_line}\nD=$(dirname \"$0\")\n{body}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-
-    fn state(&self) -> [String; 4] {
-        ["order", "addresses", "members", "wired"]
-            .map(|file| std::fs::read_to_string(self.0.path().join(file)).unwrap())
-    }
-
-    fn helper(&self, boot: &str) -> Helper {
-        let policy = Policy { interface_prefix: None, wired_percent: Some(50), memory: 64 << 30 };
-        let machine = Machine::new(Some(self.0.path().to_owned()), None);
-        Helper::open(machine, policy, &self.0.path().join("state"), boot).unwrap()
-    }
-
-    fn wish(&self, after_restart: Restart) -> Request {
-        let ports = vec![Port { interface: "en4".to_owned(), address: "172.31.240.1/30".to_owned() }];
-        let network = Some(Network { ports, cables_last: true, after_restart });
-        Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes: Some(20_000) })
-    }
+/// What a Mac is asked for in these tests.
+fn mac_wish() -> Request {
+    let ports = vec![Port { interface: "en4".to_owned(), address: "172.31.240.1/30".to_owned() }];
+    let network = Some(Network { ports, cables_last: true, after_restart: Restart::Drop });
+    Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes: Some(20_000) })
 }
 
 #[tokio::test]
@@ -318,7 +253,7 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
     let serving = tokio::spawn(mac.helper("one").serve(socket, async {
         ended.await.ok();
     }));
-    let Answer::Done { changed, .. } = ask(&at, &mac.wish(Restart::Drop)).await.unwrap() else { panic!() };
+    let Answer::Done { changed, .. } = ask(&at, &mac_wish()).await.unwrap() else { panic!() };
     assert_eq!(
         changed,
         [
@@ -329,7 +264,7 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
         ]
     );
     assert_eq!(mac.state(), ["Ethernet\nCable\n", "172.31.240.1\n", "", "20000\n"].map(str::to_owned));
-    let again = ask(&at, &mac.wish(Restart::Drop)).await.unwrap();
+    let again = ask(&at, &mac_wish()).await.unwrap();
     assert!(matches!(&again, Answer::Done { changed, held } if changed.is_empty() && held.len() == 4));
 
     // What is no line, no request or too long is answered and harms nobody.

@@ -37,6 +37,9 @@ pub struct NodeArguments {
     /// for this machine's ports in place of the system's; lets a machine play a Mac.
     #[arg(long, env = "RUSSET_FABRIC_TOOLS")]
     pub fabric_tools: Option<PathBuf>,
+    /// Socket of this machine's root helper, which `russet fabric apply` needs.
+    #[arg(long, env = "RUSSET_HELPER", default_value = russet_agent::helper::SOCKET)]
+    pub helper: PathBuf,
     #[command(flatten)]
     pub presence: PresenceArguments,
     /// Log as JSON.
@@ -102,6 +105,7 @@ pub async fn run_node(node: NodeArguments) -> Result<()> {
         metrics_listen: node.metrics_listen,
         fabric_tools: node.fabric_tools.clone(),
         presence: node.presence.config()?,
+        helper: node.helper.clone(),
     };
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let with_parent = node.exit_with_parent;

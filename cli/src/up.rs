@@ -95,6 +95,7 @@ pub async fn run(arguments: Arguments) -> Result<()> {
         engine_binary: None,
         metrics_listen: arguments.metrics_listen,
         fabric_tools: None,
+        helper: russet_agent::helper::SOCKET.into(),
         presence: arguments.presence.clone(),
         json_logs: false,
         exit_with_parent: false,

@@ -26,6 +26,10 @@ pub enum Type {
     PortsRead,
     /// InferenceNode: nothing keeps its cables from what they could do (operator).
     FabricHealthy,
+    /// InferenceNode: its network is as `spec.network` wants it (agent).
+    NetworkApplied,
+    /// InferenceNode: so much memory may be wired as `spec.memory.wiredLimit` says (agent).
+    WiredLimitSet,
     /// Model: revision, digest and shape are known.
     Resolved,
     /// Model: the engine knows the architecture.
@@ -297,6 +301,16 @@ pub enum Reason {
     LinkUnanswered,
     /// A cable carries less than half of what others that were negotiated alike do.
     LinkDegraded,
+    /// The machine's root helper made it so.
+    Applied,
+    /// Nothing is asked for any more, and what was changed is as it was before.
+    Restored,
+    /// The machine has started anew since, and it was asked for until then.
+    DroppedAtRestart,
+    /// The machine has no root helper that answers; the message says how to install it.
+    HelperAbsent,
+    /// The root helper does not do this; the message has its words.
+    HelperRefused,
 }
 
 /// Sets `kind` to `status`; the transition time moves only when the status does. Returns whether

@@ -59,6 +59,68 @@ pub struct InferenceNodeSpec {
     /// Bounds on the disk that models may take.
     #[serde(default)]
     pub disk: NodeDiskLimits,
+    /// How the machine's network should be, which its root helper makes so (`russet fabric apply`); absent: as it is
+    /// without Russet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NodeNetwork>,
+}
+
+/// What a machine's root helper makes of its network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeNetwork {
+    /// Ports that get an address of their own and leave their bridge. Only ports of Thunderbolt cables are touched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["interface"]))]
+    pub ports: Vec<PortAddress>,
+    /// Where services of cables stand when macOS looks for a way to the internet; absent: where they stand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_order: Option<ServiceOrder>,
+    /// What becomes of it when the machine starts anew.
+    #[serde(default)]
+    pub after_restart: AfterRestart,
+    /// With `Drop`, the boot (`status.bootId`) during which it holds; absent: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub boot_id: Option<String>,
+}
+
+/// An address for a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PortAddress {
+    /// Its network interface, such as `en5`.
+    #[schemars(length(min = 1, max = 64))]
+    pub interface: String,
+    /// A host in a private network of four, such as `172.31.240.1/30`.
+    #[schemars(regex(pattern = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/30$"))]
+    pub address: String,
+}
+
+/// Where services of cables stand in the order of macOS's network services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ServiceOrder {
+    /// Behind all others, so that internet traffic goes over them last.
+    CablesLast,
+    /// A word of a newer release; not done, and said.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+/// What becomes of a changed network when its machine starts anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AfterRestart {
+    /// It is as if nothing had been changed.
+    #[default]
+    Drop,
+    /// It is changed again.
+    Keep,
+    /// A word of a newer release; treated like Drop.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Whether a node takes new work.
@@ -89,6 +151,11 @@ pub struct NodeMemoryLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
     pub user_reserve: Option<String>,
+    /// Bytes that the GPU may keep wired, such as `56Gi`, which the machine's root helper sets where its owner allows
+    /// that (`--allow-wired-limit`); absent: what macOS thinks fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"))]
+    pub wired_limit: Option<String>,
 }
 
 /// The owner's bounds on the disk.
@@ -162,7 +229,8 @@ pub struct InferenceNodeStatus {
     /// Address of the agent's metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_address: Option<String>,
-    /// Ready, Reachable, Drained and FabricHealthy (operator), MemoryPressure, DiskPressure and PortsRead (agent).
+    /// Ready, Reachable, Drained and FabricHealthy (operator), MemoryPressure, DiskPressure, PortsRead,
+    /// NetworkApplied and WiredLimitSet (agent).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
+mod changing;
 mod fabric;
 mod guard;
 mod joining;
+mod network;
 mod plane;
 mod presence;
 mod upgrade;

@@ -183,6 +183,7 @@ impl Agent {
             metrics_listen: ([127, 0, 0, 1], 0).into(),
             fabric_tools: None,
             presence: None,
+            helper: folder.join(format!("{name}-helper.sock")),
         };
         let mut agent = Self { config, running: None };
         agent.start();
