@@ -29,9 +29,8 @@ async fn main() {
     let [state, prefix, boot, request] = &words[..] else {
         panic!("see the head of agent/examples/helper.rs")
     };
-    let policy = Policy { interface_prefix: Some(prefix.clone()), ..Policy::default() };
-    let machine = Machine::new(None, policy.interface_prefix.clone());
-    let mut helper = Helper::open(machine, policy, Path::new(state), boot).unwrap();
+    let machine = Machine::new(None, Some(prefix.clone()));
+    let mut helper = Helper::open(machine, Policy::default(), Path::new(state), boot).unwrap();
     helper.begin().await.unwrap();
     let answer = helper.answer(serde_json::from_str(request).unwrap()).await;
     println!("{}", serde_json::to_string(&answer).unwrap());

@@ -1,6 +1,10 @@
 //! `russet fabric`: which ports the machines have, where their cables lead, whether RDMA can run over each, and if not,
-//! why not and what to do (`show`); and which changes to their networks would let it (`plan`). Nothing is changed here.
+//! why not and what to do (`show`); which changes to their networks would let it (`plan`); and these asked for and taken
+//! back ([`apply`]).
 
+mod apply;
+
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -10,7 +14,7 @@ use kube::core::DeserializeGuard;
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
 use russet_crds::{FabricPort, InferenceNode, InferenceNodeStatus, LinkMeasured};
-use russet_plan::fabric::{network, show_bits};
+use russet_plan::fabric::{network, show_bits, wish};
 
 use crate::client::Connection;
 use crate::get::lay_out;
@@ -43,6 +47,22 @@ enum Verb {
         #[command(flatten)]
         connection: Connection,
     },
+    /// Have the machines make these changes, by their root helpers, and wait until they have.
+    Apply {
+        /// Where networks for cables come from: the first address of 4096.
+        #[arg(long, default_value_t = network::RANGE)]
+        range: Ipv4Addr,
+        /// Have the changes outlast restarts of the machines.
+        #[arg(long)]
+        keep: bool,
+        #[command(flatten)]
+        asking: apply::Asking,
+    },
+    /// Have the machines take back all that was applied, and wait until they have.
+    Revert {
+        #[command(flatten)]
+        asking: apply::Asking,
+    },
 }
 
 /// Prints what was asked for.
@@ -50,6 +70,10 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     match arguments.verb {
         Verb::Show { node, connection } => print!("{}", show(&nodes(&connection, node).await?)),
         Verb::Plan { range, connection } => print!("{}", plan(&nodes(&connection, None).await?, range)?),
+        Verb::Apply { range, keep, asking } => {
+            apply::apply(&nodes(&asking.connection, None).await?, range, keep, &asking).await?;
+        }
+        Verb::Revert { asking } => apply::revert(&nodes(&asking.connection, None).await?, &asking).await?,
     }
     Ok(())
 }
@@ -72,9 +96,12 @@ async fn nodes(connection: &Connection, node: Option<String>) -> Result<Vec<Arc<
 
 /// The changes, by machine, as commands to type there.
 fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
-    let known = nodes.iter().filter_map(|node| Some((node.name_any(), node.status.clone()?))).collect();
+    let known: BTreeMap<_, _> =
+        nodes.iter().filter_map(|node| Some((node.name_any(), node.status.clone()?))).collect();
     let changes = network::changes(&known, range)?;
-    if changes.is_empty() {
+    let orders = known.iter().filter(|(_, status)| wish::goes_over_cable(status));
+    let orders: Vec<&str> = orders.map(|(name, _)| name.as_str()).collect();
+    if changes.is_empty() && orders.is_empty() {
         return Ok(
             "nothing to change: no cable lacks an address alone; `russet fabric show` says what it lacks\n"
                 .to_owned(),
@@ -89,7 +116,12 @@ fn plan(nodes: &[Arc<InferenceNode>], range: Ipv4Addr) -> Result<String> {
             .rev()
             .for_each(|change| text.push_str(&format!("    sudo {}\n", change.undo().join(" "))));
     }
-    text.push_str("These last until a machine starts anew. Nothing was changed. Where a machine is reached over such a port\nor its bridge, be at it when you type them.\n");
+    for node in orders {
+        text.push_str(&format!(
+            "on {node}, whose internet traffic goes over a cable:\n  network services of cables behind all others (networksetup -ordernetworkservices)\n"
+        ));
+    }
+    text.push_str("These last until a machine starts anew, but for the order of services. Nothing was changed; `russet fabric apply` has\nthe machines do it. Where a machine is reached over such a port\nor its bridge, be at it when you type them.\n");
     Ok(text)
 }
 

@@ -20,6 +20,7 @@ mod explain;
 mod fabric;
 mod gateway;
 mod get;
+mod helper;
 mod identities;
 mod join;
 mod key;
@@ -90,8 +91,11 @@ enum Verb {
     Uncordon(cordon::Arguments),
     /// Move everything off a node and wait until it is empty.
     Drain(drain::Arguments),
-    /// Show the machines' ports and cables, what keeps RDMA from each, and which changes would let it.
+    /// Show the machines' ports and cables, what keeps RDMA from each, and which changes would let it; make them.
     Fabric(fabric::Arguments),
+    /// Change this machine's network for its agent, as root, within bounds, and take it back (a service: `russet service install helper`).
+    #[command(hide = true)]
+    Helper(helper::Arguments),
     /// Say what is wrong with the cluster and what to do, and prove its machines by having them answer.
     Doctor(doctor::Arguments),
     /// Wait until objects have a condition.
@@ -152,6 +156,7 @@ fn main() -> std::process::ExitCode {
             Verb::Uncordon(arguments) => cordon::undo(arguments).await,
             Verb::Drain(arguments) => drain::run(arguments).await,
             Verb::Fabric(arguments) => fabric::run(arguments).await,
+            Verb::Helper(arguments) => helper::run(arguments).await,
             Verb::Doctor(arguments) => doctor::run(arguments).await,
             Verb::Wait(arguments) => wait::run(arguments).await,
             Verb::Logs(arguments) => logs::run(arguments),

@@ -1,4 +1,5 @@
-//! `russet service`: has systemd or launchd run a verb of this program from the machine's start on, as a user of its own.
+//! `russet service`: has systemd or launchd run a verb of this program from the machine's start on, as a user of its own;
+//! the root helper alone as root.
 //! Files are written and removed here, and nothing is started or stopped: which commands do that is said.
 
 mod files;
@@ -15,6 +16,9 @@ use anyhow::{Context, Result, bail, ensure};
 use self::files::Outcome;
 use self::manager::Manager;
 use self::spec::{Service, Verb};
+
+/// The user of this system's services, unless another is named.
+pub const USER: &str = Manager::OF_THIS_SYSTEM.user();
 
 /// Arguments of `russet service`.
 #[derive(clap::Args)]
@@ -63,7 +67,7 @@ struct Install {
     /// Print what would be written, and write nothing.
     #[arg(long, visible_alias = "dry-run")]
     print: bool,
-    /// User that runs it; default `russet`, on macOS `_russet`.
+    /// User that runs it, or for `helper` the one that may ask it; default `russet`, on macOS `_russet`.
     #[arg(long)]
     user: Option<String>,
     /// The program; default this one.
@@ -72,7 +76,7 @@ struct Install {
     /// Variable of its environment, NAME=VALUE; may be given several times.
     #[arg(long = "env")]
     environment: Vec<String>,
-    /// The verb: `agent` on a machine that has joined, `up`, `gateway` or `operator`; then its options.
+    /// The verb: `agent` on a machine that has joined, `up`, `gateway`, `operator` or `helper`; then its options.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "VERB")]
     command: Vec<String>,
 }

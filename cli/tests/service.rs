@@ -62,7 +62,9 @@ const GATEWAY: &[&str] =
     &["gateway", "--kubeconfig", "/etc/russet/kubeconfig", "--listen", "127.0.0.1:52415"];
 const OPERATOR: &[&str] = &["operator", "--kubeconfig", "/etc/russet/kubeconfig", "--identity", "rack $1"];
 
-const ALL: [&[&str]; 4] = [AGENT, UP, GATEWAY, OPERATOR];
+const HELPER: &[&str] = &["helper", "--allow-wired-limit", "80"];
+
+const ALL: [&[&str]; 5] = [AGENT, UP, GATEWAY, OPERATOR, HELPER];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -161,7 +163,7 @@ fn services_are_shown_and_removed_and_nothing_else_is() {
         assert!(!said.status.success() && foreign.exists());
 
         assert!(service(&[&["uninstall", "up", "--force"], &place[..]].concat()).0);
-        for verb in ["agent", "gateway", "operator"] {
+        for verb in ["agent", "gateway", "operator", "helper"] {
             let (well, said) = service(&[&["uninstall", verb], &place[..]].concat());
             assert!(well, "{said}");
         }

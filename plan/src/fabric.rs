@@ -9,6 +9,7 @@ mod cabling;
 mod domain;
 pub mod network;
 mod team;
+pub mod wish;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

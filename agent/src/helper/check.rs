@@ -16,8 +16,6 @@ const PORTS: usize = 32;
 /// The owner's bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Interfaces whose names begin so count as Thunderbolt, for machines that only play one.
-    pub interface_prefix: Option<String>,
     /// Percent of the memory that may be wired at most; nobody may set the limit where there is none.
     pub wired_percent: Option<u8>,
     /// Bytes of memory of this machine.
@@ -245,7 +243,7 @@ pub(super) mod tests {
     }
 
     pub fn policy() -> Policy {
-        Policy { interface_prefix: None, wired_percent: Some(80), memory: 10 << 30 }
+        Policy { wired_percent: Some(80), memory: 10 << 30 }
     }
 
     /// What the helper says of a line, without making anything.

@@ -70,7 +70,7 @@ impl Mac {
 
     /// A root helper of it, which keeps its journal beside the tools.
     pub fn helper(&self, boot: &str) -> Helper {
-        let policy = Policy { interface_prefix: None, wired_percent: Some(50), memory: 64 << 30 };
+        let policy = Policy { wired_percent: Some(50), memory: 64 << 30 };
         let machine = Machine::new(Some(self.0.path().to_owned()), None);
         Helper::open(machine, policy, &self.0.path().join("state"), boot).unwrap()
     }

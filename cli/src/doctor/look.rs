@@ -39,6 +39,10 @@ fn one(node: &InferenceNode, usual: Option<&str>) -> Vec<Finding> {
     for kind in [Type::MemoryPressure, Type::DiskPressure] {
         found.extend(get(conditions, kind).filter(|it| it.status == "True").map(|it| bad(said(it))));
     }
+    for kind in [Type::NetworkApplied, Type::WiredLimitSet] {
+        let fails = |it: &&Condition| it.status == "False" && reason(it) != Some(Reason::Restored);
+        found.extend(get(conditions, kind).filter(fails).map(|it| bad(said(it))));
+    }
     match get(conditions, Type::FabricHealthy) {
         Some(health) if health.status == "False" => found.push(bad(said(health))),
         Some(health) if reason(health) == Some(Reason::PeerNotJoined) => found.push(note(said(health))),

@@ -51,7 +51,7 @@ impl Manager {
     pub const OF_THIS_SYSTEM: Self = if cfg!(target_os = "macos") { Self::Launchd } else { Self::Systemd };
 
     /// Who runs services unless somebody else is named. Users of macOS's own services begin with `_`.
-    pub fn user(self) -> &'static str {
+    pub const fn user(self) -> &'static str {
         match self {
             Self::Systemd => "russet",
             Self::Launchd => "_russet",
@@ -63,6 +63,14 @@ impl Manager {
         match self {
             Self::Systemd => "/var/lib/russet",
             Self::Launchd => "/var/db/russet",
+        }
+    }
+
+    /// Where the root helper has its journal, which is not its agent's.
+    pub fn helper_dir(self) -> &'static str {
+        match self {
+            Self::Systemd => "/var/lib/russet-helper",
+            Self::Launchd => "/var/db/russet-helper",
         }
     }
 

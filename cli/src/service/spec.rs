@@ -25,11 +25,13 @@ pub enum Verb {
     Gateway,
     /// The operator alone.
     Operator,
+    /// The root helper of a machine whose agent may change its network.
+    Helper,
 }
 
 impl Verb {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Agent, Self::Up, Self::Gateway, Self::Operator];
+    pub const ALL: [Self; 5] = [Self::Agent, Self::Up, Self::Gateway, Self::Operator, Self::Helper];
 
     /// As it is written.
     pub fn word(self) -> &'static str {
@@ -38,6 +40,7 @@ impl Verb {
             Self::Up => "up",
             Self::Gateway => "gateway",
             Self::Operator => "operator",
+            Self::Helper => "helper",
         }
     }
 
@@ -48,6 +51,7 @@ impl Verb {
             Self::Up => "Russet control plane, gateway and node agent",
             Self::Gateway => "Russet gateway",
             Self::Operator => "Russet operator",
+            Self::Helper => "Russet root helper",
         }
     }
 
@@ -126,10 +130,11 @@ impl Service {
     /// Checks what was asked for.
     pub fn new(wanted: Wanted) -> Result<Self> {
         let Wanted { manager, user, program, environment: named, here, command } = wanted;
-        let (word, options) = command.split_first().context("name a verb: agent, up, gateway or operator")?;
+        let (word, options) =
+            command.split_first().context("name a verb: agent, up, gateway, operator or helper")?;
         let verb = Verb::ALL.into_iter().find(|verb| verb.word() == word).with_context(|| match word.as_str() {
             "join" => "a service cannot join: its token would stand in a file that everybody can read. Join once with `russet join … --no-agent`, then install `agent`".to_owned(),
-            _ => format!("{word} cannot be a service; agent, up, gateway and operator can"),
+            _ => format!("{word} cannot be a service; agent, up, gateway, operator and helper can"),
         })?;
         ensure!(
             user.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
@@ -138,12 +143,22 @@ impl Service {
             "--user {user:?} is no name of a user"
         );
         let told = Told::read(verb, options, &here)?;
-        let data_dir = told.data_dir.clone().unwrap_or_else(|| manager.data_dir().into());
+        let is_helper = verb == Verb::Helper;
+        let own = if is_helper { manager.helper_dir() } else { manager.data_dir() };
+        let data_dir = told.data_dir.clone().unwrap_or_else(|| own.into());
         let mut argv = vec![text(&program)?, word.clone()];
         argv.extend(options.iter().cloned());
         if told.takes_data_dir && told.data_dir.is_none() {
             argv.extend(["--data-dir".to_owned(), text(&data_dir)?]);
         }
+        // Whoever runs the agent asks; root alone does.
+        let user = if is_helper {
+            argv.extend(["--user".to_owned(), user]);
+            argv.extend(["--state".to_owned(), text(&data_dir)?]);
+            "root".to_owned()
+        } else {
+            user
+        };
         check(&program, &argv, told.named.iter())?;
         let carried = CARRIED.iter().filter_map(|name| Some(((*name).to_owned(), here.get(*name)?.clone())));
         let mut environment: BTreeMap<String, String> = carried.collect();
@@ -187,6 +202,11 @@ impl Told {
             Ok(told) => told,
             Err(error) => bail!("`russet {}` does not take these options:\n{error}", verb.word()),
         };
+        let given = |id| told.value_source(id) == Some(ValueSource::CommandLine);
+        ensure!(
+            verb != Verb::Helper || !(given("user") || given("state") || given("revert")),
+            "a service names its helper's user by --user before the verb, and keeps its journal where uninstalling finds it: leave out --user, --state and --revert behind it"
+        );
         ensure!(
             !matches!(told.try_get_one::<bool>("exit_with_parent"), Ok(Some(true))),
             "--exit-with-parent would end the service at once: it has no standard input"

@@ -59,15 +59,19 @@ pub fn name(verb: Verb) -> String {
 fn head(verb: Verb, data_dir: &Path) -> Vec<String> {
     let mut lines = vec![
         format!("Description={}", verb.description()),
-        "Wants=network-online.target".to_owned(),
+        // The helper makes part of the network, and waits for none.
+        if verb == Verb::Helper { "" } else { "Wants=network-online.target" }.to_owned(),
         // A control plane on this very machine comes first, where there is one.
         match verb {
             Verb::Up => "After=network-online.target".to_owned(),
+            // Whoever asks it comes later.
+            Verb::Helper => "Before=russet-agent.service russet-up.service".to_owned(),
             _ => "After=network-online.target russet-up.service".to_owned(),
         },
         // It never gives up: what it waits for may be another machine.
         "StartLimitIntervalSec=0".to_owned(),
     ];
+    lines.retain(|line| !line.is_empty());
     if verb == Verb::Agent {
         // A machine that has left its cluster has nothing to run.
         let joined = data_dir.join("agent").join(folder::KUBECONFIG);
@@ -87,6 +91,10 @@ fn life(verb: Verb) -> Vec<String> {
         lines.extend(["RuntimeDirectory=%p", "RuntimeDirectoryMode=0700", "RuntimeDirectoryPreserve=yes"]);
         lines.extend(["Environment=TMPDIR=%t/%p", "LimitMEMLOCK=infinity"]);
     }
+    if verb == Verb::Helper {
+        // Its socket lies there, which the agent's user has to reach.
+        lines.extend(["RuntimeDirectory=russet", "RuntimeDirectoryMode=0755"]);
+    }
     lines.extend(["LimitNOFILE=65536", "LimitCORE=0"]);
     lines.into_iter().map(str::to_owned).collect()
 }
@@ -100,9 +108,11 @@ fn fence(verb: Verb, data_dir: &Path, homes: Homes, low_port: bool) -> Vec<Strin
         Homes::Written => "no",
     };
     let port = if low_port { "CAP_NET_BIND_SERVICE" } else { "" };
+    // The helper changes networks, and gives its socket to the agent's user.
+    let bounds = if verb == Verb::Helper { "CAP_NET_ADMIN CAP_CHOWN" } else { port };
     let mut lines = vec![
         "UMask=0077".to_owned(),
-        format!("CapabilityBoundingSet={port}"),
+        format!("CapabilityBoundingSet={bounds}"),
         format!("AmbientCapabilities={port}"),
         "NoNewPrivileges=yes".to_owned(),
         "ProtectSystem=strict".to_owned(),
@@ -124,7 +134,12 @@ fn fence(verb: Verb, data_dir: &Path, homes: Homes, low_port: bool) -> Vec<Strin
         "SystemCallErrorNumber=EPERM".to_owned(),
     ];
     // Netlink is how a process asks for the machine's interfaces.
-    lines.push("RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK".to_owned());
+    let families =
+        if verb == Verb::Helper { "AF_UNIX AF_NETLINK" } else { "AF_UNIX AF_INET AF_INET6 AF_NETLINK" };
+    lines.push(format!("RestrictAddressFamilies={families}"));
+    if verb == Verb::Helper {
+        lines.push("IPAddressDeny=any".to_owned());
+    }
     if !verb.has_engines() {
         // Engines need the machine's GPUs and RDMA devices, and their libraries make code while they run. The clock's
         // protection is here because it closes all other devices.

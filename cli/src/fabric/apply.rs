@@ -1,0 +1,302 @@
+//! `russet fabric apply` and `revert`: writes into each InferenceNode's spec how its network should be, or takes that out
+//! again, and waits until the machines' agents say what became of it. Nothing is changed by this program: each machine's
+//! root helper does that, within its bounds.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use russet_crds::conditions::{Reason, Type, get, reason};
+use russet_crds::{AfterRestart, GROUP, InferenceNode, NodeNetwork, PortAddress, ServiceOrder, VERSION};
+use russet_plan::fabric::network::{Change, changes};
+use russet_plan::fabric::wish::{Known, wishes};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::client::Connection;
+use crate::get::lay_out;
+
+/// Who owns `spec.network` on the API server.
+const MANAGER: &str = "russet-fabric";
+/// Between two looks at a node while it is waited for.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// How a change is asked for.
+#[derive(clap::Args)]
+pub struct Asking {
+    /// Ask nobody.
+    #[arg(long, short)]
+    yes: bool,
+    /// How long to wait for the machines.
+    #[arg(long, default_value_t = 60)]
+    timeout_seconds: u64,
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+/// What is waited for: the generation of a node's spec that holds it.
+type Awaited = BTreeMap<String, Option<i64>>;
+
+/// Asks for what the plan shows.
+pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, asking: &Asking) -> Result<()> {
+    let known: BTreeMap<String, Known> = nodes.iter().filter_map(known).collect();
+    let asked = wishes(&known, range, keep)?;
+    if asked.is_empty() {
+        println!(
+            "nothing to change: no cable lacks an address alone; `russet fabric show` says what it lacks"
+        );
+        return Ok(());
+    }
+    let is_new = |name: &String| known.get(name).and_then(|node| node.network.as_ref()) != asked.get(name);
+    let new: BTreeMap<&String, &NodeNetwork> = asked.iter().filter(|(name, _)| is_new(name)).collect();
+    let mut awaited: Awaited = asked.keys().map(|name| (name.clone(), None)).collect();
+    let client = asking.connection.client().await?;
+    if new.is_empty() {
+        println!("unchanged: all of this is asked for already");
+    } else {
+        print!("{}", shown(&known, &new, range)?);
+        confirm("Ask the machines for this?", asking.yes)?;
+        for (&name, &network) in &new {
+            let patched = write(&client, name, json!({"network": network})).await?;
+            awaited.insert(name.clone(), patched.metadata.generation);
+        }
+    }
+    let ended = wait(&client, &awaited, asking.timeout_seconds, true).await?;
+    print!("{}", table(&asked, &ended));
+    finish(&ended, "`russet fabric revert` takes everything back")
+}
+
+/// Asks for nothing any more.
+pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &Asking) -> Result<()> {
+    let asked: BTreeMap<String, NodeNetwork> =
+        nodes.iter().filter_map(|node| Some((node.name_any(), node.spec.network.clone()?))).collect();
+    if asked.is_empty() {
+        println!("nothing to take back: no node's spec.network asks for anything");
+        return Ok(());
+    }
+    let names: Vec<&str> = asked.keys().map(String::as_str).collect();
+    println!("The network of {} becomes what it is without Russet.", names.join(", "));
+    confirm("Take it back?", asking.yes)?;
+    let client = asking.connection.client().await?;
+    let mut awaited = Awaited::new();
+    for name in asked.keys() {
+        let patched = write(&client, name, json!({})).await?;
+        if patched.spec.network.is_some() {
+            let managers = patched.managed_fields().iter().filter_map(|field| field.manager.clone());
+            let managers: Vec<String> = managers.collect();
+            bail!(
+                "spec.network of node {name} stays: {MANAGER} does not own all of it; take it out where it was written (managers: {})",
+                managers.join(", ")
+            );
+        }
+        awaited.insert(name.clone(), patched.metadata.generation);
+    }
+    let ended = wait(&client, &awaited, asking.timeout_seconds, false).await?;
+    print!("{}", table(&asked, &ended));
+    finish(&ended, "the machine's owner can take it back there: `sudo russet helper --revert`")
+}
+
+fn known(node: &Arc<InferenceNode>) -> Option<(String, Known)> {
+    Some((node.name_any(), Known { network: node.spec.network.clone(), status: node.status.clone()? }))
+}
+
+/// What is about to be asked for, as sentences.
+fn shown(
+    known: &BTreeMap<String, Known>,
+    new: &BTreeMap<&String, &NodeNetwork>,
+    range: Ipv4Addr,
+) -> Result<String> {
+    let status = known.iter().map(|(name, node)| (name.clone(), node.status.clone())).collect();
+    let changes = changes(&status, range)?;
+    let mut text = String::new();
+    for (name, network) in new {
+        let NodeNetwork { ports, service_order, after_restart, boot_id: _ } = network;
+        let until = match after_restart {
+            AfterRestart::Keep => "also after restarts",
+            AfterRestart::Drop | AfterRestart::Unknown => "until the machine starts anew",
+        };
+        text.push_str(&format!("on {name}, {until}:\n"));
+        for change in changes.get(*name).into_iter().flatten() {
+            match change {
+                Change::Leave { interface, bridge } => {
+                    text.push_str(&format!("  {interface} leaves {bridge}\n"));
+                }
+                Change::Drop { interface, address } => {
+                    text.push_str(&format!("  {interface} loses {address}\n"));
+                }
+                Change::Address { .. } => {}
+            }
+        }
+        for PortAddress { interface, address } in ports {
+            text.push_str(&format!("  {interface} has {address}\n"));
+        }
+        if *service_order == Some(ServiceOrder::CablesLast) {
+            text.push_str("  network services of cables come behind all others\n");
+        }
+    }
+    text.push_str(
+        "Where a machine is reached over such a port or its bridge alone, it may be lost: be at it.\n",
+    );
+    Ok(text)
+}
+
+/// Whether a person says yes.
+fn confirm(question: &str, yes: bool) -> Result<()> {
+    if yes {
+        return Ok(());
+    }
+    let input = std::io::stdin();
+    ensure!(input.is_terminal(), "nobody can be asked here; say yes beforehand with --yes");
+    print!("{question} [y/N] ");
+    std::io::stdout().flush()?;
+    let mut line = String::new();
+    input.lock().read_line(&mut line)?;
+    ensure!(matches!(line.trim(), "y" | "Y" | "yes"), "nothing was changed");
+    Ok(())
+}
+
+/// Writes all that this program wants of a node's spec.
+async fn write(client: &Client, name: &str, spec: Value) -> Result<InferenceNode> {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
+    let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InferenceNode", "spec": spec});
+    // Not by force: what somebody else keeps in a repository would come back.
+    nodes
+        .patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(patch))
+        .await
+        .with_context(|| format!("spec.network of node {name} could not be written"))
+}
+
+/// What became of a node: whether it is as wanted, and the agent's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Ended {
+    well: bool,
+    words: String,
+}
+
+/// What the agent said of this generation; nothing yet where it has not.
+fn ended(node: &InferenceNode, generation: Option<i64>, applies: bool) -> Option<Ended> {
+    let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let Some(told) = get(conditions, Type::NetworkApplied) else {
+        // Who never was asked has nothing to take back.
+        return (!applies && node.status.is_some())
+            .then(|| Ended { well: true, words: "nothing was changed there".to_owned() });
+    };
+    if generation.is_some_and(|awaited| told.observed_generation.is_none_or(|seen| seen < awaited)) {
+        return None;
+    }
+    let well = match applies {
+        true => told.status == "True",
+        false => reason(told) == Some(Reason::Restored),
+    };
+    Some(Ended { well, words: format!("{}: {}", told.reason, told.message) })
+}
+
+async fn wait(
+    client: &Client,
+    awaited: &Awaited,
+    seconds: u64,
+    applies: bool,
+) -> Result<BTreeMap<String, Ended>> {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let mut all = BTreeMap::new();
+    for (name, generation) in awaited {
+        let end = loop {
+            // A control plane that is away for a moment, perhaps over such a cable, is waited for as well.
+            let found = nodes.get(name).await;
+            if let Some(end) = found.as_ref().ok().and_then(|node| ended(node, *generation, applies)) {
+                break end;
+            }
+            if Instant::now() >= deadline {
+                let why = found.err().map_or_else(
+                    || "its agent has not said anything of it; see whether it runs".to_owned(),
+                    |error| error.to_string(),
+                );
+                break Ended { well: false, words: format!("not known after {seconds} s: {why}") };
+            }
+            tokio::time::sleep(LOOK).await;
+        };
+        all.insert(name.clone(), end);
+    }
+    Ok(all)
+}
+
+/// Each port that was asked for, and what became of its node.
+fn table(asked: &BTreeMap<String, NodeNetwork>, ended: &BTreeMap<String, Ended>) -> String {
+    let mut lines = vec![["NODE", "PORT", "ADDRESS", "WHAT BECAME OF IT"].map(str::to_owned).to_vec()];
+    for (name, network) in asked {
+        let words = ended.get(name).map_or("-", |end| &end.words);
+        let row = |port: &str, address: &str| {
+            let cells = [name.as_str(), port, address, words];
+            cells.map(|cell| cell.replace(char::is_control, "?")).to_vec()
+        };
+        lines.extend(network.ports.iter().map(|port| row(&port.interface, &port.address)));
+        if network.service_order.is_some() {
+            lines.push(row("services", "-"));
+        }
+    }
+    lay_out(&lines)
+}
+
+fn finish(ended: &BTreeMap<String, Ended>, remedy: &str) -> Result<()> {
+    let ill: Vec<&str> = ended.iter().filter(|(_, end)| !end.well).map(|(name, _)| name.as_str()).collect();
+    ensure!(ill.is_empty(), "not all is as it was asked for, on {}; {remedy}", ill.join(", "));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use russet_crds::conditions;
+    use russet_crds::{InferenceNodeSpec, InferenceNodeStatus};
+
+    use super::*;
+
+    #[test]
+    fn what_was_said_before_the_wish_is_not_taken_for_its_answer() {
+        let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
+        assert_eq!(ended(&node, Some(2), true), None);
+        node.status = Some(InferenceNodeStatus::default());
+        assert_eq!(ended(&node, Some(2), true), None);
+        assert!(ended(&node, Some(2), false).is_some_and(|end| end.well), "it was never asked");
+        let mut tell = |status, reason, generation| {
+            let conditions = &mut node.status.as_mut().unwrap().conditions;
+            let at = Timestamp::UNIX_EPOCH;
+            conditions::set(conditions, Type::NetworkApplied, status, reason, "words", generation, at);
+            [ended(&node, Some(2), true), ended(&node, Some(2), false)].map(|end| end.map(|end| end.well))
+        };
+        for (status, reason, generation, applied, reverted) in [
+            (true, Reason::Applied, Some(1), None, None),
+            (true, Reason::Applied, None, None, None),
+            (true, Reason::Applied, Some(2), Some(true), Some(false)),
+            (false, Reason::HelperAbsent, Some(2), Some(false), Some(false)),
+            (false, Reason::Restored, Some(3), Some(false), Some(true)),
+        ] {
+            assert_eq!(tell(status, reason, generation), [applied, reverted], "{reason:?} {generation:?}");
+        }
+    }
+
+    #[test]
+    fn every_port_has_a_line_and_nobody_writes_beyond_it() {
+        let port = |interface: &str| PortAddress {
+            interface: interface.to_owned(),
+            address: "10.0.0.1/30".to_owned(),
+        };
+        let network = NodeNetwork {
+            ports: vec![port("en4"), port("en5")],
+            service_order: Some(ServiceOrder::CablesLast),
+            ..NodeNetwork::default()
+        };
+        let ended = Ended { well: false, words: "HelperAbsent: a\x1b[31mb".to_owned() };
+        let shown = table(&[("a".to_owned(), network)].into(), &[("a".to_owned(), ended.clone())].into());
+        assert_eq!(shown.lines().count(), 4, "{shown}");
+        assert!(shown.contains("a?[31mb") && !shown.contains('\x1b'), "{shown}");
+        let error = finish(&[("a".to_owned(), ended)].into(), "do this").unwrap_err().to_string();
+        assert_eq!(error, "not all is as it was asked for, on a; do this");
+    }
+}

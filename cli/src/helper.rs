@@ -1,0 +1,120 @@
+//! `russet helper`: the root helper of this machine as a process. It alone changes the machine's network, for agents that
+//! ask over a unix socket and within the bounds that stand here.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use russet_agent::hardware;
+use russet_agent::helper::{Answer, Helper, Machine, Policy, Request, SOCKET, STATE, Socket, ask};
+
+use crate::service;
+use crate::signals;
+
+/// Arguments of `russet helper`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Where agents ask.
+    #[arg(long, default_value = SOCKET)]
+    socket: PathBuf,
+    /// Folder of the journal that says how to take everything back.
+    #[arg(long, default_value = STATE)]
+    state: PathBuf,
+    /// The user whose agent may ask, by name or number, beside root.
+    #[arg(long, default_value = service::USER)]
+    user: String,
+    /// Let the limit of wired memory be set, up to so many percent of this machine's memory; without it nobody may.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=95))]
+    allow_wired_limit: Option<u8>,
+    /// Take everything back, say what that was, and end.
+    #[arg(long)]
+    revert: bool,
+    /// Let interfaces whose names begin so count as Thunderbolt, on a machine that only plays one.
+    #[arg(long, hide = true)]
+    interface_prefix: Option<String>,
+    /// Folder of programs to run in place of macOS's own; lets a machine play a Mac.
+    #[arg(long, hide = true)]
+    tools: Option<PathBuf>,
+    /// Log as JSON.
+    #[arg(long)]
+    json_logs: bool,
+    /// End when standard input closes.
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
+}
+
+/// Serves until a signal.
+pub async fn run(arguments: Arguments) -> Result<()> {
+    let is_root = rustix::process::getuid().is_root();
+    ensure!(
+        is_root || arguments.tools.is_some(),
+        "only root may change a machine's network: sudo russet helper"
+    );
+    if arguments.revert
+        && let Ok(answer) = ask(&arguments.socket, &Request::Revert {}).await
+    {
+        return tell(answer);
+    }
+    russet_telemetry::logs::init("helper", arguments.json_logs);
+    let machine = hardware::Machine::measure().context("this machine's hardware cannot be read")?;
+    let policy = Policy { wired_percent: arguments.allow_wired_limit, memory: machine.memory };
+    let plays = Machine::new(arguments.tools, arguments.interface_prefix);
+    let mut helper = Helper::open(plays, policy, &arguments.state, &machine.boot_id)?;
+    helper.begin().await?;
+    if arguments.revert {
+        return tell(helper.revert().await);
+    }
+    let user = number(&arguments.user)?;
+    let socket = Socket::bind(&arguments.socket, user)?;
+    tracing::info!(socket = %arguments.socket.display(), user = arguments.user, "the root helper answers");
+    let with_parent = arguments.exit_with_parent;
+    helper
+        .serve(socket, async {
+            signals::ending(with_parent).await;
+        })
+        .await;
+    Ok(())
+}
+
+fn tell(answer: Answer) -> Result<()> {
+    match answer {
+        Answer::Done { changed, .. } if changed.is_empty() => println!("nothing was to be taken back"),
+        Answer::Done { changed, .. } => println!("{}", changed.join("\n")),
+        Answer::Refused { why } | Answer::Failed { why } => bail!("not all could be taken back: {why}"),
+    }
+    Ok(())
+}
+
+/// The number of a user.
+fn number(user: &str) -> Result<u32> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    ensure!(!user.starts_with('-') && user.chars().all(letters), "--user {user:?} is no name of a user");
+    // What directory services know of users, no file says.
+    let output = Command::new("/usr/bin/id").args(["-u", user]).env_clear().output();
+    let output = output.context("/usr/bin/id could not be run; give --user a number")?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    printed.trim().parse().with_context(|| {
+        format!("there is no user {user} here; make it, or name the one that runs the agent with --user")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_names_or_numbers() {
+        assert_eq!((number("4321").unwrap(), number("root").unwrap()), (4321, 0));
+        for (user, words) in [
+            ("-u", "no name of a user"),
+            ("a b", "no name of a user"),
+            ("nobody-of-russet", "there is no user"),
+        ] {
+            let error = number(user).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What to ask of machines so that [`network`](super::network)'s changes are made: the `spec.network` of each. Pure; asked
+//! for again it is the same, and ports that were asked for before stay.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use russet_crds::{AfterRestart, InferenceNodeStatus, NodeNetwork, PortAddress, ServiceOrder};
+
+use super::network::{Change, Full, changes};
+
+/// A node, as far as it matters here.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// What is asked of it already.
+    pub network: Option<NodeNetwork>,
+    /// What it reported.
+    pub status: InferenceNodeStatus,
+}
+
+/// Whether a machine's internet traffic goes over a cable, and an order of its services can end that: macOS has one.
+pub fn goes_over_cable(status: &InferenceNodeStatus) -> bool {
+    let is_mac = status.os.as_deref().is_some_and(|os| os.starts_with("macOS"));
+    is_mac && status.ports.iter().any(|port| port.default_route)
+}
+
+/// The `spec.network` of every node of which something is to be asked, also where it is asked already. `keep` has it
+/// outlast restarts; what outlasts them already goes on to.
+pub fn wishes(
+    nodes: &BTreeMap<String, Known>,
+    range: Ipv4Addr,
+    keep: bool,
+) -> Result<BTreeMap<String, NodeNetwork>, Full> {
+    let known = nodes.iter().map(|(name, node)| (name.clone(), node.status.clone())).collect();
+    let mut changes = changes(&known, range)?;
+    let wish = |(name, node): (&String, &Known)| {
+        let made = changes.remove(name).unwrap_or_default();
+        let orders = goes_over_cable(&node.status);
+        if made.is_empty() && !orders && node.network.is_none() {
+            return None;
+        }
+        let before = node.network.clone().unwrap_or_default();
+        let kept = keep || before.after_restart == AfterRestart::Keep;
+        // Asked for until a restart that has been since: what is not lacking now is no more asked for.
+        let is_old = !kept && before.boot_id != node.status.boot_id;
+        let mut ports = if is_old { Vec::new() } else { before.ports };
+        ports.retain(|port| node.status.ports.iter().any(|known| known.interface == port.interface));
+        for change in made {
+            let Change::Address { interface, address } = change else { continue };
+            ports.retain(|port| port.interface != interface);
+            ports.push(PortAddress { interface, address: format!("{address}/30") });
+        }
+        ports.sort_by(|one, other| one.interface.cmp(&other.interface));
+        let service_order = before.service_order.filter(|_| !is_old);
+        let network = NodeNetwork {
+            ports,
+            service_order: service_order.or(orders.then_some(ServiceOrder::CablesLast)),
+            after_restart: if kept { AfterRestart::Keep } else { AfterRestart::Drop },
+            boot_id: if kept { None } else { node.status.boot_id.clone() },
+        };
+        let asks = !network.ports.is_empty() || network.service_order.is_some();
+        asks.then(|| (name.clone(), network))
+    };
+    Ok(nodes.iter().filter_map(wish).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use russet_crds::{FabricPort, PortPeer};
+
+    use super::super::network::RANGE;
+    use super::*;
+
+    fn node(own: &str, sees: &str) -> Known {
+        let peer = PortPeer { domain: Some(sees.to_owned()), ..PortPeer::default() };
+        let port = FabricPort {
+            interface: "en4".to_owned(),
+            domain: Some(own.to_owned()),
+            peers: vec![peer],
+            bridge: Some("bridge0".to_owned()),
+            reason: Some("PortInBridge".to_owned()),
+            ..FabricPort::default()
+        };
+        let status = InferenceNodeStatus {
+            ports: vec![port],
+            os: Some("macOS 26.5 (25F71)".to_owned()),
+            boot_id: Some("one".to_owned()),
+            ..InferenceNodeStatus::default()
+        };
+        Known { network: None, status }
+    }
+
+    fn asked(nodes: &mut BTreeMap<String, Known>, keep: bool) -> BTreeMap<String, NodeNetwork> {
+        let asked = wishes(nodes, RANGE, keep).unwrap();
+        for (name, network) in &asked {
+            nodes.get_mut(name).unwrap().network = Some(network.clone());
+        }
+        asked
+    }
+
+    #[test]
+    fn a_wish_is_the_same_until_something_changes_and_grows_with_the_cables() {
+        let mut nodes: BTreeMap<String, Known> =
+            [("a".to_owned(), node("A", "B")), ("b".to_owned(), node("B", "A"))].into();
+        let first = asked(&mut nodes, false);
+        assert_eq!(first["a"].ports[0].address, "172.31.240.1/30");
+        assert_eq!(first["b"].ports[0].address, "172.31.240.2/30");
+        assert_eq!(
+            (first["a"].after_restart, first["a"].boot_id.as_deref(), first["a"].service_order),
+            (AfterRestart::Drop, Some("one"), None)
+        );
+        assert_eq!(asked(&mut nodes, false), first, "asked for, not yet applied");
+
+        // Applied: nothing lacks, and what is asked for stays.
+        for (name, host) in [("a", 1), ("b", 2)] {
+            let port = &mut nodes.get_mut(name).unwrap().status.ports[0];
+            port.address = Some(format!("172.31.240.{host}"));
+            (port.bridge, port.reason, port.prefix_length) = (None, None, Some(30));
+            port.rdma_device = Some("rdma_en4".to_owned());
+        }
+        assert_eq!(asked(&mut nodes, false), first);
+        let kept = asked(&mut nodes, true);
+        assert_eq!((kept["a"].after_restart, &kept["a"].boot_id), (AfterRestart::Keep, &None));
+        assert_eq!(asked(&mut nodes, false), kept, "what outlasts restarts goes on to");
+
+        let traffic = nodes.get_mut("b").unwrap();
+        traffic.status.ports[0].default_route = true;
+        let last = asked(&mut nodes, false);
+        assert_eq!(
+            (last["b"].service_order, last["a"].service_order),
+            (Some(ServiceOrder::CablesLast), None)
+        );
+        // A port that is gone is not asked for, and a machine of which nothing is asked is left alone.
+        nodes.get_mut("a").unwrap().status.ports.clear();
+        assert!(!asked(&mut nodes, false).contains_key("a"));
+    }
+
+    #[test]
+    fn what_was_for_another_boot_is_asked_for_anew() {
+        let mut nodes: BTreeMap<String, Known> =
+            [("a".to_owned(), node("A", "B")), ("b".to_owned(), node("B", "A"))].into();
+        asked(&mut nodes, false);
+        let a = nodes.get_mut("a").unwrap();
+        a.status.boot_id = Some("two".to_owned());
+        a.network
+            .as_mut()
+            .unwrap()
+            .ports
+            .push(PortAddress { interface: "en9".to_owned(), address: "10.0.0.1/30".to_owned() });
+        let again = asked(&mut nodes, false);
+        assert_eq!((again["a"].boot_id.as_deref(), again["a"].ports.len()), (Some("two"), 1));
+    }
+}
