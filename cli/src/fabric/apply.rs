@@ -23,6 +23,8 @@ use crate::get::lay_out;
 
 /// Who owns `spec.network` on the API server.
 const MANAGER: &str = "russet-fabric";
+/// An agent asks its helper anew every 15 s, so what it said before nothing was written may be old for so long.
+const OLD: Duration = Duration::from_secs(30);
 /// Between two looks at a node while it is waited for.
 const LOOK: Duration = Duration::from_millis(300);
 
@@ -203,13 +205,16 @@ async fn wait(
     applies: bool,
 ) -> Result<BTreeMap<String, Ended>> {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
-    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let (now, longest) = (Instant::now(), Duration::from_secs(seconds));
     let mut all = BTreeMap::new();
     for (name, generation) in awaited {
+        let deadline = now + if generation.is_some() { longest } else { longest.min(OLD) };
         let end = loop {
             // A control plane that is away for a moment, perhaps over such a cable, is waited for as well.
             let found = nodes.get(name).await;
-            if let Some(end) = found.as_ref().ok().and_then(|node| ended(node, *generation, applies)) {
+            if let Some(end) = found.as_ref().ok().and_then(|node| ended(node, *generation, applies))
+                && (end.well || generation.is_some() || Instant::now() >= deadline)
+            {
                 break end;
             }
             if Instant::now() >= deadline {
