@@ -22,6 +22,11 @@ use tokio::sync::watch;
 /// Transfers of more bytes are the ones that are cut, held and written down.
 const LARGE: usize = 256 * 1024;
 
+/// Whose models are answered only with [`TOKEN`].
+pub const CLOSED: &str = "closed";
+/// The token that opens them.
+pub const TOKEN: &str = "hf_of_the_tests";
+
 /// A running hub.
 pub struct Hub {
     /// Where it listens.
@@ -138,10 +143,19 @@ fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
     Ok((hex::encode(&hash.finalize()[..20]), names))
 }
 
+/// Whether who asks may have what this owner has.
+fn is_open(owner: &str, headers: &HeaderMap) -> bool {
+    owner != CLOSED || headers.get(header::AUTHORIZATION).is_some_and(|it| *it == format!("Bearer {TOKEN}"))
+}
+
 async fn revision(
     State(served): State<Arc<Served>>,
     UrlPath((owner, name, _revision)): UrlPath<(String, String, String)>,
+    headers: HeaderMap,
 ) -> Response {
+    if !is_open(&owner, &headers) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
     let Some(folder) = served.folder(&owner, &name) else {
         return StatusCode::NOT_FOUND.into_response();
     };
@@ -161,6 +175,9 @@ async fn resolve(
     UrlPath((owner, name, _revision, file)): UrlPath<(String, String, String, String)>,
     headers: HeaderMap,
 ) -> Response {
+    if !is_open(&owner, &headers) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
     let Some(folder) = served.folder(&owner, &name) else {
         return StatusCode::NOT_FOUND.into_response();
     };
