@@ -101,6 +101,16 @@ pub enum StoreError {
         /// Found.
         actual: String,
     },
+    /// What another machine's manifest says of a file is not so.
+    #[error(
+        "{file} has not the SHA-256 that the other machines' manifest {id} says, though it has its BLAKE3: whoever fetched it first did not tell the truth; it is fetched from the source. Look at the node that was ready first"
+    )]
+    Mistold {
+        /// The file.
+        file: String,
+        /// What names the manifest.
+        id: String,
+    },
     /// Too little room.
     #[error(
         "{} has {} free, but {} more are needed, {} are promised to other copies and {} stay reserved; free some room, lower the node's spec.disk.reserve, or delete a Model that nobody needs here",
@@ -157,7 +167,7 @@ impl StoreError {
             }
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
-            Self::Digest { .. } => Reason::DigestMismatch,
+            Self::Digest { .. } | Self::Mistold { .. } => Reason::DigestMismatch,
             Self::DiskPressure { .. } => Reason::DiskPressure,
         }
     }
