@@ -10,7 +10,7 @@ use super::verify::Digest;
 use super::web::Web;
 use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, list };
+pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, list };
 
 /// What the hub's API tells of a revision.
 #[derive(Deserialize)]
@@ -38,7 +38,7 @@ struct Lfs {
 fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
     async move {
         let repository = repository(&wanted.uri)?;
-        let web = Web::new(&context.client, wanted.token.as_deref(), &context.hf_endpoint);
+        let web = Web::new(&context.client, wanted.credentials.token(), &context.hf_endpoint);
         let revision = wanted.revision.as_deref().unwrap_or("main");
         let mut url = joined(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
         url.set_query(Some("blobs=true"));

@@ -166,24 +166,33 @@ fn next(url: &Url, response: &Response) -> Result<Url, StoreError> {
 }
 
 fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
-    let status = response.status();
-    let (what, detail) = (url.to_string(), format!("HTTP {status}"));
-    match status {
+    match response.status() {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(()),
-        StatusCode::NOT_FOUND | StatusCode::GONE => Err(StoreError::NotFound { what, detail }),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(StoreError::Forbidden { what, detail }),
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            let after = response.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok());
-            // A date is as good as nothing said: clocks differ, and pauses grow anyway.
-            let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
-            Err(StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(LONGEST_WAIT) })
-        }
-        _ => Err(StoreError::Unreachable { what, detail }),
+        status => Err(refusal(url.to_string(), format!("HTTP {status}"), status, response.headers())),
     }
 }
 
-/// reqwest's own message names the URL but not the reason, which is in its causes.
+/// What a status says of `what`, where it is no answer.
+pub(super) fn refusal(what: String, detail: String, status: StatusCode, headers: &HeaderMap) -> StoreError {
+    match status {
+        StatusCode::NOT_FOUND | StatusCode::GONE => StoreError::NotFound { what, detail },
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => StoreError::Forbidden { what, detail },
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
+            // A date is as good as nothing said: clocks differ, and pauses grow anyway.
+            let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
+            StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(LONGEST_WAIT) }
+        }
+        _ => StoreError::Unreachable { what, detail },
+    }
+}
+
 pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
+    StoreError::Unreachable { what: url.to_string(), detail: causes(error) }
+}
+
+/// reqwest's own message names the URL but not the reason, which is in its causes.
+pub(super) fn causes(error: &reqwest::Error) -> String {
     let mut detail = String::new();
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -193,8 +202,8 @@ pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
         detail.push_str(&error.to_string());
         cause = error.source();
     }
-    if detail.is_empty() {
-        detail = error.to_string();
+    match detail.is_empty() {
+        true => "the request failed".to_owned(),
+        false => detail,
     }
-    StoreError::Unreachable { what: url.to_string(), detail }
 }
