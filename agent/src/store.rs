@@ -20,6 +20,7 @@ mod held;
 mod https;
 mod hub;
 mod object;
+mod oci;
 pub mod publish;
 mod receive;
 pub mod room;
@@ -61,8 +62,16 @@ pub struct Scheme {
 }
 
 /// Every scheme.
-pub const SCHEMES: &[Scheme] =
-    &[file::SCHEME, hub::SCHEME, https::SCHEME, object::S3, object::GOOGLE, object::AZURE, builtin::SCHEME];
+pub const SCHEMES: &[Scheme] = &[
+    file::SCHEME,
+    hub::SCHEME,
+    https::SCHEME,
+    object::S3,
+    object::GOOGLE,
+    object::AZURE,
+    oci::SCHEME,
+    builtin::SCHEME,
+];
 
 /// Of sources that want a bearer token.
 const TOKEN: &[&str] = &["token"];

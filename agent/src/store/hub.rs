@@ -12,6 +12,9 @@ use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
 
 pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, list };
 
+/// Some hundred bytes for each of a repository's files, of which a few have thousands.
+const MAX_LISTING: usize = 64 << 20;
+
 /// What the hub's API tells of a revision.
 #[derive(Deserialize)]
 struct Revision {
@@ -42,8 +45,7 @@ fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<So
         let revision = wanted.revision.as_deref().unwrap_or("main");
         let mut url = joined(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
         url.set_query(Some("blobs=true"));
-        let answer = web.get(&url, None, None).await?;
-        let body = answer.response.bytes().await.map_err(|error| super::web::unreachable(&url, &error))?;
+        let body = web.document(&url, None, MAX_LISTING).await?;
         let found: Revision = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
             what: url.to_string(),
             detail: format!("its answer is not a hub's: {error}"),

@@ -39,7 +39,8 @@ pub fn of(word: &str, known: &[Known], entries: &[Entry]) -> Result<Target> {
     if let Some((scheme, rest)) = word.split_once("://") {
         if !SCHEMES.contains(&scheme) || rest.is_empty() {
             bail!(
-                "{word} is no source of models; write hf://OWNER/NAME, https://…, file:///… or builtin://smoke"
+                "{word} is no source of models; write hf://OWNER/NAME, https://…, s3://BUCKET/FOLDER, gs://…, az://…, \
+                 oci://REGISTRY/NAME:TAG, file:///… or builtin://smoke"
             );
         }
         let name = name_of(rest).with_context(|| {

@@ -9,8 +9,9 @@ use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::{BackoffConfig, RetryConfig, StaticCredentialProvider};
 use reqwest::Url;
 
-use super::door::{Door, loopback};
+use super::door::Door;
 use super::{Bucket, Folder};
+use crate::store::web::loopback;
 use crate::store::{Context, Credentials, StoreError};
 
 /// Who keeps a bucket.

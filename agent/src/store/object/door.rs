@@ -15,6 +15,7 @@ use object_store::client::{
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode, Url};
 
+use crate::store::web::loopback;
 use crate::store::{Context, StoreError, web};
 
 /// Bytes of a refusal that are read for its code.
@@ -104,17 +105,6 @@ impl HttpService for Door {
     }
 }
 
-/// Whether a URL leads to this machine itself.
-pub(super) fn loopback(url: &Url) -> bool {
-    match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => {
-            host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
-        None => false,
-    }
-}
-
 /// `<Code>NoSuchBucket</Code>`, as all three write it.
 fn code(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("<Code>")?;
@@ -187,19 +177,6 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(code(text).as_deref(), wanted, "{text}");
-        }
-    }
-
-    #[test]
-    fn only_this_machine_is_this_machine() {
-        for (url, own) in [
-            ("http://127.0.0.1:9000/x", true),
-            ("http://[::1]:9000", true),
-            ("http://localhost", true),
-            ("http://127.0.0.1.example", false),
-            ("http://192.168.0.1", false),
-        ] {
-            assert_eq!(loopback(&Url::parse(url).unwrap()), own, "{url}");
         }
     }
 }
