@@ -557,6 +557,17 @@ mod tests {
     }
 
     #[test]
+    fn every_scheme_may_be_written_into_a_model() {
+        let kinds = russet_crds::all();
+        let models = kinds.iter().find(|kind| kind.spec.names.plural == "models").unwrap();
+        let schema = serde_json::to_string(models).unwrap();
+        let known: Vec<&str> = SCHEMES.iter().map(|scheme| scheme.prefix.trim_end_matches("://")).collect();
+        let written = |text: &str| text.split('|').map(str::to_owned).collect::<BTreeSet<_>>();
+        let pattern = schema.split_once("\"^(hf|").unwrap().1.split_once(')').unwrap().0;
+        assert_eq!(written(&format!("hf|{pattern}")), written(&known.join("|")));
+    }
+
+    #[test]
     fn no_name_leads_out_of_the_folder_or_surprises_a_shell() {
         let hostile = [
             "../",
