@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
+use russet_crds::{CopyPeer, Link, LocalReference, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 use crate::report::Outbox;
 use crate::spread::{self, Puller};
 use crate::status;
-use crate::store::{Progress, Published, Store, StoreError, Wanted};
+use crate::store::{self, Credentials, Progress, Published, Store, StoreError, Wanted};
 
 /// Between two reports of progress: a status is no telemetry.
 const REPORT: Duration = Duration::from_secs(2);
@@ -107,7 +107,7 @@ impl Copies {
         }
         for (name, copy) in wanted {
             let spec = copy.spec.work();
-            let key = self.shared.store.key(&wanted_of(&copy.spec, copy.status.as_ref(), None));
+            let key = self.shared.store.key(&wanted_of(&copy.spec, copy.status.as_ref()));
             if let Some(task) = self.tasks.get_mut(&name)
                 && task.uid == copy.uid()
                 && task.spec == spec
@@ -196,14 +196,14 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// What the store is asked for: the operator's commit, else the one this node resolved before, else
-/// the branch.
-fn wanted_of(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>, token: Option<String>) -> Wanted {
+/// the branch. Nothing yet of what opens it.
+fn wanted_of(spec: &ModelCopySpec, status: Option<&ModelCopyStatus>) -> Wanted {
     let commit = spec.commit.clone().or_else(|| status.and_then(|status| status.commit.clone()));
     Wanted {
         uri: spec.source.uri.clone(),
         pinned: commit.is_some(),
         revision: commit.or_else(|| spec.source.revision.clone()),
-        token,
+        credentials: Credentials::default(),
         sha256: spec.source.sha256.clone(),
     }
 }
@@ -338,7 +338,7 @@ impl Job {
 
     async fn attempt(&self, part: &Part) -> Result<(), Setback> {
         let spec = &self.copy.spec;
-        let offline = wanted_of(spec, Some(&self.status()), None);
+        let offline = wanted_of(spec, Some(&self.status()));
         if let Some(published) = self.shared.store.published(&offline) {
             self.done(published);
             return Ok(());
@@ -355,7 +355,7 @@ impl Job {
         let _writing = writer.lock().await;
         match spec.want {
             Want::Headers => {
-                let wanted = Wanted { token: self.token().await?, ..offline };
+                let wanted = Wanted { credentials: self.credentials().await?, ..offline };
                 let headers = self.shared.store.headers(&wanted).await?;
                 self.report(&status::Copy::Read(&headers));
             }
@@ -367,7 +367,7 @@ impl Job {
                         self.reported(pull, &progress).await?
                     }
                     Part::Fetches | Part::Waits => {
-                        let wanted = Wanted { token: self.token().await?, ..offline };
+                        let wanted = Wanted { credentials: self.credentials().await?, ..offline };
                         self.reported(self.shared.store.fetch(&wanted, &progress), &progress).await?
                     }
                 };
@@ -424,9 +424,22 @@ impl Job {
         }
     }
 
-    /// The token of the source, read only when it is about to be used.
-    async fn token(&self) -> Result<Option<String>, (Reason, String)> {
-        let Some(reference) = &self.copy.spec.source.secret_ref else { return Ok(None) };
+    /// What opens the source, read only when it is about to be used.
+    async fn credentials(&self) -> Result<Credentials, Setback> {
+        let source = &self.copy.spec.source;
+        let keys = store::scheme_of(&source.uri)?.keys;
+        let Some(reference) = source.secret_ref.as_ref().filter(|_| !keys.is_empty()) else {
+            return Ok(Credentials::default());
+        };
+        Ok(self.secret(reference, keys).await?)
+    }
+
+    /// What the Secret says, which must have one of `keys`.
+    async fn secret(
+        &self,
+        reference: &LocalReference,
+        keys: &[&str],
+    ) -> Result<Credentials, (Reason, String)> {
         let (namespace, name) = (&self.copy.spec.model_ref.namespace, &reference.name);
         let secrets: Api<Secret> = Api::namespaced(self.shared.client.clone(), namespace);
         let forbidden = |message: String| (Reason::SourceForbidden, message);
@@ -434,7 +447,8 @@ impl Job {
             Ok(Some(secret)) => secret,
             Ok(None) => {
                 return Err(forbidden(format!(
-                    "Secret {namespace}/{name} does not exist; make it with `russet credentials add {name} -n {namespace}`"
+                    "Secret {namespace}/{name} does not exist; make it with `russet credentials add {name} KEY… -n {namespace}` of what opens the source ({})",
+                    keys.join(", ")
                 )));
             }
             Err(kube::Error::Api(answer)) => {
@@ -448,12 +462,14 @@ impl Job {
                 return Err((Reason::SourceUnreachable, message));
             }
         };
-        let token = secret.data.as_ref().and_then(|data| data.get("token"));
-        match token.and_then(|token| std::str::from_utf8(&token.0).ok()) {
-            Some(token) => Ok(Some(token.trim().to_owned())),
-            None => {
-                Err(forbidden(format!("Secret {namespace}/{name} has no text under the key `token`; add it")))
-            }
+        let data = secret.data.unwrap_or_default();
+        let credentials = Credentials::new(data.into_iter().map(|(key, value)| (key, value.0)));
+        match keys.iter().any(|key| credentials.get(key).is_some()) {
+            true => Ok(credentials),
+            false => Err(forbidden(format!(
+                "Secret {namespace}/{name} has no text under any key that opens such a source ({}); add what it needs",
+                keys.join(", ")
+            ))),
         }
     }
 }
@@ -478,7 +494,7 @@ mod tests {
             (None, Some(&status), "mine", true),
             (None, None, "main", false),
         ] {
-            let wanted = wanted_of(&spec(commit), status, None);
+            let wanted = wanted_of(&spec(commit), status);
             assert_eq!((wanted.revision.as_deref(), wanted.pinned), (Some(revision), pinned));
         }
     }

@@ -11,6 +11,7 @@
 
 mod builtin;
 pub mod chunks;
+mod credentials;
 pub mod download;
 mod error;
 mod file;
@@ -18,6 +19,8 @@ pub mod headers;
 mod held;
 mod https;
 mod hub;
+mod object;
+mod oci;
 pub mod publish;
 mod receive;
 pub mod room;
@@ -35,6 +38,7 @@ use russet_crds::conditions::Reason;
 use russet_wire::shape::ModelShape;
 use tokio::sync::watch;
 
+pub use self::credentials::Credentials;
 pub use self::error::StoreError;
 use self::headers::HeaderError;
 pub use self::held::Held;
@@ -52,11 +56,25 @@ pub struct Scheme {
     pub prefix: &'static str,
     /// Whether a revision is resolved to a commit, which names the bytes.
     pub pinned: bool,
+    /// What it reads of a Secret, by their keys; one of them at least must be there. Empty for those that need none.
+    pub keys: &'static [&'static str],
     list: for<'a> fn(&'a Context, &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>>,
 }
 
 /// Every scheme.
-pub const SCHEMES: &[Scheme] = &[file::SCHEME, hub::SCHEME, https::SCHEME, builtin::SCHEME];
+pub const SCHEMES: &[Scheme] = &[
+    file::SCHEME,
+    hub::SCHEME,
+    https::SCHEME,
+    object::S3,
+    object::GOOGLE,
+    object::AZURE,
+    oci::SCHEME,
+    builtin::SCHEME,
+];
+
+/// Of sources that want a bearer token.
+const TOKEN: &[&str] = &["token"];
 
 /// What every scheme may use.
 #[derive(Clone)]
@@ -79,8 +97,8 @@ pub struct Wanted {
     pub revision: Option<String>,
     /// Whether `revision` is a commit.
     pub pinned: bool,
-    /// Bearer token of the source.
-    pub token: Option<String>,
+    /// What opens the source.
+    pub credentials: Credentials,
     /// SHA-256 the manifest must have.
     pub sha256: Option<String>,
 }
@@ -111,6 +129,7 @@ enum Place {
     Disk(PathBuf),
     BuiltIn(&'static [u8]),
     Web(reqwest::Url),
+    Object(object::Object),
 }
 
 /// What the headers of a source say.
@@ -517,6 +536,7 @@ impl Source {
             (Place::Disk(path), _) => file::read(path, offset, length).await,
             (Place::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
             (Place::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (Place::Object(object), _) => object.read(offset, length).await,
             (Place::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
                 detail: "the listing carries no web client; report this as a bug".into(),
@@ -529,7 +549,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn scheme_of(uri: &str) -> Result<&'static Scheme, StoreError> {
+/// The scheme of a URI.
+pub fn scheme_of(uri: &str) -> Result<&'static Scheme, StoreError> {
     SCHEMES
         .iter()
         .find(|scheme| uri.starts_with(scheme.prefix))
@@ -563,6 +584,17 @@ mod tests {
         ] {
             assert_eq!(takes(name), taken, "{name:?}");
         }
+    }
+
+    #[test]
+    fn every_scheme_may_be_written_into_a_model() {
+        let kinds = russet_crds::all();
+        let models = kinds.iter().find(|kind| kind.spec.names.plural == "models").unwrap();
+        let schema = serde_json::to_string(models).unwrap();
+        let known: Vec<&str> = SCHEMES.iter().map(|scheme| scheme.prefix.trim_end_matches("://")).collect();
+        let written = |text: &str| text.split('|').map(str::to_owned).collect::<BTreeSet<_>>();
+        let pattern = schema.split_once("\"^(hf|").unwrap().1.split_once(')').unwrap().0;
+        assert_eq!(written(&format!("hf|{pattern}")), written(&known.join("|")));
     }
 
     #[test]

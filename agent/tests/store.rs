@@ -14,7 +14,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use axum::routing::get;
-use russet_agent::store::{Context, Progress, Stage, Store, StoreError, Wanted};
+use russet_agent::store::{Context, Credentials, Progress, Stage, Store, StoreError, Wanted};
 use russet_crds::conditions::Reason;
 use tokio::sync::watch;
 
@@ -264,7 +264,8 @@ async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behin
     assert_eq!(refused.reason(), Reason::SourceForbidden);
     assert!(refused.to_string().contains("secretRef"));
 
-    let wanted = Wanted { token: Some("hf_secret".into()), ..wanted() };
+    let wanted =
+        Wanted { credentials: Credentials::new([("token".to_owned(), b"hf_secret".to_vec())]), ..wanted() };
     let headers = store.headers(&wanted).await.unwrap();
     assert_eq!(headers.commit.as_deref(), Some(COMMIT));
     assert_eq!((headers.shape.layers, headers.shape.layer_bytes[0]), (1, 400_000));

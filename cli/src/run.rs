@@ -27,7 +27,7 @@ const GATEWAY: &str = "http://127.0.0.1:52415";
 #[derive(clap::Args)]
 pub struct Arguments {
     /// A Model of the namespace, a name of the catalogue (russet catalog search), or a source: hf://OWNER/NAME,
-    /// https://…, file:///…, builtin://smoke.
+    /// https://…, s3://…, gs://…, az://…, oci://REGISTRY/NAME:TAG, file:///…, builtin://smoke.
     model: String,
     /// Ask this once and end; without it, each line of standard input is asked.
     #[arg(long)]

@@ -103,14 +103,17 @@ pub enum PreloadPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSource {
-    /// `hf://owner/name`, `https://host/folder`, `file:///folder` or `builtin://smoke`, which agents carry.
-    #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|file|builtin)://.+"))]
+    /// `hf://owner/name`, `https://host/folder`, `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder`,
+    /// `oci://registry/name:tag`, `file:///folder` or `builtin://smoke`, which agents carry.
+    #[schemars(length(min = 8, max = 2048), regex(pattern = r"^(hf|https|s3|gs|az|oci|file|builtin)://.+"))]
     pub uri: String,
-    /// Branch, tag or commit of an `hf://` source; resolved to a commit once and kept.
+    /// Branch, tag or commit of an `hf://` source, or the tag of an `oci://` one; resolved once, to a commit or to the
+    /// digest of a manifest, and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 255))]
     pub revision: Option<String>,
-    /// Secret of the Model's namespace whose key `token` opens the source.
+    /// Secret of the Model's namespace that opens the source: `token` for `hf://` and `https://`; docs/models.md names
+    /// the keys of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalReference>,
     /// SHA-256 of the manifest (the sorted lines `<sha256>  <file>`), when the owner wants to pin bytes.
@@ -133,7 +136,7 @@ pub struct ModelStatus {
     /// Generation this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Commit an `hf://` revision resolved to.
+    /// Commit an `hf://` revision resolved to, or digest of the manifest of an `oci://` one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// Sizes and layers.

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use russet_tests::cluster::{Cluster, condition};
-use russet_tests::hub;
 
 use crate::mistakes::apply;
 use crate::path::{answers, delete_object, gone, serves};
@@ -16,6 +15,7 @@ pub const AHEAD: &str = "russet/ahead";
 
 /// The hub's name of a model that it gives to whoever has the token.
 pub const CLOSED: &str = "closed/smoke";
+const TOKEN: &str = "hf_of_the_tests";
 
 pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
     let model = format!(
@@ -83,6 +83,7 @@ pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
 
 /// A closed model waits for its Secret and says so; nodes may read it while they fetch, and no longer.
 pub async fn closed(cluster: &mut Cluster) -> Result<()> {
+    cluster.hub.gate(CLOSED, TOKEN);
     let model = format!(
         "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: closed}}\n\
          spec: {{source: {{uri: 'hf://{CLOSED}', secretRef: {{name: hub}}}}, preload: {{policy: Always}}}}\n"
@@ -99,10 +100,8 @@ pub async fn closed(cluster: &mut Cluster) -> Result<()> {
             says(cluster, "russet credentials allow hub -n default").await
         })
         .await?;
-    let secret = format!(
-        "apiVersion: v1\nkind: Secret\nmetadata: {{name: hub}}\nstringData: {{token: {}}}\n",
-        hub::TOKEN
-    );
+    let secret =
+        format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: hub}}\nstringData: {{token: {TOKEN}}}\n");
     apply(cluster, &secret).await?;
     println!("  {}", cluster.russet(&["credentials", "allow", "hub"]).await?.trim());
     let allowed = Instant::now();

@@ -1,6 +1,9 @@
-//! A hub that serves model folders as Hugging Face does: revisions resolve to a commit, files come
-//! with ranges and digests. It can be told to misbehave, so that tests see what an agent
-//! does with a cut connection, and to stop in the middle of a file, so that they can strike there.
+//! A hub that serves model folders as Hugging Face does, as far as PyPI's `huggingface_hub` minds: revisions resolve to
+//! a commit, weights have a SHA-256 and all else the hash of a git blob, files come with ranges, doors open to a token.
+//! It can be told to misbehave, so that tests see what an agent does with a cut connection, and to stop in the middle
+//! of a file, so that they can strike there.
+
+#![allow(clippy::result_large_err, reason = "a refusal is a whole answer, and made once a request")]
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use axum::body::Body;
-use axum::extract::{Path as UrlPath, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{Path as UrlPath, Query, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -22,17 +25,15 @@ use tokio::sync::watch;
 /// Transfers of more bytes are the ones that are cut, held and written down.
 const LARGE: usize = 256 * 1024;
 
-/// Whose models are answered only with [`TOKEN`].
-pub const CLOSED: &str = "closed";
-/// The token that opens them.
-pub const TOKEN: &str = "hf_of_the_tests";
-
 /// A running hub.
 pub struct Hub {
     /// Where it listens.
     pub address: SocketAddr,
     state: Arc<Served>,
     task: tokio::task::JoinHandle<()>,
+    /// What the other host serves, and that it does.
+    bridge: Router,
+    bridged: Option<tokio::task::JoinHandle<()>>,
 }
 
 struct Served {
@@ -45,6 +46,10 @@ struct Served {
     begun: Mutex<Vec<usize>>,
     /// Bytes of files that each model's answers had.
     given: Mutex<BTreeMap<String, u64>>,
+    /// What opens a gated model.
+    tokens: Mutex<BTreeMap<String, String>>,
+    /// Whether weights are redirected to another host of the hub's, as those are that lie in Xet's storage.
+    bridge: Mutex<Option<SocketAddr>>,
 }
 
 impl Hub {
@@ -59,17 +64,40 @@ impl Hub {
             held: watch::Sender::new(false),
             begun: Mutex::default(),
             given: Mutex::default(),
+            tokens: Mutex::default(),
+            bridge: Mutex::default(),
         });
         let app = Router::new()
+            .route("/api/whoami-v2", get(whoami))
+            .route("/api/models/{owner}/{name}", get(model))
             .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
+            .route("/api/models/{owner}/{name}/tree/{revision}", get(tree))
             .route("/{owner}/{name}/resolve/{revision}/{*file}", get(resolve))
+            .route("/bridge/{owner}/{name}/{*file}", get(bridge))
             .with_state(state.clone());
+        let bridge = app.clone();
         let listener = tokio::net::TcpListener::bind((address, 0)).await.context("the hub cannot listen")?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, app).await;
         });
-        Ok(Self { address, state, task })
+        Ok(Self { address, state, task, bridge, bridged: None })
+    }
+
+    /// From now on weights are redirected to another host, as those are that lie in Xet's storage.
+    pub async fn redirect(&mut self) -> Result<()> {
+        let other = tokio::net::TcpListener::bind((self.address.ip(), 0)).await?;
+        *self.state.bridge.lock().unwrap_or_else(PoisonError::into_inner) = Some(other.local_addr()?);
+        let app = self.bridge.clone();
+        self.bridged = Some(tokio::spawn(async move {
+            let _ = axum::serve(other, app).await;
+        }));
+        Ok(())
+    }
+
+    /// From now on a model wants this token.
+    pub fn gate(&self, model: &str, token: &str) {
+        locked(&self.state.tokens).insert(model.to_owned(), token.to_owned());
     }
 
     /// What `HF_ENDPOINT` should say.
@@ -117,6 +145,9 @@ impl Drop for Held {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.task.abort();
+        if let Some(bridged) = &self.bridged {
+            bridged.abort();
+        }
     }
 }
 
@@ -125,9 +156,61 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Served {
-    fn folder(&self, owner: &str, name: &str) -> Option<&PathBuf> {
-        self.repositories.get(&format!("{owner}/{name}"))
+    /// The folder of a model that this request may see.
+    fn folder(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<&PathBuf, Response> {
+        let model = format!("{owner}/{name}");
+        let folder =
+            self.repositories.get(&model).ok_or_else(|| refusal(StatusCode::NOT_FOUND, "RepoNotFound"))?;
+        match locked(&self.tokens).get(&model) {
+            Some(token) if token_of(headers) != Some(token) => {
+                Err(refusal(StatusCode::UNAUTHORIZED, "GatedRepo"))
+            }
+            _ => Ok(folder),
+        }
     }
+}
+
+/// The bearer token of a request.
+fn token_of(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
+}
+
+/// A refusal with the code that clients of hubs tell them apart by.
+fn refusal(status: StatusCode, code: &'static str) -> Response {
+    (status, [("x-error-code", code)], code).into_response()
+}
+
+/// A file as the hub keeps it: weights by their SHA-256, in large storage, all else in git.
+struct Kept {
+    size: usize,
+    git: String,
+    large: Option<String>,
+}
+
+impl Kept {
+    fn of(name: &str, bytes: &[u8]) -> Self {
+        let blob = |bytes: &[u8]| {
+            let mut hash = ring::digest::Context::new(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY);
+            hash.update(format!("blob {}\0", bytes.len()).as_bytes());
+            hash.update(bytes);
+            hex::encode(hash.finish())
+        };
+        if !name.ends_with(".safetensors") {
+            return Self { size: bytes.len(), git: blob(bytes), large: None };
+        }
+        let sum = hex::encode(Sha256::digest(bytes));
+        let git = blob(pointer(&sum, bytes.len()).as_bytes());
+        Self { size: bytes.len(), git, large: Some(sum) }
+    }
+
+    fn tag(&self) -> String {
+        format!("\"{}\"", self.large.as_ref().unwrap_or(&self.git))
+    }
+}
+
+/// What git has in a large file's place.
+fn pointer(sum: &str, size: usize) -> String {
+    format!("version https://git-lfs.github.com/spec/v1\noid sha256:{sum}\nsize {size}\n")
 }
 
 /// A commit made of the folder's contents, so that it changes when they do.
@@ -143,51 +226,163 @@ fn commit(folder: &Path) -> Result<(String, Vec<String>)> {
     Ok((hex::encode(&hash.finalize()[..20]), names))
 }
 
-/// Whether who asks may have what this owner has.
-fn is_open(owner: &str, headers: &HeaderMap) -> bool {
-    owner != CLOSED || headers.get(header::AUTHORIZATION).is_some_and(|it| *it == format!("Bearer {TOKEN}"))
+/// Whether a revision is one of ours: the branch, or a commit.
+fn known(revision: &str) -> Result<(), Response> {
+    let commit = revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match revision == "main" || commit {
+        true => Ok(()),
+        false => Err(refusal(StatusCode::NOT_FOUND, "RevisionNotFound")),
+    }
+}
+
+async fn whoami(State(served): State<Arc<Served>>, headers: HeaderMap) -> Response {
+    match token_of(&headers).filter(|token| locked(&served.tokens).values().any(|known| known == token)) {
+        Some(_) => Json(serde_json::json!({"type": "user", "name": "tester", "orgs": []})).into_response(),
+        None => StatusCode::UNAUTHORIZED.into_response(),
+    }
+}
+
+type Asked = Query<BTreeMap<String, String>>;
+
+async fn model(
+    state: State<Arc<Served>>,
+    UrlPath((owner, name)): UrlPath<(String, String)>,
+    asked: Asked,
+    headers: HeaderMap,
+) -> Response {
+    revision(state, UrlPath((owner, name, "main".to_owned())), asked, headers).await
 }
 
 async fn revision(
     State(served): State<Arc<Served>>,
-    UrlPath((owner, name, _revision)): UrlPath<(String, String, String)>,
+    UrlPath((owner, name, revision)): UrlPath<(String, String, String)>,
+    Query(asked): Asked,
     headers: HeaderMap,
 ) -> Response {
-    if !is_open(&owner, &headers) {
-        return StatusCode::UNAUTHORIZED.into_response();
-    }
-    let Some(folder) = served.folder(&owner, &name) else {
-        return StatusCode::NOT_FOUND.into_response();
+    let blobs = asked.get("blobs").is_some_and(|blobs| blobs.eq_ignore_ascii_case("true"));
+    let answer = || -> Result<Response, Response> {
+        let folder = served.folder(&owner, &name, &headers)?;
+        known(&revision)?;
+        let (sha, names) = commit(folder).map_err(broken)?;
+        let sibling = |name: &String| -> Result<serde_json::Value> {
+            let mut sibling = serde_json::json!({ "rfilename": name });
+            if blobs {
+                let kept = Kept::of(name, &std::fs::read(folder.join(name))?);
+                sibling["size"] = kept.size.into();
+                sibling["blobId"] = kept.git.into();
+                if let Some(sum) = kept.large {
+                    let pointer = pointer(&sum, kept.size).len();
+                    sibling["lfs"] =
+                        serde_json::json!({"sha256": sum, "size": kept.size, "pointerSize": pointer});
+                }
+            }
+            Ok(sibling)
+        };
+        let siblings = names.iter().map(sibling).collect::<Result<Vec<_>>>().map_err(broken)?;
+        let id = format!("{owner}/{name}");
+        let about =
+            serde_json::json!({"id": id, "modelId": id, "sha": sha, "siblings": siblings, "private": false});
+        Ok(Json(about).into_response())
     };
-    match commit(folder) {
-        Ok((sha, names)) => {
-            let siblings: Vec<_> =
-                names.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
-            Json(serde_json::json!({ "id": format!("{owner}/{name}"), "sha": sha, "siblings": siblings }))
-                .into_response()
-        }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+    answer().unwrap_or_else(|refusal| refusal)
+}
+
+async fn tree(
+    State(served): State<Arc<Served>>,
+    UrlPath((owner, name, revision)): UrlPath<(String, String, String)>,
+    headers: HeaderMap,
+) -> Response {
+    let answer = || -> Result<Response, Response> {
+        let folder = served.folder(&owner, &name, &headers)?;
+        known(&revision)?;
+        let (_, names) = commit(folder).map_err(broken)?;
+        let entry = |name: &String| -> Result<serde_json::Value> {
+            let Kept { size, git, large } = Kept::of(name, &std::fs::read(folder.join(name))?);
+            let mut entry = serde_json::json!({"type": "file", "path": name, "size": size, "oid": git});
+            if let Some(sum) = large {
+                let pointer = pointer(&sum, size).len();
+                entry["lfs"] = serde_json::json!({"oid": sum, "size": size, "pointerSize": pointer});
+            }
+            Ok(entry)
+        };
+        let entries = names.iter().map(entry).collect::<Result<Vec<_>>>().map_err(broken)?;
+        Ok(Json(entries).into_response())
+    };
+    answer().unwrap_or_else(|refusal| refusal)
+}
+
+fn broken(error: anyhow::Error) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
 }
 
 async fn resolve(
     State(served): State<Arc<Served>>,
-    UrlPath((owner, name, _revision, file)): UrlPath<(String, String, String, String)>,
+    UrlPath((owner, name, revision, file)): UrlPath<(String, String, String, String)>,
+    method: Method,
     headers: HeaderMap,
 ) -> Response {
-    if !is_open(&owner, &headers) {
-        return StatusCode::UNAUTHORIZED.into_response();
+    let found = || -> Result<_, Response> {
+        let folder = served.folder(&owner, &name, &headers)?;
+        known(&revision)?;
+        let commit = if revision == "main" { commit(folder).map_err(broken)?.0 } else { revision.clone() };
+        let missing = |_| refusal(StatusCode::NOT_FOUND, "EntryNotFound");
+        Ok((std::fs::read(folder.join(plain(&file)?)).map_err(missing)?, commit))
+    };
+    let (bytes, commit) = match found() {
+        Ok(found) => found,
+        Err(refusal) => return refusal,
+    };
+    let kept = Kept::of(&file, &bytes);
+    let bridge = *locked(&served.bridge);
+    let mut response = match bridge.filter(|_| kept.large.is_some()) {
+        Some(bridge) => Response::builder()
+            .status(StatusCode::FOUND)
+            .header(header::LOCATION, format!("http://{bridge}/bridge/{owner}/{name}/{file}"))
+            .body(Body::empty())
+            .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response()),
+        None => serve(&served, &format!("{owner}/{name}"), &kept, bytes, &method, &headers),
+    };
+    let told =
+        [("x-repo-commit", commit), ("x-linked-etag", kept.tag()), ("x-linked-size", kept.size.to_string())];
+    for (name, value) in told {
+        if let Ok(value) = value.parse() {
+            response.headers_mut().insert(name, value);
+        }
     }
-    let Some(folder) = served.folder(&owner, &name) else {
+    response
+}
+
+/// The other host, which knows nothing of tokens: who is sent there has shown one.
+async fn bridge(
+    State(served): State<Arc<Served>>,
+    UrlPath((owner, name, file)): UrlPath<(String, String, String)>,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    if headers.contains_key(header::AUTHORIZATION) {
+        return (StatusCode::BAD_REQUEST, "a token of the hub was shown to another host").into_response();
+    }
+    let model = format!("{owner}/{name}");
+    let folder = served.repositories.get(&model).filter(|_| plain(&file).is_ok());
+    let Some(bytes) = folder.and_then(|folder| std::fs::read(folder.join(&file)).ok()) else {
         return StatusCode::NOT_FOUND.into_response();
     };
-    if file.contains("..") {
-        return StatusCode::BAD_REQUEST.into_response();
-    }
-    let Ok(bytes) = std::fs::read(folder.join(&file)) else {
-        return StatusCode::NOT_FOUND.into_response();
-    };
-    let etag = format!("\"{}\"", hex::encode(Sha256::digest(&bytes)));
+    serve(&served, &model, &Kept::of(&file, &bytes), bytes, &method, &headers)
+}
+
+fn plain(file: &str) -> Result<&str, Response> {
+    if file.contains("..") { Err(StatusCode::BAD_REQUEST.into_response()) } else { Ok(file) }
+}
+
+/// A file or a range of it, cut or held where that was asked for.
+fn serve(
+    served: &Served,
+    model: &str,
+    kept: &Kept,
+    bytes: Vec<u8>,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Response {
     let total = bytes.len();
     let range = headers.get(header::RANGE).and_then(|range| range.to_str().ok()).and_then(parse_range);
     let (status, start, end) = match range {
@@ -200,13 +395,16 @@ async fn resolve(
     let body = bytes[start..end].to_vec();
     let mut response = Response::builder()
         .status(status)
-        .header(header::ETAG, &etag)
-        .header("x-linked-etag", &etag)
-        .header("x-linked-size", total)
+        .header(header::ETAG, kept.tag())
         .header(header::ACCEPT_RANGES, "bytes")
         .header(header::CONTENT_LENGTH, body.len());
     if status == StatusCode::PARTIAL_CONTENT {
         response = response.header(header::CONTENT_RANGE, format!("bytes {start}-{}/{total}", end - 1));
+    }
+    if method == Method::HEAD {
+        return response
+            .body(Body::empty())
+            .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response());
     }
     let large = body.len() > LARGE;
     if large {
@@ -216,7 +414,7 @@ async fn resolve(
         && served.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
     let half = body[..body.len() / 2].to_vec();
     let given = if cut { half.len() } else { body.len() };
-    *locked(&served.given).entry(format!("{owner}/{name}")).or_default() += given as u64;
+    *locked(&served.given).entry(model.to_owned()).or_default() += given as u64;
     let body = if cut {
         Body::from_stream(futures::stream::iter([
             Ok(half),

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use super::verify::Digest;
 use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "builtin://", pinned: false, list };
+pub(super) const SCHEME: Scheme = Scheme { prefix: "builtin://", pinned: false, keys: &[], list };
 
 /// A file by its name, and its bytes.
 type Carried = (&'static str, &'static [u8]);

@@ -4,12 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
 use reqwest::StatusCode;
 use reqwest::header::ETAG;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::builtin;
+use super::object::Object;
 use super::{Context, Place, Progress, Source, SourceFile, StoreError, web};
 
 /// Longest pause between two tries: a source that comes back is noticed within half a minute.
@@ -104,6 +106,7 @@ async fn attempt(
                 sink.write(&rest).await
             }
             (Place::Web(url), Some(web)) => from_web(web, url, file, &mut sink).await,
+            (Place::Object(object), _) => from_object(object, file, &mut sink).await,
             (Place::Web(url), None) => Err(StoreError::Unreachable {
                 what: url.to_string(),
                 detail: "the listing carries no web client; report this as a bug".into(),
@@ -178,15 +181,32 @@ async fn from_web(
                 });
             }
         };
-        let room = file.size - sink.length;
-        if chunk.len() as u64 > room {
-            sink.restart().await?;
-            return Err(StoreError::Unreachable {
-                what: url.to_string(),
-                detail: format!("it sends more than the {} bytes it promised", file.size),
-            });
+        sink.take(&chunk, url.as_str(), file.size).await?;
+    }
+}
+
+async fn from_object(object: &Object, file: &SourceFile, sink: &mut Sink<'_>) -> Result<(), StoreError> {
+    // The part is of the object that was listed when it was begun.
+    let tag_path = tag_path(&sink.path);
+    let known = tokio::fs::read_to_string(&tag_path).await.ok();
+    if known.as_deref() != object.tag() {
+        sink.restart().await?;
+        if let Some(tag) = object.tag() {
+            tokio::fs::write(&tag_path, tag).await.map_err(StoreError::io(&tag_path))?;
         }
-        sink.write(&chunk).await?;
+    }
+    let mut stream = object.stream(sink.length..file.size).await?;
+    loop {
+        match stream.try_next().await {
+            Ok(Some(chunk)) => sink.take(&chunk, object.what(), file.size).await?,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                sink.flush().await?;
+                tracing::debug!(file = file.name, error = error.chain(), "the connection broke");
+                let (file, got, want) = (file.name.clone(), sink.length, file.size);
+                return Err(StoreError::Truncated { file, got, want });
+            }
+        }
     }
 }
 
@@ -216,6 +236,18 @@ impl<'a> Sink<'a> {
             state.trouble = None;
         });
         Ok(())
+    }
+
+    /// Writes what `what` sent, if it is no more than the `size` bytes it promised.
+    async fn take(&mut self, chunk: &[u8], what: &str, size: u64) -> Result<(), StoreError> {
+        if chunk.len() as u64 > size.saturating_sub(self.length) {
+            self.restart().await?;
+            return Err(StoreError::Unreachable {
+                what: what.to_owned(),
+                detail: format!("it sends more than the {size} bytes it promised"),
+            });
+        }
+        self.write(chunk).await
     }
 
     async fn flush(&mut self) -> Result<(), StoreError> {

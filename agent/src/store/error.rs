@@ -16,7 +16,7 @@ use super::headers::HeaderError;
 pub enum StoreError {
     /// No scheme has this prefix.
     #[error(
-        "{uri} has a scheme this agent does not know; use hf://owner/name, https://host/folder, file:///folder or builtin://smoke"
+        "{uri} has a scheme this agent does not know; docs/models.md lists those of this release; hf://owner/name, s3://bucket/folder, oci://registry/name:tag and file:///folder are some"
     )]
     UnknownScheme {
         /// The URI.
@@ -50,7 +50,7 @@ pub enum StoreError {
     },
     /// Credentials are missing or wrong.
     #[error(
-        "{what} refused access ({detail}); put a token that may read it into a Secret under the key `token` and name it in the Model's source.secretRef"
+        "{what} refused access ({detail}); put what may read it into a Secret (docs/models.md: under which keys) and name it in the Model's source.secretRef"
     )]
     Forbidden {
         /// URL.
@@ -111,6 +111,14 @@ pub enum StoreError {
         /// What names the manifest.
         id: String,
     },
+    /// The source has another file by now.
+    #[error(
+        "{what} is not what was listed, so it was replaced meanwhile; the model is listed again and what changed is fetched anew"
+    )]
+    Replaced {
+        /// URL.
+        what: String,
+    },
     /// Too little room.
     #[error(
         "{} has {} free, but {} more are needed, {} are promised to other copies and {} stay reserved; free some room, lower the node's spec.disk.reserve, or delete a Model that nobody needs here",
@@ -167,7 +175,7 @@ impl StoreError {
             }
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
-            Self::Digest { .. } | Self::Mistold { .. } => Reason::DigestMismatch,
+            Self::Digest { .. } | Self::Mistold { .. } | Self::Replaced { .. } => Reason::DigestMismatch,
             Self::DiskPressure { .. } => Reason::DiskPressure,
         }
     }

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 
 use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, list };
+pub(super) const SCHEME: Scheme = Scheme { prefix: "file://", pinned: false, keys: &[], list };
 
 fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
     async move {

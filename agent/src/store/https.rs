@@ -12,10 +12,10 @@ use super::verify::Digest;
 use super::web::Web;
 use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "https://", pinned: false, list };
+pub(super) const SCHEME: Scheme = Scheme { prefix: "https://", pinned: false, keys: super::TOKEN, list };
 
 /// The listing, as `sha256sum *` writes it.
-const SUMS: &str = "SHA256SUMS";
+pub(super) const SUMS: &str = "SHA256SUMS";
 
 /// Files of the Hugging Face layout beside configuration, index and weights.
 const OPTIONAL: &[&str] = &[
@@ -36,7 +36,7 @@ fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<So
     async move {
         let folder = Url::parse(&format!("{}/", wanted.uri.trim_end_matches('/')))
             .map_err(|error| StoreError::BadUri { uri: wanted.uri.clone(), problem: error.to_string() })?;
-        list_folder(&Web::new(&context.client, wanted.token.as_deref(), &folder), &folder).await
+        list_folder(&Web::new(&context.client, wanted.credentials.token(), &folder), &folder).await
     }
     .boxed()
 }
@@ -103,7 +103,7 @@ async fn small(web: &Web, url: &Url) -> Result<Option<String>, StoreError> {
 }
 
 /// Name to SHA-256; lines that are neither are skipped.
-fn sums(text: &str) -> BTreeMap<String, String> {
+pub(super) fn sums(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| {
             let (sum, name) = line.split_once(char::is_whitespace)?;

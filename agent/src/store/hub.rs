@@ -10,7 +10,10 @@ use super::verify::Digest;
 use super::web::Web;
 use super::{Context, Place, Scheme, Source, SourceFile, StoreError, Wanted};
 
-pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, list };
+pub(super) const SCHEME: Scheme = Scheme { prefix: "hf://", pinned: true, keys: super::TOKEN, list };
+
+/// Some hundred bytes for each of a repository's files, of which a few have thousands.
+const MAX_LISTING: usize = 64 << 20;
 
 /// What the hub's API tells of a revision.
 #[derive(Deserialize)]
@@ -38,12 +41,11 @@ struct Lfs {
 fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
     async move {
         let repository = repository(&wanted.uri)?;
-        let web = Web::new(&context.client, wanted.token.as_deref(), &context.hf_endpoint);
+        let web = Web::new(&context.client, wanted.credentials.token(), &context.hf_endpoint);
         let revision = wanted.revision.as_deref().unwrap_or("main");
         let mut url = joined(&context.hf_endpoint, &["api", "models"], &repository, &["revision", revision]);
         url.set_query(Some("blobs=true"));
-        let answer = web.get(&url, None, None).await?;
-        let body = answer.response.bytes().await.map_err(|error| super::web::unreachable(&url, &error))?;
+        let body = web.document(&url, None, MAX_LISTING).await?;
         let found: Revision = serde_json::from_slice(&body).map_err(|error| StoreError::Unreachable {
             what: url.to_string(),
             detail: format!("its answer is not a hub's: {error}"),

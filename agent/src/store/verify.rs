@@ -98,7 +98,7 @@ async fn one(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreErr
         let promised = match (&file.digest, &file.place) {
             (Some(digest), _) => Some(digest.clone()),
             (None, Place::Disk(original)) => Some(Digest::Sha256(hash(original)?.sha256)),
-            (None, Place::BuiltIn(_) | Place::Web(_)) => None,
+            (None, Place::BuiltIn(_) | Place::Web(_) | Place::Object(_)) => None,
         };
         let wrong = match promised {
             _ if found.size != file.size => {

@@ -1,12 +1,17 @@
 //! The one way bytes come over HTTP: ranges, redirects followed by hand so that a token never
 //! leaves its own host, and statuses turned into errors a person can act on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, IF_RANGE, LOCATION, RANGE,
+    RETRY_AFTER,
+};
 use reqwest::{Response, StatusCode, Url};
 
 use super::StoreError;
+use super::oci::Registry;
 use super::verify::Digest;
 
 /// What a source asks for is heeded so far.
@@ -24,11 +29,30 @@ pub(super) fn client() -> Result<reqwest::Client, reqwest::Error> {
         .build()
 }
 
-/// A client and the token for one origin.
+/// A client and what one origin is shown.
 #[derive(Clone)]
 pub(super) struct Web {
     client: reqwest::Client,
-    token: Option<(String, reqwest::Url)>,
+    home: Url,
+    key: Key,
+}
+
+/// What opens an origin.
+#[derive(Clone)]
+enum Key {
+    /// The same for every request, if anything.
+    Fixed(Option<HeaderValue>),
+    /// What a registry asks for, as it asks.
+    Registry(Arc<Registry>),
+}
+
+/// What is asked of an answer.
+#[derive(Clone, Copy, Default)]
+struct Asked<'a> {
+    /// From the first byte to the last one, or to the end.
+    range: Option<(u64, Option<u64>)>,
+    if_range: Option<&'a str>,
+    accept: Option<&'a str>,
 }
 
 /// An answer with a body, after all redirects.
@@ -48,7 +72,14 @@ pub(super) struct Linked {
 impl Web {
     /// A client that shows `token` to the origin of `home` and to nobody else.
     pub fn new(client: &reqwest::Client, token: Option<&str>, home: &Url) -> Self {
-        Self { client: client.clone(), token: token.map(|token| (token.to_owned(), home.clone())) }
+        // A token that no header may have opens nothing, and the origin says so.
+        let key = Key::Fixed(token.and_then(|token| secret(&format!("Bearer {token}"))));
+        Self { client: client.clone(), home: home.clone(), key }
+    }
+
+    /// A client that shows the registry at `home` what it asks for.
+    pub fn registry(client: &reqwest::Client, registry: Registry, home: &Url) -> Self {
+        Self { client: client.clone(), home: home.clone(), key: Key::Registry(Arc::new(registry)) }
     }
 
     /// GET, of a range from `range.0` to `range.1` inclusive or to the end, if one is given.
@@ -58,14 +89,37 @@ impl Web {
         range: Option<(u64, Option<u64>)>,
         if_range: Option<&str>,
     ) -> Result<Answer, StoreError> {
+        self.ask(url, Asked { range, if_range, accept: None }).await
+    }
+
+    /// All of a document, if it has at most `limit` bytes.
+    pub async fn document(
+        &self,
+        url: &Url,
+        accept: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<u8>, StoreError> {
+        whole(url, self.ask(url, Asked { accept, ..Asked::default() }).await?.response, limit).await
+    }
+
+    async fn ask(&self, url: &Url, asked: Asked<'_>) -> Result<Answer, StoreError> {
+        let Asked { range, if_range, accept } = asked;
         let mut url = url.clone();
         let mut linked = Linked::default();
+        let mut answered = false;
         for _ in 0..MAX_REDIRECTS {
             let mut request = self.client.get(url.clone());
-            if let Some((token, home)) = &self.token
-                && home.origin() == url.origin()
-            {
-                request = request.bearer_auth(token);
+            let home = self.home.origin() == url.origin();
+            let shown = match &self.key {
+                _ if !home => None,
+                Key::Fixed(authorization) => authorization.clone(),
+                Key::Registry(registry) => registry.shown(),
+            };
+            if let Some(authorization) = shown {
+                request = request.header(AUTHORIZATION, authorization);
+            }
+            if let Some(accept) = accept {
+                request = request.header(ACCEPT, accept);
             }
             if let Some((from, to)) = range {
                 let to = to.map(|to| to.to_string()).unwrap_or_default();
@@ -76,6 +130,14 @@ impl Web {
             }
             let response = request.send().await.map_err(|error| unreachable(&url, &error))?;
             linked = linked.or(Linked::of(response.headers()));
+            if let Key::Registry(registry) = &self.key
+                && home
+                && response.status() == StatusCode::UNAUTHORIZED
+                && !std::mem::replace(&mut answered, true)
+                && registry.answer(&self.client, &self.home, response.headers()).await?
+            {
+                continue;
+            }
             if response.status().is_redirection() {
                 url = next(&url, &response)?;
                 continue;
@@ -139,6 +201,38 @@ impl Linked {
     }
 }
 
+/// All of a good answer's body, if it has at most `limit` bytes.
+pub(super) async fn whole(url: &Url, mut response: Response, limit: usize) -> Result<Vec<u8>, StoreError> {
+    check(url, &response)?;
+    let mut bytes: Vec<u8> = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(url, &error))? {
+        if bytes.len() + chunk.len() > limit {
+            let detail = format!("its answer has more than the {limit} bytes that are read of it");
+            return Err(StoreError::Unreachable { what: url.to_string(), detail });
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// Whether a URL leads to this machine itself.
+pub(super) fn loopback(url: &Url) -> bool {
+    match url.host_str() {
+        Some("localhost") => true,
+        Some(host) => {
+            host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        }
+        None => false,
+    }
+}
+
+/// A header that nothing prints; `None` where its text may not be one.
+pub(super) fn secret(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
 /// The size of the whole file an answer is of.
 pub(super) fn total(response: &Response) -> Option<u64> {
     if matches!(response.status(), StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE) {
@@ -166,24 +260,33 @@ fn next(url: &Url, response: &Response) -> Result<Url, StoreError> {
 }
 
 fn check(url: &Url, response: &Response) -> Result<(), StoreError> {
-    let status = response.status();
-    let (what, detail) = (url.to_string(), format!("HTTP {status}"));
-    match status {
+    match response.status() {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(()),
-        StatusCode::NOT_FOUND | StatusCode::GONE => Err(StoreError::NotFound { what, detail }),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(StoreError::Forbidden { what, detail }),
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            let after = response.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok());
-            // A date is as good as nothing said: clocks differ, and pauses grow anyway.
-            let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
-            Err(StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(LONGEST_WAIT) })
-        }
-        _ => Err(StoreError::Unreachable { what, detail }),
+        status => Err(refusal(url.to_string(), format!("HTTP {status}"), status, response.headers())),
     }
 }
 
-/// reqwest's own message names the URL but not the reason, which is in its causes.
+/// What a status says of `what`, where it is no answer.
+pub(super) fn refusal(what: String, detail: String, status: StatusCode, headers: &HeaderMap) -> StoreError {
+    match status {
+        StatusCode::NOT_FOUND | StatusCode::GONE => StoreError::NotFound { what, detail },
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => StoreError::Forbidden { what, detail },
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
+            // A date is as good as nothing said: clocks differ, and pauses grow anyway.
+            let seconds = after.and_then(|after| after.parse().ok()).unwrap_or(0);
+            StoreError::Busy { what, detail, after: Duration::from_secs(seconds).min(LONGEST_WAIT) }
+        }
+        _ => StoreError::Unreachable { what, detail },
+    }
+}
+
 pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
+    StoreError::Unreachable { what: url.to_string(), detail: causes(error) }
+}
+
+/// reqwest's own message names the URL but not the reason, which is in its causes.
+pub(super) fn causes(error: &reqwest::Error) -> String {
     let mut detail = String::new();
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -193,8 +296,26 @@ pub(super) fn unreachable(url: &Url, error: &reqwest::Error) -> StoreError {
         detail.push_str(&error.to_string());
         cause = error.source();
     }
-    if detail.is_empty() {
-        detail = error.to_string();
+    match detail.is_empty() {
+        true => "the request failed".to_owned(),
+        false => detail,
     }
-    StoreError::Unreachable { what: url.to_string(), detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_this_machine() {
+        for (url, own) in [
+            ("http://127.0.0.1:9000/x", true),
+            ("http://[::1]:9000", true),
+            ("http://localhost", true),
+            ("http://127.0.0.1.example", false),
+            ("http://192.168.0.1", false),
+        ] {
+            assert_eq!(loopback(&Url::parse(url).unwrap()), own, "{url}");
+        }
+    }
 }

@@ -7,8 +7,6 @@ use russet_crds::conditions::{Type, is_true};
 
 use crate::catalog::entry::{self, Entry};
 
-/// Sources that agents know.
-const SCHEMES: [&str; 4] = ["hf", "https", "file", "builtin"];
 /// Characters of a name made of a source: what is made of a Model has its name and some more.
 const LONGEST: usize = 50;
 
@@ -36,10 +34,11 @@ pub struct Target {
 
 /// What the word means. A Model of the namespace comes first: its owner chose that name.
 pub fn of(word: &str, known: &[Known], entries: &[Entry]) -> Result<Target> {
-    if let Some((scheme, rest)) = word.split_once("://") {
-        if !SCHEMES.contains(&scheme) || rest.is_empty() {
+    if let Some((_, rest)) = word.split_once("://") {
+        if rest.is_empty() || russet_agent::store::scheme_of(word).is_err() {
             bail!(
-                "{word} is no source of models; write hf://OWNER/NAME, https://…, file:///… or builtin://smoke"
+                "{word} is no source of models; write hf://OWNER/NAME, https://…, s3://BUCKET/FOLDER, gs://…, az://…, \
+                 oci://REGISTRY/NAME:TAG, file:///… or builtin://smoke"
             );
         }
         let name = name_of(rest).with_context(|| {

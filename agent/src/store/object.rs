@@ -1,0 +1,241 @@
+//! `s3://bucket/folder`, `gs://bucket/folder` and `az://container/folder`: one folder of an object store, with what the
+//! Model's Secret says or unsigned. Every read names the ETag of the listing, so an object that is replaced meanwhile
+//! is refused and never mixed with what came of the first. Where there is a `SHA256SUMS` it is the listing, as for
+//! `https://`.
+
+mod bucket;
+mod door;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+
+use self::bucket::Provider;
+use super::https::{SUMS, sums};
+use super::verify::Digest;
+use super::{Context, Credentials, Place, Scheme, Source, SourceFile, StoreError, Wanted, headers};
+
+pub(super) const S3: Scheme = Scheme { prefix: "s3://", pinned: false, keys: Provider::S3.keys(), list };
+pub(super) const GOOGLE: Scheme =
+    Scheme { prefix: "gs://", pinned: false, keys: Provider::Google.keys(), list };
+pub(super) const AZURE: Scheme =
+    Scheme { prefix: "az://", pinned: false, keys: Provider::Azure.keys(), list };
+
+/// Models have some hundred files; a folder of more objects is no model's, and its listing would not end.
+const MAX_OBJECTS: usize = 20_000;
+
+/// One object of a bucket, as it was listed.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    /// For people: the URI of the object.
+    what: String,
+    size: u64,
+    tag: Option<String>,
+}
+
+/// What is asked of a bucket.
+trait Bucket: ObjectStore + PaginatedListStore {}
+
+impl<T: ObjectStore + PaginatedListStore> Bucket for T {}
+
+/// What a URI names.
+struct Folder<'a> {
+    provider: Provider,
+    uri: &'a str,
+    bucket: &'a str,
+    path: Path,
+}
+
+fn list<'a>(context: &'a Context, wanted: &'a Wanted) -> BoxFuture<'a, Result<Source, StoreError>> {
+    async move {
+        let folder = Folder::of(&wanted.uri)?;
+        match folder.list(context, &wanted.credentials, None).await {
+            // A bucket's region is known to whoever made it, and to S3 itself, which tells.
+            Err(Failure::Elsewhere(region)) => {
+                folder.list(context, &wanted.credentials, Some(&region)).await.map_err(Failure::into)
+            }
+            listed => listed.map_err(Failure::into),
+        }
+    }
+    .boxed()
+}
+
+/// Why a listing failed.
+enum Failure {
+    Store(StoreError),
+    /// The bucket is in another region.
+    Elsewhere(String),
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Store(error) => error,
+            Failure::Elsewhere(region) => Self::Unreachable {
+                what: "the bucket".into(),
+                detail: format!("it says it is in the region {region}, and then that it is not"),
+            },
+        }
+    }
+}
+
+impl<'a> Folder<'a> {
+    fn of(uri: &'a str) -> Result<Self, StoreError> {
+        let bad = |problem: String| StoreError::BadUri { uri: uri.to_owned(), problem };
+        let (scheme, rest) = uri.split_once("://").unwrap_or_default();
+        let provider = Provider::of(scheme).ok_or_else(|| {
+            bad("write s3://bucket/folder, gs://bucket/folder or az://container/folder".into())
+        })?;
+        let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if bucket.len() < 3 || bucket.starts_with('.') || !bucket.bytes().all(plain) {
+            return Err(bad(format!("{bucket:?} is no name of a bucket; write {scheme}://bucket/folder")));
+        }
+        let path = Path::parse(path).map_err(|error| bad(error.to_string()))?;
+        Ok(Self { provider, uri: uri.trim_end_matches('/'), bucket, path })
+    }
+
+    /// The files of the folder itself; what lies in folders below it is not asked for.
+    async fn list(
+        &self,
+        context: &Context,
+        credentials: &Credentials,
+        region: Option<&str>,
+    ) -> Result<Source, Failure> {
+        let bucket = self.provider.open(context, self, credentials, region)?;
+        let found = self.objects(bucket.as_ref()).await.map_err(|error| {
+            let elsewhere = door::region(&error).filter(|_| self.provider.may_move(credentials, region));
+            elsewhere.map_or_else(|| Failure::Store(door::refused(self.uri, &error)), Failure::Elsewhere)
+        })?;
+        if found.is_empty() {
+            let detail = "there is nothing under that name".to_owned();
+            return Err(StoreError::NotFound { what: self.uri.to_owned(), detail }.into());
+        }
+        if found.len() > MAX_OBJECTS {
+            let problem = format!("the folder has more than {MAX_OBJECTS} files, so it is no model's");
+            return Err(StoreError::BadUri { uri: self.uri.to_owned(), problem }.into());
+        }
+        let store: Arc<dyn ObjectStore> = bucket;
+        let files = found.into_iter().filter_map(|meta| self.file(&store, meta));
+        Ok(summed(self.uri, files.collect()).await?)
+    }
+
+    async fn objects(&self, bucket: &dyn Bucket) -> object_store::Result<Vec<ObjectMeta>> {
+        let prefix = match self.path.as_ref() {
+            "" => String::new(),
+            path => format!("{path}/"),
+        };
+        let mut found = Vec::new();
+        let mut page_token = None;
+        loop {
+            let options = PaginatedListOptions {
+                delimiter: Some("/".into()),
+                page_token,
+                ..PaginatedListOptions::default()
+            };
+            let page = bucket.list_paginated(Some(&prefix), options).await?;
+            found.extend(page.result.objects);
+            page_token = page.page_token.filter(|token| !token.is_empty() && found.len() <= MAX_OBJECTS);
+            if page_token.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn file(&self, store: &Arc<dyn ObjectStore>, meta: ObjectMeta) -> Option<SourceFile> {
+        let name = meta.location.filename()?.to_owned();
+        let what = format!("{}/{name}", self.uri);
+        let object =
+            Object { store: store.clone(), path: meta.location, what, size: meta.size, tag: meta.e_tag };
+        Some(SourceFile { name, size: meta.size, digest: None, place: Place::Object(object) })
+    }
+}
+
+/// The files with the digests that the folder's `SHA256SUMS` promises, if there is one: then those it names and no
+/// others.
+async fn summed(uri: &str, files: Vec<SourceFile>) -> Result<Source, StoreError> {
+    let mut source = Source { commit: None, files, web: None };
+    let Some(list) = source.files.iter().find(|file| file.name == SUMS).filter(|file| file.size > 0) else {
+        return Ok(source);
+    };
+    let text = source.read(list, 0, list.size.min(headers::MAX_HEADER)).await?;
+    let mut sums = sums(&String::from_utf8_lossy(&text));
+    sums.retain(|name, _| super::takes(name));
+    source.files.retain_mut(|file| {
+        file.digest = sums.remove(&file.name).map(Digest::Sha256);
+        file.digest.is_some()
+    });
+    match sums.into_keys().next() {
+        Some(name) => Err(StoreError::NotFound {
+            what: format!("{uri}/{name}"),
+            detail: format!("the folder's {SUMS} names it"),
+        }),
+        None => Ok(source),
+    }
+}
+
+impl Object {
+    /// The ETag it was listed with.
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    /// For people: the URI of the object.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// The bytes of `range` as they come, of the object that was listed and of no other.
+    pub async fn stream(
+        &self,
+        range: Range<u64>,
+    ) -> Result<BoxStream<'static, Result<Bytes, StoreError>>, StoreError> {
+        // Weak tags promise equal meaning, not equal bytes, and may not guard anything.
+        let if_match = self.tag.clone().filter(|tag| !tag.starts_with("W/"));
+        let options = GetOptions::new().with_range(Some(GetRange::Bounded(range))).with_if_match(if_match);
+        let refused = |error: &object_store::Error| door::refused(&self.what, error);
+        let answer = self.store.get_opts(&self.path, options).await.map_err(|error| refused(&error))?;
+        let other = answer.meta.e_tag.is_some() && answer.meta.e_tag != self.tag;
+        if other || answer.meta.size != self.size {
+            return Err(StoreError::Replaced { what: self.what.clone() });
+        }
+        let what = self.what.clone();
+        Ok(answer.into_stream().map_err(move |error| door::refused(&what, &error)).boxed())
+    }
+
+    /// `length` bytes from `offset` on.
+    pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, StoreError> {
+        let want = offset.saturating_add(length);
+        let mut stream = self.stream(offset..want).await?;
+        let mut bytes: Vec<u8> = Vec::new();
+        while let Some(chunk) = stream.try_next().await? {
+            let left = length - bytes.len() as u64;
+            bytes.extend_from_slice(&chunk[..chunk.len().min(left as usize)]);
+        }
+        match bytes.len() as u64 == length {
+            true => Ok(bytes),
+            false => {
+                let got = offset + bytes.len() as u64;
+                Err(StoreError::Truncated { file: self.what.clone(), got, want })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! The one HTTP client of the store, as `object_store` wants one. Refusals leave it as errors of their own, before
+//! anybody repeats them or puts a URL with a signature into words; redirects are not followed, because a signed request
+//! is meant for the host it names.
+
+use std::error::Error;
+use std::fmt;
+
+use async_trait::async_trait;
+use http_body_util::BodyExt as _;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
+};
+use reqwest::header::HeaderMap;
+use reqwest::{Method, StatusCode, Url};
+
+use crate::store::web::loopback;
+use crate::store::{Context, StoreError, web};
+
+/// Bytes of a refusal that are read for its code.
+const READ: usize = 16 << 10;
+
+/// A client for one bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Door {
+    client: reqwest::Client,
+    /// Whether its owner chose clear text.
+    clear: bool,
+}
+
+/// What came instead of an answer.
+#[derive(Clone, Debug)]
+struct Refusal {
+    status: StatusCode,
+    headers: HeaderMap,
+    /// What the store calls it, such as `NoSuchBucket`.
+    code: Option<String>,
+    /// Whether it was a token that was refused, and not a request for bytes.
+    token: bool,
+}
+
+/// Nobody was reached.
+#[derive(Debug)]
+struct Unreached(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = self.code.as_deref().unwrap_or_default();
+        write!(out, "HTTP {} {code}", self.status)
+    }
+}
+
+impl fmt::Display for Unreached {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl Error for Refusal {}
+impl Error for Unreached {}
+
+impl Door {
+    pub fn new(context: &Context, clear: bool) -> Self {
+        Self { client: context.client.clone(), clear }
+    }
+}
+
+impl HttpConnector for Door {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for Door {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let unreached = |detail: String| HttpError::new(HttpErrorKind::Unknown, Unreached(detail));
+        let (parts, body) = request.into_parts();
+        let url = Url::parse(&parts.uri.to_string()).map_err(|error| unreached(error.to_string()))?;
+        if url.scheme() != "https" && !self.clear && !loopback(&url) {
+            return Err(unreached(format!("{} is not encrypted", url.host_str().unwrap_or_default())));
+        }
+        let token = parts.method == Method::POST;
+        let mut asked = reqwest::Request::new(parts.method, url);
+        *asked.headers_mut() = parts.headers;
+        *asked.body_mut() = body.as_bytes().cloned().map(reqwest::Body::from);
+        let mut answer = self.client.execute(asked).await.map_err(|error| unreached(web::causes(&error)))?;
+        let status = answer.status();
+        if !status.is_success() {
+            let mut text = Vec::new();
+            while let Ok(Some(chunk)) = answer.chunk().await {
+                text.extend_from_slice(&chunk);
+                if text.len() >= READ {
+                    break;
+                }
+            }
+            let (headers, code) = (answer.headers().clone(), code(&String::from_utf8_lossy(&text)));
+            return Err(HttpError::new(HttpErrorKind::Unknown, Refusal { status, headers, code, token }));
+        }
+        let (parts, body) = http::Response::<reqwest::Body>::from(answer).into_parts();
+        let body =
+            body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, Unreached(web::causes(&error))));
+        Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
+    }
+}
+
+/// `<Code>NoSuchBucket</Code>`, as all three write it.
+fn code(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let plain = !code.is_empty() && code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    plain.then(|| code.to_owned())
+}
+
+fn found<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// The last cause, which alone says nothing of URLs and what they carry.
+pub(super) fn said(error: &(dyn Error + 'static)) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    last.to_string()
+}
+
+/// The region that S3 says a bucket is in, where that is why it refused.
+pub(super) fn region(error: &object_store::Error) -> Option<String> {
+    let refusal: &Refusal = found(error)?;
+    let wrong = matches!(refusal.status, StatusCode::MOVED_PERMANENTLY | StatusCode::BAD_REQUEST);
+    let region = refusal.headers.get("x-amz-bucket-region").filter(|_| wrong)?.to_str().ok()?;
+    // It becomes part of a host's name.
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (!region.is_empty() && region.bytes().all(plain)).then(|| region.to_owned())
+}
+
+/// What went wrong with `what`.
+pub(super) fn refused(what: &str, error: &object_store::Error) -> StoreError {
+    let what = what.to_owned();
+    let Some(refusal) = found::<Refusal>(error) else {
+        return StoreError::Unreachable { what, detail: said(error) };
+    };
+    let detail = refusal.to_string().trim_end().to_owned();
+    // All of these are said with a status that tells something else.
+    let forbidden = refusal.token && refusal.status.is_client_error()
+        || matches!(
+            refusal.code.as_deref(),
+            Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "PublicAccessNotPermitted")
+        );
+    match refusal.status {
+        _ if forbidden => StoreError::Forbidden { what, detail },
+        StatusCode::PRECONDITION_FAILED => StoreError::Replaced { what },
+        status => web::refusal(what, detail, status, &refusal.headers),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_of_a_refusal_is_a_plain_word() {
+        for (text, wanted) in [
+            ("<?xml?><Error><Code>NoSuchBucket</Code><Message>x</Message></Error>", Some("NoSuchBucket")),
+            ("<Code></Code>", None),
+            ("<Code>a b</Code>", None),
+            ("<Code>endless", None),
+            ("", None),
+        ] {
+            assert_eq!(code(text).as_deref(), wanted, "{text}");
+        }
+    }
+}

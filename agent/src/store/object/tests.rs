@@ -1,0 +1,355 @@
+//! Buckets on loopback that answer as S3 does, and misbehave.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use russet_crds::conditions::Reason;
+use tokio::sync::watch;
+
+use super::*;
+use crate::store::{Progress, Store};
+
+/// A bucket, and what it does to those who ask.
+#[derive(Default)]
+struct Served {
+    objects: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// What all are answered with.
+    refusal: Mutex<Option<(StatusCode, &'static str)>>,
+    /// Bytes after which transfers of `model.safetensors` break off, once.
+    cut: Mutex<Option<usize>>,
+    /// Whether that file is replaced when it was cut.
+    replaced: AtomicBool,
+    /// Bytes the listing adds to each size.
+    lie: Mutex<u64>,
+    /// The region it is in, if it minds.
+    region: Option<&'static str>,
+    /// `Authorization` and `Range` of all requests.
+    asked: Mutex<Vec<(Option<String>, Option<String>)>>,
+}
+
+fn tag(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    format!("\"{}-1\"", hex::encode(&sha2::Sha256::digest(bytes)[..16]))
+}
+
+fn answer(status: StatusCode, body: impl Into<Body>) -> Response {
+    Response::builder().status(status).body(body.into()).unwrap()
+}
+
+async fn serve(State(served): State<Arc<Served>>, request: Request) -> Response {
+    let text = |name: &str| request.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+    let (authorization, range) = (text("authorization"), text("range"));
+    served.asked.lock().unwrap().push((authorization.clone(), range.clone()));
+    if let Some((status, code)) = *served.refusal.lock().unwrap() {
+        let mut answer = answer(status, format!("<Error><Code>{code}</Code></Error>"));
+        answer.headers_mut().insert("retry-after", "7".parse().unwrap());
+        answer.headers_mut().insert("location", "http://elsewhere.invalid/".parse().unwrap());
+        return answer;
+    }
+    if let Some(region) = served.region
+        && !authorization.unwrap_or_default().contains(&format!("/{region}/s3/"))
+    {
+        let mut answer =
+            answer(StatusCode::BAD_REQUEST, "<Error><Code>AuthorizationHeaderMalformed</Code></Error>");
+        answer.headers_mut().insert("x-amz-bucket-region", region.parse().unwrap());
+        return answer;
+    }
+    let uri = request.uri();
+    if uri.path() == "/models" {
+        return answer(StatusCode::OK, listing(&served, uri.query().unwrap_or_default()));
+    }
+    let name = uri.path().strip_prefix("/models/").unwrap_or_default();
+    object(&served, name, range.as_deref(), request.headers())
+}
+
+/// A page of two objects.
+fn listing(served: &Served, query: &str) -> String {
+    let query: BTreeMap<_, _> =
+        reqwest::Url::parse(&format!("http://x/?{query}")).unwrap().query_pairs().into_owned().collect();
+    assert_eq!(query["delimiter"], "/", "folders below are not asked for");
+    let objects = served.objects.lock().unwrap();
+    let after = query.get("continuation-token").cloned().unwrap_or_default();
+    let mut left =
+        objects.iter().filter(|(key, _)| **key > after && key.starts_with(&query["prefix"])).peekable();
+    let mut text = "<ListBucketResult>".to_owned();
+    let mut last = String::new();
+    for (key, bytes) in left.by_ref().take(2) {
+        let (size, tag) = (bytes.len() as u64 + *served.lie.lock().unwrap(), tag(bytes));
+        let time = "2026-11-24T12:00:00.000Z";
+        write!(
+            text,
+            "<Contents><Key>{key}</Key><Size>{size}</Size><LastModified>{time}</LastModified><ETag>{tag}</ETag></Contents>"
+        )
+        .unwrap();
+        last.clone_from(key);
+    }
+    if left.peek().is_some() {
+        write!(text, "<NextContinuationToken>{last}</NextContinuationToken>").unwrap();
+    }
+    text + "</ListBucketResult>"
+}
+
+fn object(served: &Served, name: &str, range: Option<&str>, headers: &HeaderMap) -> Response {
+    let mut objects = served.objects.lock().unwrap();
+    let Some(bytes) = objects.get_mut(name) else { return answer(StatusCode::NOT_FOUND, "") };
+    if headers.get("if-match").is_some_and(|wanted| wanted.to_str().unwrap() != tag(bytes)) {
+        return answer(StatusCode::PRECONDITION_FAILED, "");
+    }
+    let (from, to) = range.unwrap().trim_start_matches("bytes=").split_once('-').unwrap();
+    let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+    let part = bytes[from..bytes.len().min(to + 1)].to_vec();
+    let response = Response::builder()
+        .status(StatusCode::PARTIAL_CONTENT)
+        .header("etag", tag(bytes))
+        .header("last-modified", "Tue, 24 Nov 2026 12:00:00 GMT")
+        .header("content-length", part.len())
+        .header("content-range", format!("bytes {from}-{}/{}", from + part.len() - 1, bytes.len()));
+    let mut cut = served.cut.lock().unwrap();
+    let body = match cut.filter(|after| name.ends_with("model.safetensors") && part.len() > *after) {
+        Some(after) => {
+            *cut = None;
+            if served.replaced.load(Ordering::SeqCst) {
+                bytes.iter_mut().rev().take(8).for_each(|byte| *byte ^= 1);
+            }
+            let first = futures::stream::iter([Ok(part[..after].to_vec())]);
+            Body::from_stream(first.chain(futures::stream::once(async {
+                tokio::task::yield_now().await;
+                Err(std::io::Error::other("cut"))
+            })))
+        }
+        None => part.into(),
+    };
+    response.body(body).unwrap()
+}
+
+/// A bucket with a tiny model, whose weight has `elements` values.
+fn bucket(elements: usize) -> Served {
+    let data = elements * 4;
+    let header = serde_json::json!({
+        "model.embed_tokens.weight": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]},
+        "model.layers.0.w.weight": {"dtype": "F32", "shape": [elements], "data_offsets": [32, 32 + data]},
+    })
+    .to_string();
+    let mut weights = (header.len() as u64).to_le_bytes().to_vec();
+    weights.extend(header.as_bytes());
+    weights.extend((0..32 + data).map(|index| (index * 7 % 251) as u8));
+    let config = r#"{"model_type":"llama","num_hidden_layers":1,"hidden_size":4,"num_attention_heads":2,"vocab_size":2}"#;
+    let objects = [
+        ("tiny/config.json", config.as_bytes().to_vec()),
+        ("tiny/model.safetensors", weights),
+        ("tiny/run.py", b"import os".to_vec()),
+        ("tiny/tokenizer.json", b"{}".to_vec()),
+        ("tiny.json", b"of another folder".to_vec()),
+    ];
+    let objects = objects.map(|(name, bytes)| (name.to_owned(), bytes)).into();
+    Served { objects: Mutex::new(objects), ..Served::default() }
+}
+
+struct Open {
+    served: Arc<Served>,
+    wanted: Wanted,
+    store: Store,
+    _folder: tempfile::TempDir,
+}
+
+async fn open(served: Served, secret: &[(&str, &str)]) -> Open {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let served = Arc::new(served);
+    let router = axum::Router::new().fallback(serve).with_state(served.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let secret = secret.iter().copied().chain([("AWS_ENDPOINT_URL", endpoint.as_str())]);
+    let credentials = Credentials::new(secret.map(|(key, value)| (key.to_owned(), value.into())));
+    let folder = tempfile::tempdir().unwrap();
+    let mut context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
+    context.retry = std::time::Duration::from_millis(10);
+    let store = Store::open(folder.path().join("models"), context).unwrap();
+    Open {
+        served,
+        wanted: Wanted { uri: "s3://models/tiny".into(), credentials, ..Wanted::default() },
+        store,
+        _folder: folder,
+    }
+}
+
+impl Open {
+    async fn fetch(&self) -> Result<crate::store::Published, StoreError> {
+        self.store.fetch(&self.wanted, &watch::Sender::new(Progress::default())).await
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        self.served.objects.lock().unwrap()[&format!("tiny/{name}")].clone()
+    }
+}
+
+const SIGNED: &[(&str, &str)] = &[("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", "top secret")];
+
+#[tokio::test]
+async fn a_folder_comes_whole_and_goes_on_where_it_broke() {
+    let open = open(bucket(100_000), SIGNED).await;
+    *open.served.cut.lock().unwrap() = Some(150_000);
+    let published = open.fetch().await.unwrap();
+    let names: Vec<&str> = published.manifest.files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
+    for name in names {
+        assert_eq!(std::fs::read(published.path.join(name)).unwrap(), open.bytes(name), "{name}");
+    }
+    let asked = open.served.asked.lock().unwrap();
+    let signed = |shown: &Option<String>| {
+        shown.as_ref().is_some_and(|text| text.starts_with("AWS4-HMAC-SHA256 Credential=AKID/"))
+    };
+    assert!(asked.iter().all(|(shown, _)| signed(shown)));
+    let resumed = |range: &str| {
+        range.starts_with("bytes=") && !range.starts_with("bytes=0-") && !range.starts_with("bytes=8-")
+    };
+    assert!(asked.iter().any(|(_, range)| range.as_deref().is_some_and(resumed)), "{asked:?}");
+}
+
+#[tokio::test]
+async fn an_object_that_is_replaced_meanwhile_is_listed_anew_and_never_mixed() {
+    let open = open(bucket(100_000), SIGNED).await;
+    *open.served.cut.lock().unwrap() = Some(150_000);
+    open.served.replaced.store(true, Ordering::SeqCst);
+    let error = open.fetch().await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Replaced { what } if what == "s3://models/tiny/model.safetensors"),
+        "{error}"
+    );
+    let published = open.fetch().await.unwrap();
+    let name = "model.safetensors";
+    assert_eq!(std::fs::read(published.path.join(name)).unwrap(), open.bytes(name));
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_is_signed_and_no_other_is_looked_for() {
+    let open = open(bucket(10), &[]).await;
+    open.fetch().await.unwrap();
+    assert!(open.served.asked.lock().unwrap().iter().all(|(shown, _)| shown.is_none()));
+    let endpoint = open.wanted.credentials.get("AWS_ENDPOINT_URL").unwrap();
+    for (uri, key) in
+        [("gs://models/tiny", "STORAGE_EMULATOR_HOST"), ("az://models/tiny", "AZURE_STORAGE_ENDPOINT")]
+    {
+        let secret = [(key, endpoint), ("AZURE_STORAGE_ACCOUNT_NAME", "somebody")];
+        let credentials = Credentials::new(secret.map(|(key, value)| (key.to_owned(), value.into())));
+        let wanted = Wanted { uri: uri.into(), credentials, ..Wanted::default() };
+        // They speak otherwise than this bucket does; what matters is what they show it.
+        open.store.headers(&wanted).await.unwrap_err();
+    }
+    let asked = open.served.asked.lock().unwrap();
+    assert!(asked.iter().all(|(shown, _)| shown.is_none()) && asked.len() > 5, "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_bucket_in_another_region_is_found_there() {
+    let elsewhere = Served { region: Some("eu-west-1"), ..bucket(10) };
+    open(elsewhere, SIGNED).await.fetch().await.unwrap();
+    let named = [SIGNED, &[("AWS_REGION", "us-west-2")]].concat();
+    let elsewhere = Served { region: Some("eu-west-1"), ..bucket(10) };
+    let error = open(elsewhere, &named).await.fetch().await.unwrap_err();
+    assert!(error.chain().contains("AuthorizationHeaderMalformed"), "{error}");
+    let hostile = Served { region: Some("evil.example/"), ..bucket(10) };
+    let error = open(hostile, SIGNED).await.fetch().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::SourceUnreachable);
+}
+
+#[tokio::test]
+async fn every_refusal_is_a_reason_and_shows_no_key() {
+    let cases = [
+        (StatusCode::FORBIDDEN, "SignatureDoesNotMatch", Reason::SourceForbidden, 0),
+        (StatusCode::BAD_REQUEST, "ExpiredToken", Reason::SourceForbidden, 0),
+        (StatusCode::NOT_FOUND, "NoSuchBucket", Reason::SourceNotFound, 0),
+        (StatusCode::TOO_MANY_REQUESTS, "SlowDown", Reason::SourceUnreachable, 7),
+        (StatusCode::SERVICE_UNAVAILABLE, "SlowDown", Reason::SourceUnreachable, 7),
+        (StatusCode::INTERNAL_SERVER_ERROR, "InternalError", Reason::SourceUnreachable, 0),
+        (StatusCode::TEMPORARY_REDIRECT, "TemporaryRedirect", Reason::SourceUnreachable, 0),
+    ];
+    let open = open(bucket(10), SIGNED).await;
+    for (status, code, reason, after) in cases {
+        *open.served.refusal.lock().unwrap() = Some((status, code));
+        let error = open.store.headers(&open.wanted).await.unwrap_err();
+        assert_eq!((error.reason(), error.after().as_secs()), (reason, after), "{error}");
+        assert!(error.chain().contains(code) && error.chain().contains("s3://models/tiny"), "{error}");
+        assert!(!error.chain().contains("secret ") && !error.chain().contains("http://"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn sizes_that_are_lies_and_folders_without_a_model_are_refused() {
+    let open = open(bucket(10), SIGNED).await;
+    *open.served.lie.lock().unwrap() = 5;
+    let error = open.store.headers(&open.wanted).await.unwrap_err();
+    assert!(matches!(error, StoreError::Replaced { .. }), "{error}");
+    let nowhere = Wanted { uri: "s3://models/nothing".into(), ..open.wanted.clone() };
+    assert_eq!(open.store.headers(&nowhere).await.unwrap_err().reason(), Reason::SourceNotFound);
+}
+
+#[tokio::test]
+async fn the_sums_of_a_folder_are_its_listing() {
+    let open = open(bucket(10), SIGNED).await;
+    let sum = |name: &str| {
+        use sha2::Digest as _;
+        format!("{}  {name}\n", hex::encode(sha2::Sha256::digest(open.bytes(name))))
+    };
+    let good = sum("config.json") + &sum("model.safetensors") + &sum("run.py");
+    let put = |text: String| {
+        open.served.objects.lock().unwrap().insert("tiny/SHA256SUMS".into(), text.into_bytes());
+    };
+    put(good.clone() + &format!("{}  gone.json\n", "ab".repeat(32)));
+    assert_eq!(open.fetch().await.unwrap_err().reason(), Reason::SourceNotFound);
+    put(good.replace("  config.json", "  tokenizer.json") + &sum("config.json"));
+    assert_eq!(open.fetch().await.unwrap_err().reason(), Reason::DigestMismatch);
+    put(good);
+    let published = open.fetch().await.unwrap();
+    let names: Vec<&str> = published.manifest.files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(names, ["config.json", "model.safetensors"]);
+}
+
+#[test]
+fn only_plain_names_are_buckets_and_folders() {
+    for (uri, wanted) in [
+        ("s3://models/a/b", Some("a/b")),
+        ("gs://models/a/", Some("a")),
+        ("az://models", Some("")),
+        ("s3://m/a", None),
+        ("s3://models/../other", None),
+        ("s3://models/a//b", None),
+        ("s3://mod els/a", None),
+        ("s3://user@models/a", None),
+        ("s3://models:80/a", None),
+        ("s3://..s/a", None),
+    ] {
+        assert_eq!(Folder::of(uri).ok().map(|folder| folder.path.to_string()).as_deref(), wanted, "{uri}");
+    }
+}
+
+#[tokio::test]
+async fn secrets_that_cannot_open_anything_are_refused_before_anybody_is_asked() {
+    let context = Context::new("http://127.0.0.1:1", vec![]).unwrap();
+    for (uri, secret, said) in [
+        ("s3://models/a", vec![("AWS_ACCESS_KEY_ID", "x")], "add the other"),
+        ("s3://models/a", vec![("AWS_ENDPOINT_URL", "store:9000")], "AWS_ENDPOINT_URL"),
+        ("s3://models/a", vec![("AWS_ENDPOINT_URL", "ftp://store")], "https://"),
+        ("gs://models/a", vec![("STORAGE_EMULATOR_HOST", "http://10.0.0.1:1")], "https://"),
+        ("gs://models/a", vec![("GOOGLE_SERVICE_ACCOUNT", "{}")], "Secret"),
+        ("az://models/a", vec![], "AZURE_STORAGE_ACCOUNT_NAME"),
+        (
+            "az://models/a",
+            vec![("AZURE_STORAGE_ACCOUNT_NAME", "a"), ("AZURE_STORAGE_ACCOUNT_KEY", "not base 64 !")],
+            "Secret",
+        ),
+    ] {
+        let credentials =
+            Credentials::new(secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
+        let wanted = Wanted { uri: uri.into(), credentials, ..Wanted::default() };
+        let Err(error) = list(&context, &wanted).await else { panic!("{uri} {secret:?}") };
+        assert_eq!(error.reason(), Reason::InvalidSpec, "{error}");
+        assert!(error.chain().contains(said), "{error}");
+    }
+}

@@ -1,0 +1,227 @@
+//! How a registry is answered that asks who is there: it names a realm, that one gives a token for its login, and the
+//! token is shown until the registry asks again. The login is shown to the realm over TLS alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use reqwest::{Client, Url};
+use serde::Deserialize;
+
+use crate::store::web::{self, loopback, secret};
+use crate::store::{Credentials, StoreError};
+
+/// What is read of a Secret: a login, or what `kubectl create secret docker-registry` writes.
+pub(super) const KEYS: &[&str] = &["username", "password", DOCKER];
+const DOCKER: &str = ".dockerconfigjson";
+/// Tokens are some kilobytes.
+const MAX_TOKEN: usize = 1 << 20;
+
+/// What one registry is shown.
+pub(in crate::store) struct Registry {
+    /// Name and password, as `Basic` wants them.
+    login: Option<HeaderValue>,
+    /// All that is asked for: reading this artifact.
+    scope: String,
+    shown: Mutex<Option<HeaderValue>>,
+}
+
+/// What a registry asks for: a scheme and its parameters.
+#[derive(Debug, PartialEq)]
+struct Challenge {
+    scheme: String,
+    parameters: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Granted {
+    token: Option<String>,
+    access_token: Option<String>,
+}
+
+impl Registry {
+    /// Of the artifact `name` at `host`, with what the Secret says of that host.
+    pub(super) fn new(
+        uri: &str,
+        credentials: &Credentials,
+        host: &str,
+        name: &str,
+    ) -> Result<Self, StoreError> {
+        let bad = |problem: &str| StoreError::BadUri { uri: uri.to_owned(), problem: problem.to_owned() };
+        let login = match (credentials.get("username"), credentials.get("password"), credentials.get(DOCKER))
+        {
+            (Some(name), Some(password), _) => Some(STANDARD.encode(format!("{name}:{password}"))),
+            (None, None, Some(config)) => Some(docker(config, host).ok_or_else(|| {
+                bad(&format!("its Secret's {DOCKER} has no auth for {host}; add it or name another Secret"))
+            })?),
+            (None, None, None) => None,
+            _ => return Err(bad("its Secret has one of username and password; add the other")),
+        };
+        let illegal = || bad("its Secret's login has characters that no request may have");
+        let login = login.map(|login| secret(&format!("Basic {login}")).ok_or_else(illegal)).transpose()?;
+        Ok(Self { login, scope: format!("repository:{name}:pull"), shown: Mutex::default() })
+    }
+
+    /// What the registry is shown now.
+    pub fn shown(&self) -> Option<HeaderValue> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Answers the registry at `home`, which refused with these headers; false where there is nothing to answer with.
+    pub async fn answer(&self, client: &Client, home: &Url, headers: &HeaderMap) -> Result<bool, StoreError> {
+        let asked =
+            headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| Challenge::of(value.to_str().ok()?));
+        let asked: Vec<Challenge> = asked.collect();
+        let find =
+            |scheme: &str| asked.iter().find(|challenge| challenge.scheme.eq_ignore_ascii_case(scheme));
+        let answer = match (find("bearer"), find("basic"), &self.login) {
+            (Some(challenge), ..) => Some(self.token(client, home, challenge).await?),
+            (None, Some(_), Some(login)) => Some(login.clone()),
+            _ => None,
+        };
+        let news = answer.is_some();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        Ok(news)
+    }
+
+    async fn token(
+        &self,
+        client: &Client,
+        home: &Url,
+        challenge: &Challenge,
+    ) -> Result<HeaderValue, StoreError> {
+        let unusable = |detail: String| StoreError::Unreachable { what: home.to_string(), detail };
+        let realm = challenge.parameters.get("realm").map(String::as_str).unwrap_or_default();
+        let mut url = Url::parse(realm)
+            .map_err(|_| unusable(format!("it asks for a token from {realm:?}, which is no URL")))?;
+        if url.scheme() != "https" && !(url.scheme() == "http" && loopback(&url) && loopback(home)) {
+            return Err(unusable(format!(
+                "it asks for a token from {realm}, and a login is shown over TLS alone"
+            )));
+        }
+        if let Some(service) = challenge.parameters.get("service") {
+            url.query_pairs_mut().append_pair("service", service);
+        }
+        url.query_pairs_mut().append_pair("scope", &self.scope);
+        let mut request = client.get(url.clone());
+        if let Some(login) = &self.login {
+            request = request.header(AUTHORIZATION, login);
+        }
+        let response = request.send().await.map_err(|error| web::unreachable(&url, &error))?;
+        let body = web::whole(&url, response, MAX_TOKEN).await?;
+        let granted: Granted = serde_json::from_slice(&body)
+            .map_err(|error| unusable(format!("its realm {realm} answers with no token: {error}")))?;
+        let token = granted.token.or(granted.access_token).unwrap_or_default();
+        secret(&format!("Bearer {token}"))
+            .filter(|_| !token.is_empty())
+            .ok_or_else(|| unusable(format!("its realm {realm} answers with no token")))
+    }
+}
+
+/// The login for `host` in a configuration of Docker's.
+fn docker(config: &str, host: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Config {
+        auths: BTreeMap<String, Login>,
+    }
+    #[derive(Deserialize)]
+    struct Login {
+        auth: Option<String>,
+        username: Option<String>,
+        password: Option<String>,
+    }
+    let config: Config = serde_json::from_str(config).ok()?;
+    let of_host = |key: &str| {
+        let key = key.trim_start_matches("https://").trim_start_matches("http://");
+        key.split('/').next() == Some(host)
+    };
+    let (_, login) = config.auths.into_iter().find(|(key, _)| of_host(key))?;
+    match login {
+        Login { auth: Some(auth), .. } if !auth.is_empty() => Some(auth),
+        Login { username, password, .. } => Some(STANDARD.encode(format!("{}:{}", username?, password?))),
+    }
+}
+
+impl Challenge {
+    /// `Bearer realm="https://…",service="…"`, as far as it can be read.
+    fn of(text: &str) -> Option<Self> {
+        let (scheme, mut rest) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
+        let mut parameters = BTreeMap::new();
+        while let Some((key, after)) = rest.split_once('=') {
+            let (value, after) = value(after.trim_start())?;
+            parameters.insert(key.trim_matches([' ', ',']).to_ascii_lowercase(), value);
+            rest = after;
+        }
+        (!scheme.is_empty()).then(|| Self { scheme: scheme.to_owned(), parameters })
+    }
+}
+
+/// A value, quoted or not, and what follows it; `None` where a quote never ends.
+fn value(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find(',').unwrap_or(text.len());
+        return Some((text[..end].trim().to_owned(), &text[end..]));
+    };
+    let mut value = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return Some((value, &quoted[at + 1..])),
+            '\\' => value.push(characters.next()?.1),
+            other => value.push(other),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_challenge_is_read_with_or_without_quotes() {
+        let challenge = |scheme: &str, parameters: &[(&str, &str)]| {
+            let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            Some(Challenge { scheme: scheme.to_owned(), parameters: parameters.collect() })
+        };
+        for (text, wanted) in [
+            (
+                r#"Bearer realm="https://auth.example/token",service="a \"b\", c",Scope=x"#,
+                challenge(
+                    "Bearer",
+                    &[("realm", "https://auth.example/token"), ("service", "a \"b\", c"), ("scope", "x")],
+                ),
+            ),
+            ("Basic realm=x", challenge("Basic", &[("realm", "x")])),
+            ("Basic", challenge("Basic", &[])),
+            (r#"Bearer realm="https://never.ends"#, None),
+            ("", None),
+        ] {
+            assert_eq!(Challenge::of(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_login_is_read_as_people_and_as_kubectl_write_it() {
+        let header = |secret: &[(&str, &str)]| {
+            let secret = secret.iter().map(|(key, value)| ((*key).to_owned(), (*value).into()));
+            let registry = Registry::new("oci://ghcr.io/a:b", &Credentials::new(secret), "ghcr.io", "a");
+            registry.map(|registry| registry.login.map(|login| login.to_str().unwrap().to_owned()))
+        };
+        let both = Some("Basic bWU6c2VjcmV0".to_owned());
+        let docker = |auths: &str| format!(r#"{{"auths": {{{auths}}}}}"#);
+        assert_eq!(header(&[]).unwrap(), None);
+        assert_eq!(header(&[("username", "me"), ("password", "secret")]).unwrap(), both);
+        for auths in [
+            r#""ghcr.io": {"auth": "bWU6c2VjcmV0"}"#,
+            r#""x.io": {"auth": "eDp5"}, "https://ghcr.io/v2/": {"username": "me", "password": "secret"}"#,
+        ] {
+            assert_eq!(header(&[(DOCKER, &docker(auths))]).unwrap(), both);
+        }
+        header(&[("username", "me")]).unwrap_err();
+        header(&[(DOCKER, &docker(r#""ghcr.io.evil": {"auth": "eDp5"}"#))]).unwrap_err();
+        header(&[(DOCKER, "no json")]).unwrap_err();
+    }
+}
