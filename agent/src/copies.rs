@@ -447,13 +447,13 @@ impl Job {
             Ok(Some(secret)) => secret,
             Ok(None) => {
                 return Err(forbidden(format!(
-                    "Secret {namespace}/{name} does not exist; create it with what opens the source ({})",
+                    "Secret {namespace}/{name} does not exist; make it with `russet credentials add {name} KEY… -n {namespace}` of what opens the source ({})",
                     keys.join(", ")
                 )));
             }
             Err(kube::Error::Api(answer)) => {
                 return Err(forbidden(format!(
-                    "this node may not read Secret {namespace}/{name}: {}",
+                    "this node may not read Secret {namespace}/{name}; `russet credentials allow {name} -n {namespace}` lets it while it fetches ({})",
                     answer.message
                 )));
             }

@@ -82,7 +82,7 @@ impl Puller {
         ways: impl Fn() -> BTreeSet<Way> + Send,
         progress: &watch::Sender<Progress>,
     ) -> Result<Published, StoreError> {
-        if let Some(published) = self.store.adopt(wanted, id)? {
+        if let Some(published) = self.store.adopt(wanted, id).await? {
             return Ok(published);
         }
         progress.send_modify(|state| state.stage = Stage::Resolving);

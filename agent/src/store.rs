@@ -204,9 +204,6 @@ impl Context {
     }
 }
 
-/// What is published under this id.
-type Given = (String, Arc<Held>);
-
 /// The store of one machine.
 #[derive(Clone)]
 pub struct Store {
@@ -216,8 +213,10 @@ pub struct Store {
     promises: Promises,
     /// What is on its way from other machines, by the id of its bytes.
     receiving: Arc<Mutex<BTreeMap<String, Weak<Held>>>>,
-    /// What was asked for last of what is published, so that its manifest is not read for each piece.
-    given: Arc<Mutex<Option<Given>>>,
+    /// What others asked for of what is published, by the id of its bytes: a manifest is not read for each piece.
+    given: Arc<Mutex<BTreeMap<String, Arc<Held>>>>,
+    /// Files that are not what a manifest of other machines says, by the manifest's id.
+    mistold: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Store {
@@ -230,6 +229,7 @@ impl Store {
             promises: Promises::default(),
             receiving: Arc::default(),
             given: Arc::default(),
+            mistold: Arc::default(),
         })
     }
 
@@ -261,13 +261,14 @@ impl Store {
             return Some(held);
         }
         let mut given = locked(&self.given);
-        if let Some((_, held)) = given.as_ref().filter(|(known, held)| known == id && held.folder().exists())
-        {
+        // What was removed meanwhile is not given, and not kept in memory.
+        given.retain(|_, held| held.folder().exists());
+        if let Some(held) = given.get(id) {
             return Some(held.clone());
         }
         let Published { path, manifest, .. } = self.shelf.published(id)?;
         let held = Arc::new(Held::new(Arc::new(manifest), path, true));
-        *given = Some((id.to_owned(), held.clone()));
+        given.insert(id.to_owned(), held.clone());
         Some(held)
     }
 
@@ -343,6 +344,7 @@ impl Store {
             commit,
             files: verify::all(&partial, &source.files).await?,
             shape,
+            own_sha256: true,
         };
         if let Err(error) = manifest.is_wanted(wanted) {
             self.shelf.forget(&key)?;
@@ -362,6 +364,11 @@ impl Store {
     pub fn receive(&self, wanted: &Wanted, manifest: Manifest) -> Result<Receiving, StoreError> {
         manifest.is_wanted(wanted)?;
         let id = manifest.id();
+        if wanted.sha256.is_some()
+            && let Some(file) = locked(&self.mistold).get(&id)
+        {
+            return Err(StoreError::Mistold { file: file.clone(), id });
+        }
         let partial = self.shelf.partial(&id)?;
         let room = self.promises.give(&self.shelf, &self.reserve, &id, manifest.bytes())?;
         let receiving = Receiving::open(partial, Arc::new(manifest), room)?;
@@ -373,6 +380,11 @@ impl Store {
     /// was written.
     pub async fn received(&self, wanted: &Wanted, received: &Receiving) -> Result<Published, StoreError> {
         let held = received.held().clone();
+        let own_sha256 = wanted.sha256.is_some();
+        if own_sha256 && let Err(error) = self.told_rightly(held.folder(), held.manifest()).await {
+            self.shelf.forget(&held.manifest().id())?;
+            return Err(error);
+        }
         let source = Source::received(&held);
         // What the sending machine says of the shape nobody vouches for.
         let (_, shape) = read_headers(source).await?;
@@ -382,6 +394,7 @@ impl Store {
             uri: wanted.uri.clone(),
             commit: commit.clone(),
             shape,
+            own_sha256,
             ..(**held.manifest()).clone()
         };
         let (id, key) =
@@ -403,13 +416,30 @@ impl Store {
     }
 
     /// Takes over what is here already under the bytes' id, for a source that was never fetched here.
-    pub fn adopt(&self, wanted: &Wanted, id: &str) -> Result<Option<Published>, StoreError> {
+    pub async fn adopt(&self, wanted: &Wanted, id: &str) -> Result<Option<Published>, StoreError> {
         let (Some(key), Some(published)) = (self.key(wanted), self.shelf.published(id)) else {
             return Ok(None);
         };
         published.manifest.is_wanted(wanted)?;
+        if wanted.sha256.is_some() && !published.manifest.own_sha256 {
+            self.told_rightly(&published.path, &published.manifest).await?;
+        }
         self.shelf.name(&key, id)?;
         Ok(Some(published))
+    }
+
+    /// Whether the files have the SHA-256 that another machine says they have. The id of a model binds its manifest,
+    /// not its maker: a pin is worth something only where each machine holds the bytes themselves against it.
+    async fn told_rightly(&self, folder: &Path, manifest: &Manifest) -> Result<(), StoreError> {
+        let id = manifest.id();
+        let known = locked(&self.mistold).get(&id).cloned();
+        let wrong = match known {
+            Some(file) => Some(file),
+            None => verify::mistold(folder, &manifest.files).await?,
+        };
+        let Some(file) = wrong else { return Ok(()) };
+        locked(&self.mistold).insert(id.clone(), file.clone());
+        Err(StoreError::Mistold { file, id })
     }
 
     async fn list(&self, wanted: &Wanted) -> Result<Source, StoreError> {

@@ -9,6 +9,7 @@ mod catalog;
 mod certify;
 mod client;
 mod cordon;
+mod credentials;
 mod delete;
 mod describe;
 mod descriptors;
@@ -65,6 +66,8 @@ enum Verb {
     Token(token::Arguments),
     /// Make, list and revoke the keys that open the gateway.
     Key(key::Arguments),
+    /// Say which Secrets open closed sources of models.
+    Credentials(credentials::Arguments),
     /// List objects as the server's own tables.
     Get(get::Arguments),
     /// Create or change objects from YAML files, by server-side apply.
@@ -143,6 +146,7 @@ fn main() -> std::process::ExitCode {
             Verb::Service(arguments) => service::run(arguments),
             Verb::Token(arguments) => token::run(arguments).await,
             Verb::Key(arguments) => key::run(arguments).await,
+            Verb::Credentials(arguments) => credentials::run(arguments).await,
             Verb::Get(arguments) => get::run(arguments).await,
             Verb::Apply(arguments) => apply::run(arguments).await,
             Verb::Catalog(arguments) => catalog::run(arguments).await,

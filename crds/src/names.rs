@@ -5,6 +5,9 @@
 pub const SYSTEM_NAMESPACE: &str = "russet-system";
 /// Secret in [`SYSTEM_NAMESPACE`] that holds the data-plane CA (`tls.crt`, `tls.key`).
 pub const CA_SECRET: &str = "russet-ca";
+/// Role of a Model's namespace that says which Secrets of it open sources of models. Whoever may read those Secrets
+/// makes it; the operator binds it to a node while that one fetches, and never reads them itself.
+pub const SOURCES_ROLE: &str = "russet-sources";
 /// Signer of node and component certificates.
 pub const NODE_SIGNER: &str = "russet.dev/node";
 /// Category that lists every kind: `kubectl get russet`.
@@ -71,6 +74,11 @@ pub fn approval(deployment: &str, plan_hash: &str) -> String {
 /// Name of the Shard of one rank.
 pub fn shard(group: &str, rank: u32) -> String {
     format!("{group}-{rank}")
+}
+
+/// Name of the RoleBinding that lets nodes read the Secret of a Model's source.
+pub fn source_binding(model: &str) -> String {
+    bounded(&format!("{SOURCES_ROLE}-{model}"), 253)
 }
 
 /// Name of the copy of a model's files on a node. Models are namespaced and copies are not, so the

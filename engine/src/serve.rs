@@ -386,8 +386,9 @@ async fn work(
     };
     if let Err(error) = tried {
         let reason = format!("the smoke prompt was not answered: {error}");
-        followers.tried(Some(reason.clone()));
-        life.fail_at(Cause::Smoke, reason);
+        // First its own: they fail when they hear of it, and that must not be what this rank says it failed at.
+        life.fail_at(Cause::Smoke, reason.clone());
+        followers.tried(Some(reason));
         // Otherwise the end of this process may be all they hear.
         return followers.left().await;
     }

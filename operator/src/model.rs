@@ -1,9 +1,10 @@
 //! Models: asks an agent to read the headers, shows what they say, has files where they are wanted ahead of
-//! need, makes room for what is wanted, says where their bytes come from, and removes the copies when the Model
-//! goes. Files that replicas need are asked for by deployments.
+//! need, makes room for what is wanted, says where their bytes come from, lets who fetches read the source's Secret,
+//! and removes the copies when the Model goes. Files that replicas need are asked for by deployments.
 
 mod apply;
 mod decide;
+mod grant;
 mod preload;
 mod stock;
 mod supply;
@@ -40,6 +41,17 @@ pub enum Error {
         model: String,
         /// The ModelCopy.
         copy: String,
+        /// The server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// Who may read the Secret of its source could not be said.
+    #[error("Model {model}: its RoleBinding {binding} could not be changed")]
+    Grant {
+        /// The Model.
+        model: String,
+        /// The RoleBinding.
+        binding: String,
         /// The server's answer.
         #[source]
         source: kube::Error,
@@ -143,9 +155,14 @@ async fn finish(
     }
     // Also while it is deleted: what still runs may need what is on its way.
     let nodes = supply::nodes(&context.stores.nodes.state());
-    apply::supply(context, model, &supply::changes(&model.spec.source, copies, &nodes)).await?;
+    // Before anybody is told to ask the source.
+    let source = &model.spec.source;
+    let readers = grant::readers(source, copies, &nodes, decision.read_on.as_deref());
+    let granted = grant::apply(context, model, &readers).await;
+    apply::supply(context, model, &supply::changes(source, copies, &nodes)).await?;
     apply::apply(context, model, copies, &decision).await?;
-    apply::report(context, model, &decision).await
+    apply::report(context, model, &decision).await?;
+    granted
 }
 
 /// From the caches.

@@ -1,4 +1,5 @@
-//! Files on both machines before anybody needs them: a deployment then starts without a transfer.
+//! Files on both machines before anybody needs them: a deployment then starts without a transfer. Also of a model
+//! whose hub asks for a token.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -11,6 +12,10 @@ use crate::path::{answers, delete_object, gone, serves};
 
 /// The hub's name of a model that only this scenario fetches.
 pub const AHEAD: &str = "russet/ahead";
+
+/// The hub's name of a model that it gives to whoever has the token.
+pub const CLOSED: &str = "closed/smoke";
+const TOKEN: &str = "hf_of_the_tests";
 
 pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
     let model = format!(
@@ -74,4 +79,47 @@ pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
         "files went with their deployment"
     );
     delete_object(cluster, "models/ahead").await
+}
+
+/// A closed model waits for its Secret and says so; nodes may read it while they fetch, and no longer.
+pub async fn closed(cluster: &mut Cluster) -> Result<()> {
+    cluster.hub.gate(CLOSED, TOKEN);
+    let model = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: closed}}\n\
+         spec: {{source: {{uri: 'hf://{CLOSED}', secretRef: {{name: hub}}}}, preload: {{policy: Always}}}}\n"
+    );
+    apply(cluster, &model).await?;
+    let says = async |cluster: &Cluster, words: &str| {
+        let model = cluster.get("models closed").await?;
+        let ready = condition(&model, "Ready").cloned().unwrap_or_default();
+        let message = ready["message"].as_str().unwrap_or_default();
+        anyhow::Ok(ready["reason"] == "SourceForbidden" && message.contains(words))
+    };
+    cluster
+        .until("the model says which command lets nodes read its Secret", async |cluster| {
+            says(cluster, "russet credentials allow hub -n default").await
+        })
+        .await?;
+    let secret =
+        format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: hub}}\nstringData: {{token: {TOKEN}}}\n");
+    apply(cluster, &secret).await?;
+    println!("  {}", cluster.russet(&["credentials", "allow", "hub"]).await?.trim());
+    let allowed = Instant::now();
+    cluster
+        .until("both machines hold the files", async |cluster| {
+            Ok(cluster.get("models closed").await?["status"]["preloaded"] == "2/2")
+        })
+        .await?;
+    println!("  both machines hold the closed model's files {:.1} s later", allowed.elapsed().as_secs_f64());
+    cluster
+        .until("no node may read the Secret any more", async |cluster| {
+            let bindings = cluster.get("rolebindings").await?;
+            let mut bindings = bindings["items"].as_array().into_iter().flatten();
+            Ok(!bindings.any(|it| it["roleRef"]["name"] == "russet-sources"))
+        })
+        .await?;
+    delete_object(cluster, "models/closed").await?;
+    cluster.russet(&["credentials", "forbid", "hub"]).await?;
+    cluster.russet(&["delete", "secrets/hub"]).await?;
+    Ok(())
 }

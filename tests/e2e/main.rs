@@ -108,6 +108,9 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_draft_model_guesses_beside_rank_0_and_changes_no_answer", |c| Box::pin(drafts::draft_model(c))),
         ("an_engine_starts_soon_after_apply", |c| Box::pin(starts::starts(c))),
         ("files_are_there_before_they_are_needed", |c| Box::pin(copies::ahead(c))),
+        ("a_closed_model_is_fetched_with_a_secret_that_nodes_may_read_meanwhile", |c| {
+            Box::pin(copies::closed(c))
+        }),
         ("a_name_becomes_an_answer_in_one_command", |c| Box::pin(catalog::run(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
@@ -132,6 +135,7 @@ fn main() {
         ("russet/smoke", smoke.as_path()),
         ("russet/cut", smoke.as_path()),
         (copies::AHEAD, smoke.as_path()),
+        (copies::CLOSED, smoke.as_path()),
         (catalog::RUN, smoke.as_path()),
         (faults::HELD, smoke.as_path()),
         ("russet/broken", broken.path()),

@@ -3,6 +3,8 @@
 //! It can be told to misbehave, so that tests see what an agent does with a cut connection, and to stop in the middle
 //! of a file, so that they can strike there.
 
+#![allow(clippy::result_large_err, reason = "a refusal is a whole answer, and made once a request")]
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

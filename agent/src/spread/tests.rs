@@ -285,3 +285,44 @@ async fn what_a_node_removes_in_the_middle_comes_from_another_one() {
     // Looks come each second, so that node a may have given everything before.
     lab.is_same(&lab.pull_over(&puller, &ways, &progress).await.unwrap());
 }
+
+/// A node may say of files that they have the SHA-256 that everybody expects; a pinned model is held against it on
+/// each machine, whether the files come now or came before for a model that nobody pinned.
+#[tokio::test]
+async fn a_pin_holds_whatever_the_node_says_that_fetched_first() {
+    let (mut lab, puller) = Lab::new(&["a"]).await;
+    let honest = lab.agents[0].1.held(&lab.id).unwrap();
+    let mut told = (**honest.manifest()).clone();
+    told.files.iter_mut().for_each(|file| file.sha256 = "5a".repeat(32));
+    let (pin, folder) = (told.sha256(), honest.folder().to_owned());
+    lab.id = told.id();
+    std::fs::write(folder.join("MANIFEST.json"), serde_json::to_vec(&told).unwrap()).unwrap();
+    std::fs::rename(&folder, folder.with_file_name(&lab.id)).unwrap();
+    let pinned = Wanted { sha256: Some(pin), ..wanted() };
+    let ways = lab.ways("a", 2);
+    let pull = async |wanted: &Wanted, progress: &watch::Sender<Progress>| loop {
+        match puller.pull(wanted, &lab.id, || ways.clone(), progress).await {
+            Err(StoreError::Peers { detail, .. }) if detail.contains("not to be reached") => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            other => return other,
+        }
+    };
+    let is_caught = |outcome: &Result<Published, StoreError>, story: &str| {
+        let caught = matches!(outcome, Err(StoreError::Mistold { file, id }) if file == "config.json" && *id == lab.id);
+        assert!(caught, "{story}: {outcome:?}");
+    };
+    is_caught(&pull(&pinned, &progress()).await, "every byte came and is not what the pin says");
+    let again = progress();
+    is_caught(&pull(&pinned, &again).await, "asked again");
+    assert_eq!(again.borrow().done, 0, "it is not fetched again in vain");
+    // Of a model without a pin the first node's word counts; who pins it later does not get it unseen.
+    let taken = pull(&wanted(), &progress()).await.unwrap();
+    assert!(!taken.manifest.own_sha256);
+    let fresh = store(&lab.folder.path().join("models-z"));
+    assert!(fresh.adopt(&wanted(), &lab.id).await.unwrap().is_some());
+    is_caught(
+        &fresh.adopt(&pinned, &lab.id).await.map(Option::unwrap),
+        "taken over from a model without a pin",
+    );
+}

@@ -101,6 +101,16 @@ pub enum StoreError {
         /// Found.
         actual: String,
     },
+    /// What another machine's manifest says of a file is not so.
+    #[error(
+        "{file} has not the SHA-256 that the other machines' manifest {id} says, though it has its BLAKE3: whoever fetched it first did not tell the truth; it is fetched from the source. Look at the node that was ready first"
+    )]
+    Mistold {
+        /// The file.
+        file: String,
+        /// What names the manifest.
+        id: String,
+    },
     /// The source has another file by now.
     #[error(
         "{what} is not what was listed, so it was replaced meanwhile; the model is listed again and what changed is fetched anew"
@@ -165,7 +175,7 @@ impl StoreError {
             }
             Self::Truncated { .. } => Reason::Truncated,
             Self::Header(_) => Reason::CorruptModel,
-            Self::Digest { .. } | Self::Replaced { .. } => Reason::DigestMismatch,
+            Self::Digest { .. } | Self::Mistold { .. } | Self::Replaced { .. } => Reason::DigestMismatch,
             Self::DiskPressure { .. } => Reason::DiskPressure,
         }
     }

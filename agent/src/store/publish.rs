@@ -45,6 +45,10 @@ pub struct Manifest {
     pub files: Vec<VerifiedFile>,
     /// What the headers said.
     pub shape: ModelShape,
+    /// Whether this machine has computed the SHA-256 of the files itself. Received files are held against BLAKE3, and
+    /// their SHA-256 is the word of who fetched them, but for models whose bytes are pinned.
+    #[serde(default)]
+    pub own_sha256: bool,
 }
 
 impl Manifest {
@@ -332,7 +336,13 @@ mod tests {
 
     fn manifest(files: &[(&str, &str)]) -> Manifest {
         let files = files.iter().map(|(name, content)| VerifiedFile::of(name, content.as_bytes())).collect();
-        Manifest { uri: "file:///m".into(), commit: None, files, shape: ModelShape::default() }
+        Manifest {
+            uri: "file:///m".into(),
+            commit: None,
+            files,
+            shape: ModelShape::default(),
+            own_sha256: true,
+        }
     }
 
     /// Publishes one file of this content for a source.

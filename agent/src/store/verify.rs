@@ -74,6 +74,23 @@ pub(super) async fn all(folder: &Path, files: &[SourceFile]) -> Result<Vec<Verif
     Ok(verified)
 }
 
+/// The first file whose SHA-256 is not the one that stands beside it, if there is one.
+pub(super) async fn mistold(folder: &Path, files: &[VerifiedFile]) -> Result<Option<String>, StoreError> {
+    let hashes = files.iter().map(|file| {
+        let (path, file) = (folder.join(&file.name), file.clone());
+        let work = move || Ok((hash(&path)?.sha256 != file.sha256).then_some(file.name));
+        blocking(folder.to_owned(), work)
+    });
+    let hashes: Vec<_> = hashes.collect();
+    let mut wrong: Vec<String> = futures::stream::iter(hashes)
+        .buffer_unordered(2)
+        .try_filter_map(async |it| Ok(it))
+        .try_collect()
+        .await?;
+    wrong.sort();
+    Ok(wrong.into_iter().next())
+}
+
 async fn one(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreError> {
     let path = folder.join(&file.name);
     let work = move || {
@@ -97,6 +114,13 @@ async fn one(folder: PathBuf, file: SourceFile) -> Result<VerifiedFile, StoreErr
         }
         Ok(VerifiedFile::new(file.name, found))
     };
+    blocking(folder, work).await
+}
+
+async fn blocking<T: Send + 'static>(
+    folder: PathBuf,
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => Err(StoreError::Io { path: folder, source: std::io::Error::other(error) }),

@@ -1,13 +1,22 @@
 //! Where the bytes of copies come from, against the embedded API server.
 
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use russet_crds::conditions::{Type, get};
-use russet_crds::{CopyPeer, Model, ModelCopy, Preload, PreloadPolicy, Supply, names};
-use serde_json::json;
+use russet_crds::{CopyPeer, LocalReference, Model, ModelCopy, Preload, PreloadPolicy, Supply, names};
+use russet_operator::accounts::Credential;
+use russet_rpc::tls;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::agent::{PEER_PORT, content};
 use crate::harness::{Cluster, GIB, model, until};
+
+fn object<K: DeserializeOwned>(value: Value) -> K {
+    serde_json::from_value(value).unwrap()
+}
 
 /// Waits until the copy on a node is told this of its supply and says this of itself.
 async fn told(cluster: &Cluster, node: &str, supply: Option<&Supply>, reason: &str) -> ModelCopy {
@@ -68,5 +77,80 @@ async fn bytes_come_in_on_one_node_another_one_takes_over_and_the_rest_get_them_
     });
     let managers: Vec<&str> = managers.filter_map(|entry| entry.manager.as_deref()).collect();
     assert_eq!(managers, [names::SUPPLY_MANAGER]);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_fetches_may_read_the_secret_of_the_source_until_it_has_the_files() {
+    let cluster = Cluster::start_with(Credential::Certificate, &[("a", 32 * GIB), ("b", 32 * GIB)]).await;
+    for node in ["a", "b"] {
+        cluster.agent(node).limit_disk(10 * GIB);
+        cluster.agent(node).hold_source(true);
+    }
+    for name in ["hub", "other"] {
+        let secret: Secret = object(json!({"metadata": {"name": name}, "stringData": {"token": "t"}}));
+        cluster.create(secret).await;
+    }
+    let role: Role = object(json!({
+        "metadata": {"name": names::SOURCES_ROLE},
+        "rules": [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["hub"], "verbs": ["get"]}],
+    }));
+    cluster.create(role).await;
+    let mut model = model("m", "llama", 4, GIB);
+    model.spec.source.uri = model.spec.source.uri.replace("file:///", "hf://");
+    model.spec.source.secret_ref = Some(LocalReference { name: "hub".to_owned() });
+    model.spec.preload = Some(Preload { policy: PreloadPolicy::Always, ..Preload::default() });
+    cluster.create(model).await;
+
+    // One fetches and reads it; the other one waits, and reads nothing.
+    told(&cluster, "a", None, "Downloading").await;
+    told(&cluster, "b", Some(&Supply::default()), "WaitingForPeer").await;
+    let mut secrets: Vec<Api<Secret>> = Vec::new();
+    for node in ["a", "b"] {
+        let user = cluster.client(&tls::node_user(node), tls::NODES_GROUP).await;
+        secrets.push(Api::default_namespaced(user));
+    }
+    let sees = async |secret: &str| {
+        let (a, b) = (secrets[0].get(secret).await.is_ok(), secrets[1].get(secret).await.is_ok());
+        [a, b]
+    };
+    until("a alone reads the Secret", || async { (sees("hub").await == [true, false]).then_some(()) }).await;
+    assert_eq!(sees("other").await, [false, false], "the Role does not name it");
+
+    cluster.agent("a").hold_source(false);
+    told(&cluster, "a", None, "Verified").await;
+    let bindings: Api<RoleBinding> = Api::default_namespaced(cluster.admin.clone());
+    until("nobody may read it any more", || async {
+        let there = bindings.get_opt(&names::source_binding("m")).await.ok()?;
+        (there.is_none() && sees("hub").await == [false, false]).then_some(())
+    })
+    .await;
+
+    // The right to bind that Role gives the operator no other.
+    let operator = cluster.client(tls::OPERATOR_USER, "russet:components").await;
+    let (own, read): (Api<RoleBinding>, Api<Secret>) =
+        (Api::default_namespaced(operator.clone()), Api::default_namespaced(operator));
+    let node = json!({"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "russet:node:a"});
+    let itself = json!({"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": tls::OPERATOR_USER});
+    let role =
+        |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
+    for (story, name, role_ref, subject, words) in [
+        ("itself", "russet-sources-m", role("Role", "russet-sources"), &itself, "may bind nodes to the Role"),
+        ("another name", "m", role("Role", "russet-sources"), &node, "may bind nodes to the Role"),
+        ("its own role", "russet-sources-m", role("ClusterRole", "russet-node"), &node, "forbidden"),
+        (
+            "too much",
+            "russet-sources-m",
+            role("ClusterRole", "cluster-admin"),
+            &node,
+            "permissions not currently held",
+        ),
+    ] {
+        let binding: RoleBinding =
+            object(json!({"metadata": {"name": name}, "roleRef": role_ref, "subjects": [subject]}));
+        let error = own.create(&Default::default(), &binding).await.unwrap_err().to_string();
+        assert!(error.contains(words), "{story}: {error}");
+    }
+    assert!(read.get("hub").await.is_err(), "the operator reads no Secret of a source");
     cluster.stop().await;
 }
