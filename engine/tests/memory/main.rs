@@ -92,7 +92,7 @@ async fn shape_of(model: &Path) -> ModelShape {
     let shelf = tempfile::tempdir().unwrap();
     let store = Store::open(shelf.path().to_owned(), context).unwrap();
     let uri = format!("file://{}", model.display());
-    let wanted = Wanted { uri, revision: None, pinned: false, token: None, sha256: None };
+    let wanted = Wanted { uri, ..Wanted::default() };
     store.headers(&wanted).await.unwrap().shape
 }
 
