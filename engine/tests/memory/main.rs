@@ -92,7 +92,7 @@ async fn shape_of(model: &Path) -> ModelShape {
     let shelf = tempfile::tempdir().unwrap();
     let store = Store::open(shelf.path().to_owned(), context).unwrap();
     let uri = format!("file://{}", model.display());
-    let wanted = Wanted { uri, ..Wanted::default() };
+    let wanted = Wanted { uri, revision: None, pinned: false, sha256: None, ..Default::default() };
     store.headers(&wanted).await.unwrap().shape
 }
 
