@@ -444,8 +444,7 @@ async fn a_source_that_is_away_says_where_and_why() {
     let error = store.headers(&wanted()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::SourceUnreachable);
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    let error =
-        store.headers(&Wanted { uri: "s3://bucket/x".into(), ..Wanted::default() }).await.unwrap_err();
+    let error = store.headers(&Wanted { uri: "ftp://host/x".into(), ..Wanted::default() }).await.unwrap_err();
     assert!(error.to_string().contains("hf://"), "{error}");
 }
 

@@ -31,7 +31,7 @@ cargo xtask VERB
   macos             whether all but MLX's half of the engine compiles for Macs
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
-  oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, charts, store,
+  oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, sources, charts, store,
                     attempts, kubernetes, clocks, etcd; `build` only builds the programs
   slice             what of the long suites CI runs on this commit
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine

@@ -1,5 +1,7 @@
-//! Peers that are built from Go modules, once per version, in the user's cache folder. The product
+//! Peers that are built from Go modules, or come from other registries, once per version, in the user's cache folder. The product
 //! never needs them; the suites compare with them or run against them.
+
+mod npm;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::mlx::cache_dir;
-use crate::{setup, step};
+use crate::{python, setup, step};
 
 /// A set of programs of one release.
 struct Peer {
@@ -82,6 +84,37 @@ const FLUX_PEER: Peer = Peer {
     module_version: "v1.9.5",
     stamp: &[],
 };
+
+const REGISTRY_PEER: Peer = Peer {
+    name: "registry",
+    version: "3.1.2",
+    replaces: none,
+    programs: &[("registry", "github.com/distribution/distribution/v3/cmd/registry")],
+    module_version: "v3.1.2",
+    stamp: &[],
+};
+
+const ORAS_PEER: Peer = Peer {
+    name: "oras",
+    version: "1.3.6",
+    replaces: none,
+    programs: &[("oras", "oras.land/oras/cmd/oras")],
+    module_version: "v1.3.6",
+    stamp: &[],
+};
+
+const FAKE_GCS_PEER: Peer = Peer {
+    name: "fake-gcs-server",
+    version: "1.56.1",
+    replaces: none,
+    programs: &[("fake-gcs-server", "github.com/fsouza/fake-gcs-server")],
+    module_version: "v1.56.1",
+    stamp: &[],
+};
+
+/// What puts models into stores, and stands for S3.
+const STORES: &str =
+    "moto[server]==5.2.5\nboto3==1.44.8\nazure-storage-blob==12.31.1\nhuggingface_hub==2.4.0\n";
 
 /// Programs of Kubernetes' control plane.
 pub struct Kubernetes {
@@ -240,6 +273,11 @@ pub const LIBFAKETIME: &str = "RUSSET_LIBFAKETIME";
 pub const PROMETHEUS: &str = "RUSSET_PROMETHEUS";
 pub const PROMTOOL: &str = "RUSSET_PROMTOOL";
 pub const MOSQUITTO: &str = "RUSSET_MOSQUITTO";
+pub const REGISTRY: &str = "RUSSET_REGISTRY";
+pub const ORAS: &str = "RUSSET_ORAS";
+pub const FAKE_GCS: &str = "RUSSET_FAKE_GCS";
+pub const AZURITE: &str = "RUSSET_AZURITE";
+pub const SOURCES_PYTHON: &str = "RUSSET_SOURCES_PYTHON";
 
 /// The program of a variable, built or installed when it is not there.
 pub fn program(variable: &str) -> Result<PathBuf> {
@@ -254,6 +292,11 @@ pub fn program(variable: &str) -> Result<PathBuf> {
         PROMETHEUS => Ok(prometheus()?.join("prometheus")),
         PROMTOOL => Ok(prometheus()?.join("promtool")),
         MOSQUITTO => mosquitto(),
+        REGISTRY => Ok(REGISTRY_PEER.build()?.join("registry")),
+        ORAS => Ok(ORAS_PEER.build()?.join("oras")),
+        FAKE_GCS => Ok(FAKE_GCS_PEER.build()?.join("fake-gcs-server")),
+        AZURITE => npm::azurite(),
+        SOURCES_PYTHON => Ok(python::environment("stand-ins of stores of models", STORES)?.interpreter()),
         other => bail!("{other} names no program of the oracles"),
     }
 }

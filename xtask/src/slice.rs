@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 /// The real control plane: charts, attempts, scenarios.
 pub const KUBERNETES: u32 = 0;
-/// etcd: the store, scenarios, clocks that jump; kubectl's conformance.
+/// etcd: the store, scenarios, clocks that jump; kubectl's conformance; where models come from.
 pub const ETCD: u32 = 1;
 /// What else builds long: the dependency policy, Macs, the previous release.
 pub const POLICY: u32 = 2;

@@ -108,6 +108,20 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         arguments: &["mosquitto"],
     },
     OracleSuite {
+        name: "sources",
+        test: "sources",
+        programs: &[
+            oracles::SOURCES_PYTHON,
+            oracles::REGISTRY,
+            oracles::ORAS,
+            oracles::FAKE_GCS,
+            oracles::AZURITE,
+        ],
+        slice: Some(ETCD),
+        environment: &[],
+        arguments: &[],
+    },
+    OracleSuite {
         name: "charts",
         test: "conformance",
         programs: REAL,

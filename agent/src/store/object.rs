@@ -160,10 +160,20 @@ impl<'a> Folder<'a> {
     fn file(&self, store: &Arc<dyn ObjectStore>, meta: ObjectMeta) -> Option<SourceFile> {
         let name = meta.location.filename()?.to_owned();
         let what = format!("{}/{name}", self.uri);
-        let object =
-            Object { store: store.clone(), path: meta.location, what, size: meta.size, tag: meta.e_tag };
+        let object = Object {
+            store: store.clone(),
+            path: meta.location,
+            what,
+            size: meta.size,
+            tag: meta.e_tag.map(quoted),
+        };
         Some(SourceFile { name, size: meta.size, digest: None, place: Place::Object(object) })
     }
+}
+
+/// An ETag as headers have it: the listings of some stores leave its quotes out.
+fn quoted(tag: String) -> String {
+    if tag.ends_with('"') { tag } else { format!("\"{tag}\"") }
 }
 
 /// The files with the digests that the folder's `SHA256SUMS` promises, if there is one: then those it names and no
@@ -210,8 +220,8 @@ impl Object {
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range))).with_if_match(if_match);
         let refused = |error: &object_store::Error| door::refused(&self.what, error);
         let answer = self.store.get_opts(&self.path, options).await.map_err(|error| refused(&error))?;
-        let other = answer.meta.e_tag.is_some() && answer.meta.e_tag != self.tag;
-        if other || answer.meta.size != self.size {
+        let tag = answer.meta.e_tag.clone().map(quoted);
+        if tag.is_some() && tag != self.tag || answer.meta.size != self.size {
             return Err(StoreError::Replaced { what: self.what.clone() });
         }
         let what = self.what.clone();
