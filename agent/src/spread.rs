@@ -105,7 +105,7 @@ impl Puller {
         let mut trouble = None;
         for way in ways {
             let asked = async {
-                let mut peer = Peer::connect(&self.connector, &way.peer, way.from, way.to).await?;
+                let mut peer = Peer::connect(&self.connector, &way.peer, &way.from, way.to).await?;
                 peer.get(&models::manifest(id), MANIFEST).await
             };
             match asked.await.map(|parts| serde_json::from_slice::<Manifest>(&parts.concat())) {

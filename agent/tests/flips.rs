@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, whichever function of it does")]
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
@@ -88,7 +89,8 @@ async fn every_bit_that_changes_on_the_way_is_caught() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (to, flipped) = (listener.local_addr().unwrap(), Arc::new(Flipped::default()));
     tokio::spawn(proxy(listener, at, flipped.clone()));
-    let way = |last| Way { peer: "seed".into(), from: [127, 0, 0, last].into(), to, spare: false };
+    let way =
+        |last| Way { peer: "seed".into(), from: IpAddr::from([127, 0, 0, last]).into(), to, spare: false };
     let ways: BTreeSet<Way> = (1..=4).map(way).collect();
 
     let (mut rounds, mut refused) = (0, 0);

@@ -47,15 +47,56 @@ pub fn free(address: IpAddr, count: usize) -> io::Result<Vec<SocketAddr>> {
     held.iter().map(TcpSocket::local_addr).collect()
 }
 
-/// A connection out of this address of the machine, whatever its routes say.
+/// A way out of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Exit {
+    /// An address of the machine.
+    pub address: IpAddr,
+    /// The network interface that connections are tied to, where the system lets them be: they take no other one,
+    /// whatever the machine's routes say. `None` leaves it to them.
+    pub interface: Option<String>,
+}
+
+impl From<IpAddr> for Exit {
+    fn from(address: IpAddr) -> Self {
+        Self { address, interface: None }
+    }
+}
+
+/// A connection by this way out.
 ///
 /// # Errors
 ///
 /// If the machine does not have the address, or nobody answers.
-pub async fn connect_from(own: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = socket(own)?;
-    socket.bind(SocketAddr::new(own, 0))?;
+pub async fn connect_from(exit: &Exit, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket(exit.address)?;
+    if let Some(interface) = &exit.interface
+        && let Err(error) = tie(&socket, interface, exit.address)
+    {
+        // Before Linux 5.7 that was root's alone. An interface that is gone took its address with it.
+        tracing::debug!(interface, %error, "a connection has the interface's address, and is not tied to it");
+    }
+    socket.bind(SocketAddr::new(exit.address, 0))?;
     socket.connect(to).await
+}
+
+#[cfg(target_os = "linux")]
+fn tie(socket: &TcpSocket, interface: &str, _: IpAddr) -> io::Result<()> {
+    socket.bind_device(Some(interface.as_bytes()))
+}
+
+#[cfg(target_os = "macos")]
+fn tie(socket: &TcpSocket, interface: &str, address: IpAddr) -> io::Result<()> {
+    let found = if_addrs::get_if_addrs()?.into_iter().find(|found| found.name == interface);
+    let index = found.and_then(|found| found.index).and_then(std::num::NonZeroU32::new);
+    let index = Some(index.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, format!("there is no network interface {interface}"))
+    })?);
+    let socket = socket2::SockRef::from(socket);
+    match address {
+        IpAddr::V4(_) => socket.bind_device_by_index_v4(index),
+        IpAddr::V6(_) => socket.bind_device_by_index_v6(index),
+    }
 }
 
 fn socket(address: IpAddr) -> io::Result<TcpSocket> {
@@ -83,6 +124,21 @@ mod tests {
         let held = bound(LOOPBACK).unwrap();
         let error = TcpListener::bind(held.local_addr().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_connection_is_tied_to_its_interface_and_to_no_other() {
+        let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let to = listener.local_addr().unwrap();
+        let connect = async |interface: Option<&str>| {
+            let exit = Exit { address: LOOPBACK, interface: interface.map(str::to_owned) };
+            let stream = connect_from(&exit, to).await?;
+            socket2::SockRef::from(&stream).device()
+        };
+        assert_eq!(connect(Some("lo")).await.unwrap().as_deref(), Some(&b"lo"[..]));
+        assert_eq!(connect(None).await.unwrap(), None);
+        assert_eq!(connect(Some("en99")).await.unwrap(), None, "the address has to do");
     }
 
     #[test]

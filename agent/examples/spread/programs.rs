@@ -18,7 +18,7 @@ use russet_agent::pace::Pace;
 use russet_agent::peers;
 use russet_agent::spread::{Puller, Way};
 use russet_agent::store::{Context, Progress, Store, Wanted};
-use russet_rpc::ports::connect_from;
+use russet_rpc::ports::{Exit, connect_from};
 use russet_rpc::tls::{Files, Protocol, node_dns_name, node_user};
 use tokio::sync::watch;
 
@@ -159,7 +159,7 @@ async fn pull(folder: &Path, node: &str, ways: &[&str]) {
         .filter_map(|way| way.split_once('='))
         .map(|(peer, way)| {
             let (from, to) = ends(way);
-            Way { peer: peer.to_owned(), from, to, spare: false }
+            Way { peer: peer.to_owned(), from: exit(from), to, spare: false }
         })
         .collect();
     let id = std::fs::read_to_string(folder.join("id")).unwrap();
@@ -198,13 +198,20 @@ fn pour(file: &Path, at: &[&str]) {
     tell(0.0, 0);
 }
 
+/// By the interface that has this address.
+fn exit(from: IpAddr) -> Exit {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let found = interfaces.into_iter().find(|interface| interface.ip() == from);
+    Exit { address: from, interface: found.map(|interface| interface.name) }
+}
+
 async fn drain(mebibytes: u64, ways: &[&str]) {
     let (total, read) = (mebibytes << 20, Arc::new(AtomicU64::new(0)));
     let mut streams = Vec::new();
     for way in ways {
         let (from, to) = ends(way);
         for _ in 0..CONNECTIONS {
-            let stream = connect_from(from, to).await.unwrap().into_std().unwrap();
+            let stream = connect_from(&exit(from), to).await.unwrap().into_std().unwrap();
             stream.set_nonblocking(false).unwrap();
             // A way that dies in the middle holds nobody up.
             stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use russet_crds::{FabricPort, Link, LinkMeasured};
+use russet_rpc::ports::Exit;
 use russet_rpc::tls::Connector;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -68,6 +69,11 @@ impl Way {
             from: ip(&link.address)?,
             to: SocketAddr::new(ip(&link.peer_address)?, port),
         })
+    }
+
+    /// What is measured is this cable, whatever the routes say.
+    fn exit(&self) -> Exit {
+        Exit { address: self.from, interface: Some(self.interface.clone()) }
     }
 
     /// Whether it is the same cable. An agent that begins anew answers at another port.
@@ -160,7 +166,7 @@ async fn measure(way: Way, mut measuring: Measuring) {
 async fn ping(peer: &mut Option<Peer>, way: &Way, connector: &Connector) -> Result<Duration, DialError> {
     let connected = match peer {
         Some(peer) => peer,
-        None => peer.insert(Peer::connect(connector, &way.peer, way.from, way.to).await?),
+        None => peer.insert(Peer::connect(connector, &way.peer, &way.exit(), way.to).await?),
     };
     connected.ping().await
 }
@@ -169,7 +175,7 @@ async fn ping(peer: &mut Option<Peer>, way: &Way, connector: &Connector) -> Resu
 async fn flood(way: &Way, measuring: &mut Measuring) -> Result<Option<u64>, DialError> {
     let Some(_permit) = measuring.idle.take() else { return Ok(None) };
     let flooding =
-        async { Peer::connect(&measuring.connector, &way.peer, way.from, way.to).await?.flood().await };
+        async { Peer::connect(&measuring.connector, &way.peer, &way.exit(), way.to).await?.flood().await };
     let mut idle = measuring.idle.clone();
     tokio::select! {
         bits = flooding => bits,

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use russet_rpc::ports::Exit;
 use russet_rpc::tls::{Connector, TlsError, server_name};
 use thiserror::Error;
 use tokio::task::JoinSet;
@@ -66,16 +67,16 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects to the agent of `node` at `to`, out of this address of the machine.
+    /// Connects to the agent of `node` at `to`, by this way out of the machine.
     pub async fn connect(
         connector: &Connector,
         node: &str,
-        from: IpAddr,
+        exit: &Exit,
         to: SocketAddr,
     ) -> Result<Self, DialError> {
-        let connecting = connector.connect_from(server_name(node)?, from, to);
+        let connecting = connector.connect_from(server_name(node)?, exit, to);
         let stream = tokio::time::timeout(PATIENCE, connecting).await.map_err(|_| DialError::Silent(to))?;
-        let stream = stream.map_err(|source| DialError::Unreachable { from, to, source })?;
+        let stream = stream.map_err(|source| DialError::Unreachable { from: exit.address, to, source })?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut running = JoinSet::new();
         // Its error is that of whatever is asked next.

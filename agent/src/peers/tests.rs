@@ -98,7 +98,7 @@ fn pair(authority: &Authority<'_>) -> (Agent, Connector, SocketAddr) {
 async fn reach(connector: &Connector, from: IpAddr, to: SocketAddr) -> Peer {
     let reached = async {
         loop {
-            match Peer::connect(connector, "a", from, to).await {
+            match Peer::connect(connector, "a", &from.into(), to).await {
                 Ok(peer) => return peer,
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             }
@@ -134,16 +134,19 @@ async fn a_node_is_answered_at_every_address_of_the_other_and_nobody_else_is() {
         peer.ping().await.unwrap();
     }
 
-    let error = Peer::connect(&connector, "c", LOOPBACK, at).await.unwrap_err();
+    let error = Peer::connect(&connector, "c", &LOOPBACK.into(), at).await.unwrap_err();
     assert!(matches!(error, DialError::Unreachable { .. }), "a is not c: {error}");
     let grpc = authority.node("b").connector(Protocol::Grpc).unwrap();
-    assert!(Peer::connect(&grpc, "a", LOOPBACK, at).await.is_err(), "gRPC is not what agents speak");
+    assert!(Peer::connect(&grpc, "a", &LOOPBACK.into(), at).await.is_err(), "gRPC is not what agents speak");
     let gateway = authority.identity(GATEWAY_USER, "gateway.russet.dev").connector(Protocol::Agents).unwrap();
-    let turned_away = async { Peer::connect(&gateway, "a", LOOPBACK, at).await?.ping().await };
+    let turned_away = async { Peer::connect(&gateway, "a", &LOOPBACK.into(), at).await?.ping().await };
     assert!(turned_away.await.is_err(), "the gateway is no node");
     let others = folder.path().join("others");
     let other = Authority::new(&others).node("b").connector(Protocol::Agents).unwrap();
-    assert!(Peer::connect(&other, "a", LOOPBACK, at).await.is_err(), "a certificate of another authority");
+    assert!(
+        Peer::connect(&other, "a", &LOOPBACK.into(), at).await.is_err(),
+        "a certificate of another authority"
+    );
 }
 
 #[tokio::test]

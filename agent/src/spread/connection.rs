@@ -28,7 +28,7 @@ pub(super) async fn keep(number: usize, way: Way, connector: Connector, transfer
             continue;
         }
         let mut gave = false;
-        match Peer::connect(&connector, &way.peer, way.from, way.to).await {
+        match Peer::connect(&connector, &way.peer, &way.from, way.to).await {
             Ok(peer) => {
                 let connection = Connection { number, way: &way, peer, transfer: &transfer, gave: &mut gave };
                 match connection.work().await {

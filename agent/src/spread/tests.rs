@@ -78,7 +78,7 @@ impl Lab {
         // Linux has all of 127/8; elsewhere one address has to do.
         let last = |number| if cfg!(target_os = "linux") { number } else { 1 };
         let from = (1..=count).map(|number| IpAddr::from([127, 0, 0, last(number)]));
-        from.map(|from| Way { peer: node.to_owned(), from, to, spare: false }).collect()
+        from.map(|from| Way { peer: node.to_owned(), from: from.into(), to, spare: false }).collect()
     }
 
     async fn pull(&self, puller: &Puller, nodes: &[&str]) -> Result<Published, StoreError> {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use russet_crds::{CopyPeer, Link};
+use russet_rpc::ports::Exit;
 
 use crate::process::spawn;
 
@@ -13,8 +14,8 @@ use crate::process::spawn;
 pub struct Way {
     /// Its node.
     pub peer: String,
-    /// This machine's address on it.
-    pub from: IpAddr,
+    /// Its way out of this machine.
+    pub from: Exit,
     /// Where the other agent answers on it.
     pub to: SocketAddr,
     /// Whether it is used only while no other way to that node is.
@@ -26,14 +27,17 @@ pub(crate) fn ways(peers: &[CopyPeer], own: IpAddr, links: &[Link]) -> BTreeSet<
     let cables = spawn::usable(links).filter_map(|(link, from, to)| {
         let named = peers.iter().any(|peer| peer.node_name == link.peer);
         let to = SocketAddr::new(to, u16::try_from(link.peer_port?).ok()?);
-        named.then(|| Way { peer: link.peer.clone(), from, to, spare: false })
+        named.then(|| {
+            let from = Exit { address: from, interface: Some(link.interface.clone()) };
+            Way { peer: link.peer.clone(), from, to, spare: false }
+        })
     });
     let network = peers.iter().filter_map(|peer| {
         let to: SocketAddr = peer.address.parse().ok()?;
         // A machine has no way from one family of addresses to the other.
         (to.is_ipv4() == own.is_ipv4()).then(|| Way {
             peer: peer.node_name.clone(),
-            from: own,
+            from: own.into(),
             to,
             spare: true,
         })
@@ -53,6 +57,7 @@ mod tests {
         let link = |peer: &str, end: u8, kind| Link {
             peer: peer.into(),
             kind,
+            interface: format!("en{end}"),
             address: Some(format!("192.0.2.{end}")),
             peer_address: Some(format!("192.0.2.{}", end + 1)),
             peer_port: Some(20_001),
@@ -73,16 +78,18 @@ mod tests {
         let shown: Vec<String> = found
             .iter()
             .map(|way| {
-                format!("{} {}>{}{}", way.peer, way.from, way.to, if way.spare { " spare" } else { "" })
+                let Way { peer, from: Exit { address, interface }, to, spare } = way;
+                let (by, spare) = (interface.as_deref().unwrap_or("any"), if *spare { " spare" } else { "" });
+                format!("{peer} {address} by {by}>{to}{spare}")
             })
             .collect();
         assert_eq!(
             shown,
             [
-                "b 10.0.0.1>10.0.0.2:20001 spare",
-                "b 192.0.2.1>192.0.2.2:20001",
-                "b 192.0.2.5>192.0.2.6:20001",
-                "c 10.0.0.1>10.0.0.3:20001 spare",
+                "b 10.0.0.1 by any>10.0.0.2:20001 spare",
+                "b 192.0.2.1 by en1>192.0.2.2:20001",
+                "b 192.0.2.5 by en5>192.0.2.6:20001",
+                "c 10.0.0.1 by any>10.0.0.3:20001 spare",
             ]
         );
     }

@@ -106,8 +106,9 @@ impl Neighbour {
         for (own, peer) in &self.cables {
             let dialled = async {
                 let silent = || format!("nobody answered within {} s", OVER_CABLE.as_secs());
-                let stream =
-                    timeout(OVER_CABLE, ports::connect_from(*own, *peer)).await.map_err(|_| silent())?;
+                let stream = timeout(OVER_CABLE, ports::connect_from(&(*own).into(), *peer))
+                    .await
+                    .map_err(|_| silent())?;
                 let stream = stream.map_err(words)?;
                 let way = self.way(&stream, true, None)?;
                 let greeted = timeout(HANDSHAKE, greet(ring, stream, &self.node)).await;

@@ -24,7 +24,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Files, Protocol, TlsError};
-use crate::ports;
+use crate::ports::{self, Exit};
 
 /// A peer that has not finished its handshake by then is none of ours.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -110,14 +110,14 @@ impl Connector {
         self.shake_hands(name, stream).await
     }
 
-    /// The same, out of this address of the machine, for as much as it carries.
+    /// The same, by this way out of the machine, for as much as it carries.
     pub async fn connect_from(
         &self,
         name: ServerName<'static>,
-        own: IpAddr,
+        exit: &Exit,
         address: SocketAddr,
     ) -> std::io::Result<client::TlsStream<BufReader<TcpStream>>> {
-        let stream = ports::connect_from(own, address).await?;
+        let stream = ports::connect_from(exit, address).await?;
         let _ = stream.set_nodelay(true);
         self.shake_hands(name, BufReader::with_capacity(AT_ONCE, stream)).await
     }
