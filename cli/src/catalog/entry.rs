@@ -2,10 +2,19 @@
 //! they describe. No server and no hub here.
 
 use anyhow::{Context, Result, bail, ensure};
+use russet_agent::grants::Limits;
 use russet_wire::architecture::ARCHITECTURES;
 
 /// The rows, below one line of column names.
 const ROWS: &str = include_str!("models.csv");
+/// Gigabytes of memory that Macs have been sold with.
+const SOLD: [u64; 12] = [8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512];
+/// Machines that a model is split over.
+const TOGETHER: [u64; 3] = [2, 4, 8];
+/// What is on top of the weights, of them: KV cache and workspace of one conversation of some thousand tokens.
+const ON_TOP: u64 = 10;
+/// The least of it.
+const ON_TOP_LEAST: u64 = 1 << 30;
 /// The word of a search that leaves out what this release does not run.
 const RUNS: &str = "runs";
 /// Names told at most where a name is not found.
@@ -97,6 +106,17 @@ impl Entry {
                 Err("its weights are packed as mxfp4, and this release runs affine ones".to_owned())
             }
         }
+    }
+
+    /// The fewest and smallest machines whose models may take so much, as they are kept by default: how many, and
+    /// gigabytes of each. A rule of thumb; the planner knows the model's shape and the machines.
+    pub fn needs(&self) -> Option<(u64, u64)> {
+        let bytes = self.bytes + (self.bytes / ON_TOP).max(ON_TOP_LEAST);
+        let holds = |gigabytes: u64| Limits { total: gigabytes << 30, ..Limits::default() }.serving_limit();
+        let alone = SOLD.into_iter().find(|size| holds(*size) >= bytes).map(|size| (1, size));
+        let largest = SOLD[SOLD.len() - 1];
+        let together = || TOGETHER.into_iter().find(|count| count * holds(largest) >= bytes);
+        alone.or_else(|| Some((together()?, largest)))
     }
 
     /// Whether every word occurs in what it is called, however dots and dashes are written.

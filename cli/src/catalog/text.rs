@@ -7,10 +7,17 @@ use crate::get::lay_out;
 
 /// The table of a search.
 pub fn table(entries: &[&Entry]) -> String {
-    let mut lines = vec![["NAME", "PARAMS", "SIZE", "CONTEXT", "RUNS"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["NAME", "PARAMS", "SIZE", "NEEDS", "CONTEXT", "RUNS"].map(str::to_owned).to_vec()];
     lines.extend(entries.iter().map(|entry| {
         let runs = if entry.runs().is_ok() { "yes".to_owned() } else { format!("no: {}", refusal(entry)) };
-        vec![entry.name.clone(), parameters(entry), quantity::show(entry.bytes), tokens(entry.context), runs]
+        vec![
+            entry.name.clone(),
+            parameters(entry).replace(", ", " A").replace(" active", ""),
+            quantity::show(entry.bytes),
+            machines(entry),
+            tokens(entry.context),
+            runs,
+        ]
     }));
     lay_out(&lines)
 }
@@ -61,11 +68,27 @@ pub fn details(entry: &Entry) -> String {
         ("Parameters", parameters(entry)),
         ("Weights", format!("{} bits, {format}", packing.bits)),
         ("Size", format!("{} ({origin}); KV cache and workspace come on top", quantity::show(*bytes))),
+        (
+            "Needs",
+            format!(
+                "{}, roughly: weights, a tenth of them for KV cache and workspace, what a machine keeps for its user",
+                machines(entry)
+            ),
+        ),
         ("Context", format!("{context} tokens")),
         ("Licence", licence.clone()),
         ("Runs", runs),
     ];
     lines.iter().map(|(label, words)| format!("{:<14}{words}\n", format!("{label}:"))).collect()
+}
+
+/// `64G` for a machine of so much memory, `2 x 512G` for two.
+fn machines(entry: &Entry) -> String {
+    match entry.needs() {
+        Some((1, size)) => format!("{size}G"),
+        Some((count, size)) => format!("{count} x {size}G"),
+        None => "more".to_owned(),
+    }
 }
 
 /// `30.5B, 3.35B active`.
@@ -116,7 +139,12 @@ mod tests {
             assert!(small.contains(words), "{small}");
         }
         let mixed = table(&[entry::named(&entries, "mixtral-8x7b-4bit").unwrap()]);
-        assert!(mixed.contains("46.7B, 12.9B active") && mixed.contains("32K"), "{mixed}");
+        assert!(mixed.contains("46.7B A12.9B") && mixed.contains("32K"), "{mixed}");
+        let needs = |name: &str| machines(entry::named(&entries, name).unwrap());
+        let needs =
+            ["smollm2-135m-4bit", "llama-3-3-70b-4bit", "qwq-32b-4bit", "glm-5-8bit", "kimi-k2-thinking"]
+                .map(needs);
+        assert_eq!(needs, ["8G", "64G", "32G", "2 x 512G", "2 x 512G"]);
         assert_eq!(
             [tokens(10 << 20), tokens(1000), billions(0.1345)],
             ["10M", "1000", "134M"].map(str::to_owned)
