@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::address::Address;
 use crate::metrics::Metrics;
+use crate::pace::{Pace, Paces};
 use crate::report::Outbox;
 use crate::spread::{self, Puller};
 use crate::status;
@@ -77,12 +78,21 @@ struct Shared {
     freed: Arc<Notify>,
     /// One writer per source: two Models may name the same one.
     writers: Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>,
+    paces: Paces,
 }
 
 impl Copies {
     /// `kept` is the file whose presence says that no files are to be removed, whatever is wanted.
-    pub fn new(client: Client, reach: Reach, outbox: Outbox, metrics: Metrics, kept: PathBuf) -> Self {
+    pub fn new(
+        client: Client,
+        reach: Reach,
+        paces: Paces,
+        outbox: Outbox,
+        metrics: Metrics,
+        kept: PathBuf,
+    ) -> Self {
         let shared = Shared {
+            paces,
             client,
             store: reach.puller.store.clone(),
             reach,
@@ -320,7 +330,18 @@ impl Job {
             let before = self.status().bytes_done;
             // Where something keeps the machines from each other, the source is better than nothing.
             let part = if refused < REFUSED { part } else { &Part::Fetches };
-            let Err(Setback { reason, message, room, after }) = self.attempt(part).await else { return };
+            if self.is_published() {
+                return;
+            }
+            let tried = tokio::select! {
+                biased;
+                () = self.hushed(part) => {
+                    self.wait_for_hours(part).await;
+                    continue;
+                }
+                tried = self.attempt(part) => tried,
+            };
+            let Err(Setback { reason, message, room, after }) = tried else { return };
             refused = if self.status().bytes_done > before { 0 } else { refused + 1 };
             tracing::warn!(copy = self.name, ?reason, message, "copy failed; tried again");
             self.report(&status::Copy::Failed(reason, &message));
@@ -336,13 +357,48 @@ impl Job {
         }
     }
 
+    /// What the store is asked for where the source is not.
+    fn offline(&self) -> Wanted {
+        wanted_of(&self.copy.spec, Some(&self.status()))
+    }
+
+    fn is_published(&self) -> bool {
+        let published = self.shared.store.published(&self.offline());
+        published.map(|published| self.done(published)).is_some()
+    }
+
+    /// What bounds the transfer of files, where they come from another machine.
+    fn pace(&self, part: &Part) -> Option<&Pace> {
+        let spec = &self.copy.spec;
+        match part {
+            _ if spec.want != Want::Files || spec.source.is_local() => None,
+            Part::Waits => None,
+            Part::Fetches => Some(&self.shared.paces.sources),
+            Part::Receives(_) => Some(&self.shared.paces.nodes),
+        }
+    }
+
+    /// Waits for hours in which nothing may come, which may be now.
+    async fn hushed(&self, part: &Part) {
+        match self.pace(part) {
+            Some(pace) => pace.hushed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Says that these are such hours, and waits for their end.
+    async fn wait_for_hours(&self, part: &Part) {
+        let Some(pace) = self.pace(part) else { return };
+        if let Some(message) = pace.quiet() {
+            tracing::info!(copy = self.name, message);
+            self.report(&status::Copy::Failed(Reason::QuietHours, &message));
+        }
+        pace.allowed().await;
+    }
+
     async fn attempt(&self, part: &Part) -> Result<(), Setback> {
         let spec = &self.copy.spec;
-        let offline = wanted_of(spec, Some(&self.status()));
-        if let Some(published) = self.shared.store.published(&offline) {
-            self.done(published);
-            return Ok(());
-        }
+        let offline = self.offline();
         if spec.want == Want::Files && *part == Part::Waits {
             self.report(&status::Copy::Waiting);
             // Until the operator says otherwise.

@@ -25,6 +25,7 @@ pub mod macos;
 mod measured;
 mod metrics;
 mod node;
+pub mod pace;
 pub mod peers;
 pub mod presence;
 pub mod process;
@@ -168,7 +169,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let (client, watching) = clients(&identity).await?;
     let machine = hardware::Machine::measure().map_err(Error::Hardware)?;
     let endpoint = std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".into());
-    let context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    let paces = pace::Paces::default();
+    let mut context = store::Context::new(&endpoint, config.allow_file_roots.clone())?;
+    context.pace = paces.sources.clone();
     let store = store::Store::open(folder.join("models"), context)?;
     let (addresses, address) = watch::channel(address::first(config.address, &identity.server).await);
 
@@ -233,6 +236,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         links: linked,
         peer_port,
         store: store.clone(),
+        paces: paces.clone(),
         metrics: metrics.clone(),
         ready: ready.clone(),
         channel: report,
@@ -268,11 +272,12 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let shards = watcher::shards(watching.clone(), &identity.node, &mut tasks);
     let model_copies = watcher::copies(watching, &identity.node, &mut tasks);
     let reach = copies::Reach {
-        puller: spread::Puller { store, connector },
+        puller: spread::Puller { store, connector, pace: paces.nodes.clone() },
         address: address.clone(),
         links: links.clone(),
     };
-    let copies = copies::Copies::new(client, reach, outbox.clone(), metrics.clone(), leave::marker(&folder));
+    let copies =
+        copies::Copies::new(client, reach, paces, outbox.clone(), metrics.clone(), leave::marker(&folder));
     let presence = Presence::start(config.presence, &identity.node, &folder);
     let supervisor = supervise::Supervisor::new(supervise::Setup {
         engines: engines_dir(&config.data_dir),

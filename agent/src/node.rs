@@ -27,6 +27,7 @@ use crate::grants::Limits;
 use crate::hardware::{self, Machine};
 use crate::helper::client::{Asked, KINDS, Verdict};
 use crate::metrics::Metrics;
+use crate::pace::Paces;
 use crate::store::{Disk, Store};
 
 /// Between two reports when nothing changes.
@@ -101,6 +102,8 @@ pub(crate) struct Node {
     /// Port at which other agents reach this one.
     pub peer_port: u16,
     pub store: Store,
+    /// Told when files may come, and how fast.
+    pub paces: Paces,
     pub metrics: Metrics,
     pub ready: Arc<AtomicBool>,
     pub channel: Channel,
@@ -151,6 +154,7 @@ pub(crate) async fn keep(mut node: Node) {
                 node.channel.limits.send_if_modified(|limits| std::mem::replace(limits, told) != told);
                 let asked = Some(Asked::new(&found.spec, found.metadata.generation));
                 node.asked.send_if_modified(|known| std::mem::replace(known, asked.clone()) != asked);
+                node.paces.set(found.spec.transfers.as_ref());
                 let reserve = found.spec.disk.reserve.as_deref();
                 let other = node.store.reserve().set(reserve.and_then(|text| quantity::parse(text).ok()));
                 let links = found.status.map(|status| status.links).unwrap_or_default();

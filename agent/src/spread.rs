@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use self::board::Board;
 pub use self::way::Way;
 pub(crate) use self::way::ways;
+use crate::pace::Pace;
 use crate::peers::dial::{DialError, Peer};
 use crate::peers::models;
 use crate::store::{Manifest, Progress, Published, Receiving, Stage, Store, StoreError, Wanted};
@@ -43,12 +44,15 @@ pub struct Puller {
     pub store: Store,
     /// What this machine shows the others.
     pub connector: Connector,
+    /// How fast bytes may come from other machines.
+    pub pace: Pace,
 }
 
 /// What the connections of one transfer share.
 struct Transfer {
     id: String,
     receiving: Receiving,
+    pace: Pace,
     board: Mutex<Board>,
     /// Something may be asked for again, or the end is reached.
     changed: Notify,
@@ -90,7 +94,7 @@ impl Puller {
         let (store, asked) = (self.store.clone(), wanted.clone());
         let opened = tokio::task::spawn_blocking(move || store.receive(&asked, manifest)).await;
         let receiving = opened.map_err(|error| StoreError::io(id)(std::io::Error::other(error)))??;
-        let transfer = Arc::new(Transfer::new(id, receiving, progress.clone()));
+        let transfer = Arc::new(Transfer::new(id, receiving, self.pace.clone(), progress.clone()));
         self.carry(&transfer, ways).await?;
         progress.send_modify(|state| state.stage = Stage::Verifying);
         self.store.received(wanted, &transfer.receiving).await
@@ -158,7 +162,7 @@ fn peers(id: &str, trouble: Option<String>) -> StoreError {
 }
 
 impl Transfer {
-    fn new(id: &str, receiving: Receiving, progress: watch::Sender<Progress>) -> Self {
+    fn new(id: &str, receiving: Receiving, pace: Pace, progress: watch::Sender<Progress>) -> Self {
         let held = receiving.held();
         let lengths: Vec<u64> = held.chunks().iter().map(|chunk| chunk.length).collect();
         let mut order: Vec<u64> = (0..lengths.len() as u64).collect();
@@ -174,6 +178,7 @@ impl Transfer {
         Self {
             id: id.to_owned(),
             receiving,
+            pace,
             board: Mutex::new(board),
             changed: Notify::new(),
             answering: Mutex::default(),

@@ -49,6 +49,7 @@ use self::room::Promises;
 pub use self::room::{Disk, Reserve};
 use self::verify::Digest;
 use self::web::Web;
+use crate::pace::Pace;
 
 /// A place to fetch weights from. A new one is one file and one line in [`SCHEMES`].
 pub struct Scheme {
@@ -85,6 +86,8 @@ pub struct Context {
     pub hf_endpoint: reqwest::Url,
     /// First pause after a failed transfer; doubles up to 30 s while nothing arrives.
     pub retry: Duration,
+    /// How fast bytes may come from outside the cluster.
+    pub pace: Pace,
     client: reqwest::Client,
 }
 
@@ -200,7 +203,13 @@ impl Context {
             what: "the web".into(),
             detail: format!("no HTTP client could be made: {error}"),
         })?;
-        Ok(Self { allow_file_roots, hf_endpoint, retry: Duration::from_millis(500), client })
+        Ok(Self {
+            allow_file_roots,
+            hf_endpoint,
+            retry: Duration::from_millis(500),
+            pace: Pace::default(),
+            client,
+        })
     }
 }
 

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use russet_agent::pace::Pace;
 use russet_agent::peers;
 use russet_agent::spread::{Puller, Way};
 use russet_agent::store::{Context, Progress, Store, Wanted};
@@ -95,7 +96,7 @@ async fn every_bit_that_changes_on_the_way_is_caught() {
         let models = path.join("models-one");
         std::fs::remove_dir_all(&models).ok();
         let connector = Files::in_dir(&path.join("one")).connector(Protocol::Agents).unwrap();
-        let puller = Puller { store: store(&models), connector };
+        let puller = Puller { store: store(&models), connector, pace: Pace::default() };
         let wanted = Wanted { uri: "https://models.example/big".into(), ..Wanted::default() };
         let progress = watch::Sender::new(Progress::default());
         let published = loop {

@@ -95,6 +95,8 @@ pub enum Reason {
     WaitingForRanks,
     /// Waiting for another node, which fetches the same files.
     WaitingForPeer,
+    /// Waiting for the end of hours in which no files may come.
+    QuietHours,
     /// The node is alive.
     LeaseRenewed,
     /// The node did not renew its Lease.

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FabricPort, Link};
+use crate::{FabricPort, Link, NodeTransfers};
 
 /// A machine that runs model ranks.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -63,6 +63,9 @@ pub struct InferenceNodeSpec {
     /// without Russet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NodeNetwork>,
+    /// When model files may come, and how fast; absent: always, as fast as it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfers: Option<NodeTransfers>,
 }
 
 /// What a machine's root helper makes of its network.

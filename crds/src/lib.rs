@@ -27,6 +27,7 @@ mod shard_group;
 mod sharding_strategy;
 mod spread;
 mod tier;
+mod transfers;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -53,6 +54,7 @@ pub use shard_group::*;
 pub use sharding_strategy::*;
 pub use spread::*;
 pub use tier::*;
+pub use transfers::*;
 
 /// API group of every kind.
 pub const GROUP: &str = "russet.dev";

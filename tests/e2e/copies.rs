@@ -15,6 +15,8 @@ pub const AHEAD: &str = "russet/ahead";
 
 /// The hub's name of a model that it gives to whoever has the token.
 pub const CLOSED: &str = "closed/smoke";
+/// The hub's name of a model that comes slowly, and not at all hours.
+pub const PACED: &str = "russet/paced";
 const TOKEN: &str = "hf_of_the_tests";
 
 pub async fn ahead(cluster: &mut Cluster) -> Result<()> {
@@ -122,4 +124,67 @@ pub async fn closed(cluster: &mut Cluster) -> Result<()> {
     cluster.russet(&["credentials", "forbid", "hub"]).await?;
     cluster.russet(&["delete", "secrets/hub"]).await?;
     Ok(())
+}
+
+/// What a node's spec says of transfers.
+async fn transfers(cluster: &Cluster, said: &str) -> Result<()> {
+    let nodes = cluster.get("inferencenodes").await?;
+    for node in nodes["items"].as_array().into_iter().flatten() {
+        let node = node["metadata"]["name"].as_str().unwrap_or_default();
+        let object = format!(
+            "apiVersion: russet.dev/v1alpha1\nkind: InferenceNode\nmetadata: {{name: {node}}}\nspec: {said}\n"
+        );
+        apply(cluster, &object).await?;
+    }
+    Ok(())
+}
+
+/// Hours begin in the middle of a transfer, which goes on when they are over, at the rate that is set then.
+pub async fn paced(cluster: &mut Cluster) -> Result<()> {
+    let held = cluster.hub.hold();
+    let model = format!(
+        "apiVersion: russet.dev/v1alpha1\nkind: Model\nmetadata: {{name: paced}}\n\
+         spec: {{source: {{uri: 'hf://{PACED}'}}, preload: {{policy: Always}}}}\n"
+    );
+    apply(cluster, &model).await?;
+    let bytes = async |cluster: &Cluster| {
+        let copies = cluster.get("modelcopies").await?;
+        let own: Vec<serde_json::Value> = copies["items"].as_array().into_iter().flatten().cloned().collect();
+        let mut own: Vec<_> =
+            own.into_iter().filter(|it| it["spec"]["modelRef"]["name"] == "paced").collect();
+        own.retain(|copy| copy["spec"]["want"] == "Files");
+        anyhow::Ok(own)
+    };
+    cluster
+        .until("a transfer hangs in the middle", async |cluster| Ok(!cluster.hub.begun().is_empty()))
+        .await?;
+    transfers(cluster, "{transfers: {fromSources: {quietHours: [{from: '00:00', until: '00:00'}]}}}").await?;
+    cluster
+        .until("every copy that is to come from the source waits for its hours", async |cluster| {
+            let own = bytes(cluster).await?;
+            let quiet = |copy: &&serde_json::Value| {
+                condition(copy, "Ready").is_some_and(|it| it["reason"] == "QuietHours")
+            };
+            Ok(own.iter().filter(quiet).count() == 2)
+        })
+        .await?;
+    println!("{}", cluster.russet(&["get", "modelcopies"]).await?);
+    drop(held);
+    // In bits a second; its files are some megabytes.
+    let rate = 10_000_000;
+    let before = cluster.hub.given(PACED);
+    transfers(cluster, &format!("{{transfers: {{fromSources: {{maxBitsPerSecond: '{rate}'}}}}}}")).await?;
+    cluster.until("it is let go", async |cluster| Ok(cluster.hub.begun().len() > 1)).await?;
+    let begun = Instant::now();
+    cluster
+        .until("both machines hold the files", async |cluster| {
+            Ok(cluster.get("models paced").await?["status"]["preloaded"] == "2/2")
+        })
+        .await?;
+    let (seconds, given) = (begun.elapsed().as_secs_f64(), cluster.hub.given(PACED) - before);
+    println!("  {given} bytes of it came within {seconds:.1} s at {rate} bit/s");
+    // What had come before this looked is not timed.
+    ensure!(given as f64 * 8.0 < 2.0 * seconds * f64::from(rate), "{given} bytes came within {seconds:.1} s");
+    transfers(cluster, "{}").await?;
+    delete_object(cluster, "models/paced").await
 }

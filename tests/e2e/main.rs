@@ -111,6 +111,7 @@ fn everywhere() -> Vec<(&'static str, Scenario)> {
         ("a_closed_model_is_fetched_with_a_secret_that_nodes_may_read_meanwhile", |c| {
             Box::pin(copies::closed(c))
         }),
+        ("files_wait_for_their_hours_and_come_at_their_rate", |c| Box::pin(copies::paced(c))),
         ("a_name_becomes_an_answer_in_one_command", |c| Box::pin(catalog::run(c))),
         ("a_deployment_of_a_pool_runs_there_as_its_strategy_says", |c| Box::pin(pools::pools(c))),
         ("a_workload_group_has_a_machine_of_its_own", |c| Box::pin(tiers::tiers(c))),
@@ -136,6 +137,7 @@ fn main() {
         ("russet/cut", smoke.as_path()),
         (copies::AHEAD, smoke.as_path()),
         (copies::CLOSED, smoke.as_path()),
+        (copies::PACED, smoke.as_path()),
         (catalog::RUN, smoke.as_path()),
         (faults::HELD, smoke.as_path()),
         ("russet/broken", broken.path()),

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use russet_agent::pace::Pace;
 use russet_agent::peers;
 use russet_agent::spread::{Puller, Way};
 use russet_agent::store::{Context, Progress, Store, Wanted};
@@ -151,7 +152,8 @@ async fn pull(folder: &Path, node: &str, ways: &[&str]) {
         let serving = peers::serve(files.clone(), address.parse().unwrap(), store.clone()).await.unwrap();
         tokio::spawn(serving);
     }
-    let puller = Puller { store, connector: files.connector(Protocol::Agents).unwrap() };
+    let puller =
+        Puller { store, connector: files.connector(Protocol::Agents).unwrap(), pace: Pace::default() };
     let ways: BTreeSet<Way> = ways
         .iter()
         .filter_map(|way| way.split_once('='))

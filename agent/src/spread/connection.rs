@@ -124,6 +124,7 @@ impl Connection<'_> {
                 continue;
             };
             let asked = Asked { transfer, piece, connection: self.number };
+            transfer.pace.take(piece.length).await;
             let path = models::bytes(&transfer.id, piece.chunk, piece.offset, piece.length);
             let parts = match self.peer.get(&path, piece.length as usize).await {
                 // It had it a moment ago.

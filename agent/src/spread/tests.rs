@@ -66,7 +66,8 @@ impl Lab {
             agents.push(((*node).to_owned(), store.clone(), agent(authority.node(node), store)));
         }
         let connector = authority.node("z").connector(Protocol::Agents).unwrap();
-        let puller = Puller { store: store(&folder.path().join("models-z")), connector };
+        let puller =
+            Puller { store: store(&folder.path().join("models-z")), connector, pace: Pace::default() };
         (Self { folder, agents, id }, puller)
     }
 

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::builtin;
 use super::object::Object;
 use super::{Context, Place, Progress, Source, SourceFile, StoreError, web};
+use crate::pace::Pace;
 
 /// Longest pause between two tries: a source that comes back is noticed within half a minute.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
@@ -65,7 +66,7 @@ pub(super) async fn file(
     let mut backoff = Backoff::new(context.retry);
     loop {
         let before = present(folder, file);
-        let error = match attempt(source, file, folder, progress).await {
+        let error = match attempt(context, source, file, folder, progress).await {
             Ok(()) => break,
             Err(error) if error.transient() => error,
             Err(error) => return Err(error),
@@ -88,13 +89,14 @@ fn tag_path(part: &Path) -> PathBuf {
 
 /// One try: from where the part ends to the end of the file.
 async fn attempt(
+    context: &Context,
     source: &Source,
     file: &SourceFile,
     folder: &Path,
     progress: &watch::Sender<Progress>,
 ) -> Result<(), StoreError> {
     let path = part(folder, file);
-    let mut sink = Sink::open(&path, progress).await?;
+    let mut sink = Sink::open(&path, &context.pace, progress).await?;
     if sink.length > file.size {
         sink.restart().await?;
     }
@@ -215,17 +217,22 @@ struct Sink<'a> {
     path: PathBuf,
     file: tokio::io::BufWriter<tokio::fs::File>,
     length: u64,
+    pace: &'a Pace,
     progress: &'a watch::Sender<Progress>,
 }
 
 impl<'a> Sink<'a> {
-    async fn open(path: &Path, progress: &'a watch::Sender<Progress>) -> Result<Self, StoreError> {
+    async fn open(
+        path: &Path,
+        pace: &'a Pace,
+        progress: &'a watch::Sender<Progress>,
+    ) -> Result<Self, StoreError> {
         let io = || StoreError::io(path);
         let mut options = tokio::fs::OpenOptions::new();
         let file = options.create(true).append(true).open(path).await.map_err(io())?;
         let length = file.metadata().await.map_err(io())?.len();
         let file = tokio::io::BufWriter::with_capacity(BUFFER, file);
-        Ok(Self { path: path.to_owned(), file, length, progress })
+        Ok(Self { path: path.to_owned(), file, length, pace, progress })
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
@@ -247,7 +254,10 @@ impl<'a> Sink<'a> {
                 detail: format!("it sends more than the {size} bytes it promised"),
             });
         }
-        self.write(chunk).await
+        self.write(chunk).await?;
+        // What is here already is paid for before more is read.
+        self.pace.take(chunk.len() as u64).await;
+        Ok(())
     }
 
     async fn flush(&mut self) -> Result<(), StoreError> {

@@ -208,7 +208,7 @@ fn passed_over(copy: &ModelCopy, node: Node) -> Passed {
     }
     let conditions = copy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let fails = match conditions::get(conditions, Type::Ready).and_then(conditions::reason) {
-        Some(Reason::DiskPressure | Reason::DiskFull | Reason::NewerRelease) => true,
+        Some(Reason::DiskPressure | Reason::DiskFull | Reason::NewerRelease | Reason::QuietHours) => true,
         // From a copy that was to receive it speaks of other nodes. What every agent would be told alike (no such
         // file, bytes that do not match) moves nothing: each would bring in the same bytes in vain.
         Some(Reason::SourceForbidden | Reason::SourceNotAllowed | Reason::SourceUnreachable) => {
