@@ -193,8 +193,9 @@ async fn from_object(object: &Object, file: &SourceFile, sink: &mut Sink<'_>) ->
     let known = tokio::fs::read_to_string(&tag_path).await.ok();
     if known.as_deref() != object.tag() {
         sink.restart().await?;
-        if let Some(tag) = object.tag() {
-            tokio::fs::write(&tag_path, tag).await.map_err(StoreError::io(&tag_path))?;
+        match object.tag() {
+            Some(tag) => tokio::fs::write(&tag_path, tag).await.map_err(StoreError::io(&tag_path))?,
+            None => tokio::fs::remove_file(&tag_path).await.map_err(StoreError::io(&tag_path))?,
         }
     }
     let mut stream = object.stream(sink.length..file.size).await?;

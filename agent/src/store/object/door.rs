@@ -6,13 +6,13 @@ use std::error::Error;
 use std::fmt;
 
 use async_trait::async_trait;
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
     HttpService,
 };
-use reqwest::header::HeaderMap;
+use reqwest::header::{HeaderMap, RANGE};
 use reqwest::{Method, StatusCode, Url};
 
 use crate::store::web::loopback;
@@ -20,6 +20,8 @@ use crate::store::{Context, StoreError, web};
 
 /// Bytes of a refusal that are read for its code.
 const READ: usize = 16 << 10;
+/// Bytes of an answer that is no range of an object: a page of a listing has a thousand names of at most a kilobyte.
+const MAX_PAGE: usize = 16 << 20;
 
 /// A client for one bucket.
 #[derive(Clone, Debug)]
@@ -82,6 +84,7 @@ impl HttpService for Door {
             return Err(unreached(format!("{} is not encrypted", url.host_str().unwrap_or_default())));
         }
         let token = parts.method == Method::POST;
+        let ranged = parts.headers.contains_key(RANGE);
         let mut asked = reqwest::Request::new(parts.method, url);
         *asked.headers_mut() = parts.headers;
         *asked.body_mut() = body.as_bytes().cloned().map(reqwest::Body::from);
@@ -99,9 +102,14 @@ impl HttpService for Door {
             return Err(HttpError::new(HttpErrorKind::Unknown, Refusal { status, headers, code, token }));
         }
         let (parts, body) = http::Response::<reqwest::Body>::from(answer).into_parts();
-        let body =
-            body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, Unreached(web::causes(&error))));
-        Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
+        let broken = |detail: String| HttpError::new(HttpErrorKind::Interrupted, Unreached(detail));
+        let body = match ranged {
+            true => HttpResponseBody::new(body.map_err(move |error| broken(web::causes(&error)))),
+            false => HttpResponseBody::new(Limited::new(body, MAX_PAGE).map_err(move |error| {
+                broken(format!("{error} (of the {MAX_PAGE} bytes that are read of such an answer)"))
+            })),
+        };
+        Ok(HttpResponse::from_parts(parts, body))
     }
 }
 
@@ -146,6 +154,10 @@ pub(super) fn region(error: &object_store::Error) -> Option<String> {
 /// What went wrong with `what`.
 pub(super) fn refused(what: &str, error: &object_store::Error) -> StoreError {
     let what = what.to_owned();
+    if let Some(name) = found::<object_store::path::Error>(error) {
+        let problem = format!("a name in its listing is no path ({name}); remove that object");
+        return StoreError::BadUri { uri: what, problem };
+    }
     let Some(refusal) = found::<Refusal>(error) else {
         return StoreError::Unreachable { what, detail: said(error) };
     };

@@ -27,6 +27,8 @@ struct Served {
     replaced: AtomicBool,
     /// Bytes the listing adds to each size.
     lie: Mutex<u64>,
+    /// Spaces that its listings begin with.
+    padding: usize,
     /// The region it is in, if it minds.
     region: Option<&'static str>,
     /// `Authorization` and `Range` of all requests.
@@ -77,17 +79,23 @@ fn listing(served: &Served, query: &str) -> String {
     let after = query.get("continuation-token").cloned().unwrap_or_default();
     let mut left =
         objects.iter().filter(|(key, _)| **key > after && key.starts_with(&query["prefix"])).peekable();
-    let mut text = "<ListBucketResult>".to_owned();
+    let mut text = " ".repeat(served.padding) + "<ListBucketResult>";
     let mut last = String::new();
     for (key, bytes) in left.by_ref().take(2) {
         let (size, tag) = (bytes.len() as u64 + *served.lie.lock().unwrap(), tag(bytes));
-        let time = "2026-11-24T12:00:00.000Z";
+        let (time, before) = ("2026-11-24T12:00:00.000Z", text.len());
         write!(
             text,
             "<Contents><Key>{key}</Key><Size>{size}</Size><LastModified>{time}</LastModified><ETag>{tag}</ETag></Contents>"
         )
         .unwrap();
         last.clone_from(key);
+        // What lies below is told by the name of its folder.
+        if let Some((folder, _)) = key[query["prefix"].len()..].split_once('/') {
+            text.truncate(before);
+            let prefix = &query["prefix"];
+            write!(text, "<CommonPrefixes><Prefix>{prefix}{folder}/</Prefix></CommonPrefixes>").unwrap();
+        }
     }
     if left.peek().is_some() {
         write!(text, "<NextContinuationToken>{last}</NextContinuationToken>").unwrap();
@@ -288,6 +296,43 @@ async fn sizes_that_are_lies_and_folders_without_a_model_are_refused() {
     assert!(matches!(error, StoreError::Replaced { .. }), "{error}");
     let nowhere = Wanted { uri: "s3://models/nothing".into(), ..open.wanted.clone() };
     assert_eq!(open.store.headers(&nowhere).await.unwrap_err().reason(), Reason::SourceNotFound);
+}
+
+#[tokio::test]
+async fn a_listing_without_end_is_not_read_to_its_end() {
+    open(Served { padding: 1 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap();
+    let error = open(Served { padding: 17 << 20, ..bucket(10) }, SIGNED).await.fetch().await.unwrap_err();
+    assert_eq!(error.reason(), Reason::SourceUnreachable, "{error}");
+    assert!(error.chain().contains("16777216 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn names_that_lead_elsewhere_are_left_or_refused_and_never_written() {
+    for (key, fetched) in [
+        ("tiny/..", false),
+        ("tiny//config.json", false),
+        ("tiny/..\\config.json", true),
+        ("tiny/%2e%2e%2fconfig.json", true),
+        ("tiny/CONFIG.json", false),
+        ("tiny/.hidden.json", true),
+        ("tiny/line\nfeed.json", false),
+        ("tiny/config.json/", true),
+    ] {
+        let open = open(bucket(10), SIGNED).await;
+        open.served.objects.lock().unwrap().insert(key.into(), b"hostile".to_vec());
+        let outcome = open.fetch().await;
+        assert_eq!(outcome.is_ok(), fetched, "{key}: {outcome:?}");
+        let published = match outcome {
+            Ok(published) => published,
+            Err(error) => {
+                assert_eq!(error.reason(), Reason::InvalidSpec, "{key}: {error}");
+                continue;
+            }
+        };
+        let names: Vec<&str> = published.manifest.files.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"], "{key}");
+        assert_eq!(std::fs::read(published.path.join("config.json")).unwrap(), open.bytes("config.json"));
+    }
 }
 
 #[tokio::test]
