@@ -13,7 +13,7 @@
 //! ```
 //!
 //! With `RUSSET_KILL=point:count` in its environment a program is killed when it comes to that point of the store for
-//! that time.
+//! that time; with `RUSSET_FULL=point:count` the disk is full from then on.
 
 #[cfg(target_os = "linux")]
 #[path = "spread/programs.rs"]

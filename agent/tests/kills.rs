@@ -1,5 +1,6 @@
-//! Stores that are killed, as by `kill -9`, at every step that changes what is on the disk. What is published is whole
-//! and right at every moment, and whoever begins again goes on with what was found right.
+//! Stores that are killed, as by `kill -9`, at every step that changes what is on the disk, and whose disk is full in the
+//! middle. What is published is whole and right at every moment, and whoever begins again goes on with what was found
+//! right.
 //!
 //! `RUSSET_FAULT_ROUNDS` rounds; one where it is not said. Each prints what it found.
 
@@ -202,5 +203,29 @@ fn a_store_that_is_killed_while_it_removes_leaves_nothing_that_looks_whole() {
             assert_eq!(going, 0, "{point}");
         }
         tell(point, "removes");
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is_room() {
+    let lab = Lab::new();
+    let way = lab.way();
+    let (pull, fetch) = (["pull", lab.path(), "one", &way], ["fetch", lab.path(), "one"]);
+    for (words, point, meanwhile) in
+        [(&pull[..], "data-write", "receives"), (&fetch[..], "part-write", "fetches")]
+    {
+        for round in 0..rounds() {
+            lab.forget();
+            let count = round * 7 % SIZE;
+            let mut command = program(words);
+            let output = command.env("RUSSET_FULL", format!("{point}:{count}")).output().unwrap();
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && told.contains("StorageFull"), "{count}: {told}");
+            assert_eq!(lab.published(), 0, "{meanwhile} {count}");
+            lab.done(words);
+            assert_eq!(lab.published(), 1, "{meanwhile} {count}");
+        }
+        let what = format!("disk full while it {meanwhile}, went on");
+        println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
     }
 }

@@ -255,6 +255,16 @@ fn names(path: &PathBuf) -> Vec<String> {
     names
 }
 
+/// One where it is not said.
+fn rounds() -> u64 {
+    std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
+}
+
+/// A figure, for `cargo xtask proof store`.
+fn tell(what: &str) {
+    println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
+}
+
 #[tokio::test]
 async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behind() {
     let (hub, endpoint) = Hub { redirect: true, token: Some("hf_secret".into()), ..hub() }.start().await;
@@ -288,23 +298,26 @@ async fn a_model_arrives_whole_through_redirects_and_leaves_code_and_token_behin
 
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_stopped() {
-    let (hub, endpoint) = hub().start().await;
-    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
-    let folder = tempfile::tempdir().unwrap();
-    let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
-    assert_eq!(
-        std::fs::read(published.path.join("model.safetensors")).unwrap(),
-        hub.files["model.safetensors"]
-    );
-    let ranges: Vec<String> = hub
-        .ranges
-        .lock()
-        .unwrap()
-        .iter()
-        .filter(|(file, range)| file == "model.safetensors" && range.ends_with('-'))
-        .map(|(_, range)| range.clone())
-        .collect();
-    assert_eq!(ranges, ["bytes=150000-", "bytes=300000-"]);
+    for _ in 0..rounds() {
+        let (hub, endpoint) = hub().start().await;
+        hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 2));
+        let folder = tempfile::tempdir().unwrap();
+        let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+        assert_eq!(
+            std::fs::read(published.path.join("model.safetensors")).unwrap(),
+            hub.files["model.safetensors"]
+        );
+        let ranges: Vec<String> = hub
+            .ranges
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(file, range)| file == "model.safetensors" && range.ends_with('-'))
+            .map(|(_, range)| range.clone())
+            .collect();
+        assert_eq!(ranges, ["bytes=150000-", "bytes=300000-"]);
+    }
+    tell("a source cut twice in the middle, went on there");
 }
 
 #[tokio::test]
@@ -468,51 +481,64 @@ async fn a_local_folder_is_copied_verified_and_then_independent_of_its_source() 
 
 #[tokio::test]
 async fn a_source_that_is_busy_or_fails_is_asked_again_when_it_wants() {
-    let (hub, endpoint) = hub().start().await;
-    let refusals = [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS];
-    *hub.refusals.lock().unwrap() = refusals.to_vec();
-    let folder = tempfile::tempdir().unwrap();
-    let (progress, began) = (progress(), std::time::Instant::now());
-    let mut state = progress.subscribe();
-    let store = store(&folder, &endpoint);
-    let wanted = wanted();
-    let (published, trouble) = tokio::join!(store.fetch(&wanted, &progress), async {
-        state.wait_for(|state| state.trouble.is_some()).await.unwrap().trouble.clone()
-    });
-    let trouble = trouble.unwrap();
-    assert_eq!(trouble.0, Reason::SourceUnreachable);
-    assert!(trouble.1.contains("asks to come back later") || trouble.1.contains("502"), "{trouble:?}");
-    assert_eq!(
-        std::fs::read(published.unwrap().path.join("model.safetensors")).unwrap(),
-        hub.files["model.safetensors"]
-    );
-    assert!(hub.refusals.lock().unwrap().is_empty());
-    // The pauses of this store are 10 ms; what it was asked for is a second.
-    assert!(began.elapsed() >= Duration::from_secs(1));
+    for _ in 0..rounds() {
+        let (hub, endpoint) = hub().start().await;
+        let refusals =
+            [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS];
+        *hub.refusals.lock().unwrap() = refusals.to_vec();
+        let folder = tempfile::tempdir().unwrap();
+        let (progress, began) = (progress(), std::time::Instant::now());
+        let mut state = progress.subscribe();
+        let store = store(&folder, &endpoint);
+        let wanted = wanted();
+        let (published, trouble) = tokio::join!(store.fetch(&wanted, &progress), async {
+            state.wait_for(|state| state.trouble.is_some()).await.unwrap().trouble.clone()
+        });
+        let trouble = trouble.unwrap();
+        assert_eq!(trouble.0, Reason::SourceUnreachable);
+        assert!(trouble.1.contains("asks to come back later") || trouble.1.contains("502"), "{trouble:?}");
+        assert_eq!(
+            std::fs::read(published.unwrap().path.join("model.safetensors")).unwrap(),
+            hub.files["model.safetensors"]
+        );
+        assert!(hub.refusals.lock().unwrap().is_empty());
+        // The pauses of this store are 10 ms; what it was asked for is a second.
+        assert!(began.elapsed() >= Duration::from_secs(1));
+    }
+    tell("a source that answered 502, 503 and 429, asked again when it wants");
 }
 
 #[tokio::test]
 async fn a_source_that_redirects_in_a_circle_is_named_and_followed_no_further() {
-    let (hub, endpoint) = hub().start().await;
-    hub.circle.store(true, Ordering::SeqCst);
-    let folder = tempfile::tempdir().unwrap();
-    let error = store(&folder, &endpoint).headers(&wanted()).await.unwrap_err();
-    assert_eq!(error.reason(), Reason::SourceUnreachable);
-    assert!(error.to_string().contains("more than 10 redirects"), "{error}");
+    for _ in 0..rounds() {
+        let (hub, endpoint) = hub().start().await;
+        hub.circle.store(true, Ordering::SeqCst);
+        let folder = tempfile::tempdir().unwrap();
+        let error = store(&folder, &endpoint).headers(&wanted()).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::SourceUnreachable);
+        assert!(error.to_string().contains("more than 10 redirects"), "{error}");
+    }
+    tell("a source that redirects in a circle, named");
 }
 
 #[tokio::test]
 async fn a_file_that_changed_at_its_source_is_fetched_from_its_beginning() {
-    let (hub, endpoint) = Hub { changes: true, ..hub() }.start().await;
-    hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 1));
-    let folder = tempfile::tempdir().unwrap();
-    let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
-    assert_eq!(
-        std::fs::read(published.path.join("model.safetensors")).unwrap(),
-        hub.files["model.safetensors"]
-    );
-    let ranges = hub.ranges.lock().unwrap().clone();
-    let resumed = ranges.iter().filter(|(_, range)| range.ends_with('-')).count();
-    assert_eq!(resumed, 1, "{ranges:?}");
-    assert!(hub.served.load(Ordering::SeqCst) >= 400_000 + 150_000, "what was there is not what it is now");
+    for _ in 0..rounds() {
+        let (hub, endpoint) = Hub { changes: true, ..hub() }.start().await;
+        hub.cut.lock().unwrap().insert("model.safetensors".into(), (150_000, 1));
+        let folder = tempfile::tempdir().unwrap();
+        let published = store(&folder, &endpoint).fetch(&wanted(), &progress()).await.unwrap();
+        assert_eq!(
+            std::fs::read(published.path.join("model.safetensors")).unwrap(),
+            hub.files["model.safetensors"]
+        );
+        let ranges = hub.ranges.lock().unwrap().clone();
+        let resumed = ranges.iter().filter(|(_, range)| range.ends_with('-')).count();
+        assert_eq!(resumed, 1, "{ranges:?}");
+        assert!(
+            hub.served.load(Ordering::SeqCst) >= 400_000 + 150_000,
+            "what was there is not what it is now"
+        );
+    }
+    tell("a file with another ETag, fetched from its beginning");
 }

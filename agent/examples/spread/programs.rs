@@ -38,6 +38,10 @@ pub fn main() {
     if let Ok(end) = std::env::var("RUSSET_KILL") {
         kill::end_at(&end);
     }
+    if let Ok(full) = std::env::var("RUSSET_FULL") {
+        let (point, count) = full.split_once(':').unwrap();
+        fail::cfg(point, &format!("{count}*off->return")).unwrap();
+    }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     match &words[..] {
         ["fetch", folder, node] => runtime.block_on(fetch(Path::new(folder), node)),

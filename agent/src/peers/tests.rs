@@ -14,16 +14,19 @@ use crate::fabric::probe::Seen;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// An authority that signs in a folder.
-pub(crate) struct Authority<'f> {
-    folder: &'f Path,
+pub(crate) struct Authority {
+    folder: std::path::PathBuf,
     ca: CertifiedIssuer<'static, KeyPair>,
 }
 
-impl<'f> Authority<'f> {
-    pub fn new(folder: &'f Path) -> Self {
+impl Authority {
+    pub fn new(folder: &Path) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self { folder, ca: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
+        Self {
+            folder: folder.to_owned(),
+            ca: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap(),
+        }
     }
 
     fn identity(&self, user: &str, name: &str) -> Files {
@@ -84,7 +87,7 @@ pub(crate) fn agent(files: Files, store: Store) -> Agent {
 }
 
 /// The agent of `a`, what node `b` connects with, and where.
-fn pair(authority: &Authority<'_>) -> (Agent, Connector, SocketAddr) {
+fn pair(authority: &Authority) -> (Agent, Connector, SocketAddr) {
     rustls::crypto::ring::default_provider().install_default().ok();
     let context = crate::store::Context::new("https://huggingface.co", Vec::new()).unwrap();
     let store = Store::open(authority.folder.join("models"), context).unwrap();

@@ -24,6 +24,16 @@ fn wanted() -> Wanted {
     Wanted { uri: "https://models.example/big".into(), ..Wanted::default() }
 }
 
+/// One where it is not said.
+fn rounds() -> u64 {
+    std::env::var("RUSSET_FAULT_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap())
+}
+
+/// A figure, for `cargo xtask proof store`.
+fn tell(what: &str) {
+    println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
+}
+
 fn progress() -> watch::Sender<Progress> {
     watch::Sender::new(Progress::default())
 }
@@ -49,6 +59,7 @@ fn model(folder: &Path) {
 struct Lab {
     folder: tempfile::TempDir,
     agents: Vec<(String, Store, Agent)>,
+    authority: Authority,
     id: String,
 }
 
@@ -68,7 +79,7 @@ impl Lab {
         let connector = authority.node("z").connector(Protocol::Agents).unwrap();
         let puller =
             Puller { store: store(&folder.path().join("models-z")), connector, pace: Pace::default() };
-        (Self { folder, agents, id }, puller)
+        (Self { folder, agents, authority, id }, puller)
     }
 
     /// Ways to a node, each out of another address.
@@ -266,6 +277,32 @@ async fn two_that_each_have_a_part_have_all_of_it_together() {
     lab.is_same(&lab.pull(&puller, &["a", "b"]).await.unwrap());
 }
 
+/// Two agents that ask each other: in vain where neither has anything, and not for ever; with a third one's help each
+/// gets what the other one has.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_ask_each_other_do_not_wait_for_each_other() {
+    for _ in 0..rounds() {
+        let (lab, _) = Lab::new(&["a", "b", "c"]).await;
+        drop([receives(&lab, 0, &[0, 2]), receives(&lab, 1, &[1, 3])]);
+        let both = async |others: [&[&str]; 2]| {
+            let pulls = [0, 1].map(|index| {
+                let (name, store, _) = &lab.agents[index];
+                let connector = lab.authority.node(name).connector(Protocol::Agents).unwrap();
+                let puller = Puller { store: store.clone(), connector, pace: Pace::default() };
+                let lab = &lab;
+                async move { lab.pull(&puller, others[index]).await }
+            });
+            futures::future::join_all(pulls).await
+        };
+        let in_vain = both([&["b"], &["a"]]).await;
+        assert!(in_vain.iter().all(|it| matches!(it, Err(StoreError::Peers { .. }))), "{in_vain:?}");
+        for published in both([&["b", "c"], &["a", "c"]]).await {
+            lab.is_same(&published.unwrap());
+        }
+    }
+    tell("two agents that ask each other, both whole");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_node_removes_in_the_middle_comes_from_another_one() {
     let (lab, puller) = Lab::new(&["a", "b"]).await;
@@ -285,6 +322,38 @@ async fn what_a_node_removes_in_the_middle_comes_from_another_one() {
     };
     // Looks come each second, so that node a may have given everything before.
     lab.is_same(&lab.pull_over(&puller, &ways, &progress).await.unwrap());
+}
+
+/// As when its ModelCopy is deleted: who pulls is dropped wherever it is, and nobody wants the files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_is_deleted_in_the_middle_leaves_nothing_and_may_come_again() {
+    let (lab, puller) = Lab::new(&["a"]).await;
+    let ways = lab.ways("a", 2);
+    for round in 0..rounds().max(4) {
+        let pieces = 1 + round * 7 % 31;
+        let progress = progress();
+        let mut state = progress.subscribe();
+        let begun = state.wait_for(|state| state.done >= pieces * board::PIECE);
+        tokio::select! {
+            pulled = lab.pull_over(&puller, || ways.clone(), &progress) => panic!("too soon: {pulled:?}"),
+            begun = begun => drop(begun.unwrap()),
+        }
+        // What was being written when it was dropped ends by itself, and may come after the first look.
+        let partial = lab.folder.path().join("models-z/.partial");
+        let gone = async {
+            loop {
+                puller.store.collect(&BTreeSet::new()).unwrap();
+                if std::fs::read_dir(&partial).unwrap().next().is_none() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, gone).await.unwrap();
+        assert_eq!(puller.store.published(&wanted()), None);
+    }
+    lab.is_same(&lab.pull(&puller, &["a"]).await.unwrap());
+    tell("a model deleted in the middle, nothing left");
 }
 
 /// A node may say of files that they have the SHA-256 that everybody expects; a pinned model is held against it on

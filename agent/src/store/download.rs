@@ -237,6 +237,9 @@ impl<'a> Sink<'a> {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        fail::fail_point!("part-write", |_| Err(StoreError::io(&self.path)(
+            std::io::ErrorKind::StorageFull.into()
+        )));
         self.file.write_all(bytes).await.map_err(StoreError::io(&self.path))?;
         self.length += bytes.len() as u64;
         self.progress.send_modify(|state| {

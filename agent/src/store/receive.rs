@@ -71,7 +71,9 @@ impl Receiving {
         let Some(chunk) = self.held.chunks().get(number) else { return Ok(()) };
         let path = self.held.path(chunk);
         self.held.begin(number);
-        fail::fail_point!("data-write");
+        fail::fail_point!("data-write", |_| Err(StoreError::io(&path)(
+            std::io::ErrorKind::StorageFull.into()
+        )));
         // File systems let one write to a file at a time, and have the others burn a core meanwhile.
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || -> std::io::Result<()> {

@@ -10,10 +10,24 @@ pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill 
     while it receives a model of 72 MiB from another one, fetches it or removes it: after each kill whatever engines could \
     be given is whole and right, the next process finds every chunk that was journalled, and ends what was begun. Between \
     two agents a proxy changes one bit of each connection, anywhere; every transfer of 40 MiB ends with the right bytes, and \
-    what came again for each bit is told. `N` are kills at each step, and 500 bits each.";
+    what came again for each bit is told. Sources cut, refuse, redirect and change what they serve; disks are full in the \
+    middle; models are deleted there. `N` are kills at each step and times of each fault, and 500 bits each.";
 
 /// Bits for each round of kills.
 const BITS: usize = 500;
+
+/// Words of the names of the tests that tell a figure.
+const FAULTS: [&str; 9] = [
+    "a_store_that_is_killed",
+    "every_bit_that_changes",
+    "a_disk_that_is_full_in_the_middle",
+    "a_download_that_breaks",
+    "a_source_that_is_busy_or_fails",
+    "redirects_in_a_circle",
+    "a_file_that_changed_at_its_source",
+    "two_that_ask_each_other",
+    "deleted_in_the_middle",
+];
 
 /// One kill at each step.
 pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
@@ -23,17 +37,10 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
 /// So many kills at each step.
 pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<Row>> {
     // The whole workspace, so that nothing is built a second time with other features.
-    let test = [
-        "test",
-        "--workspace",
-        "--test",
-        "kills",
-        "--test",
-        "flips",
-        "--",
-        "--nocapture",
-        "--test-threads=1",
-    ];
+    let mut test =
+        vec!["test", "--workspace", "--lib", "--test", "kills", "--test", "flips", "--test", "store"];
+    test.extend(["--", "--nocapture", "--test-threads=1"]);
+    test.extend(FAULTS);
     let mut tests = cargo::command(prepared, &test);
     tests.env("RUSSET_FAULT_ROUNDS", rounds.to_string()).env("RUSSET_FLIPS", (rounds * BITS).to_string());
     figures(&mut tests, "the proof of the store")?.iter().map(row).collect()
@@ -46,6 +53,7 @@ fn row(told: &Value) -> Result<Row> {
         // A chunk.
         Some("MiB") => ("MiB", Goal::AtMost(16.0)),
         Some("bits") => ("bits", Goal::None),
+        Some("times") => ("times", Goal::None),
         _ => ("kills", Goal::None),
     };
     Ok(Row { area: "store", what, ours, peer: None, unit, ratio: None, goal })
