@@ -14,6 +14,8 @@ const STATE: &str = "state.json";
 
 /// Linux allows 108 bytes for the path of a socket, macOS 104; both count the final zero.
 const LONGEST_SOCKET: usize = 100;
+/// Folders that are tried for a socket, should others have made the first ones.
+const FOLDERS: u32 = 16;
 
 /// A claimed Shard and, once started, its engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -125,14 +127,28 @@ pub fn socket(engines: &Path, shard: &str) -> PathBuf {
     short(&folder(engines, shard).join("control.sock"))
 }
 
-/// The path, or where it is too long for a socket one that is its alone, under the system's folder for temporary files.
+/// The path, or where it is too long for a socket one that is its alone, in a folder of this user's under the system's
+/// for temporary files. The same one each time.
 pub fn short(path: &Path) -> PathBuf {
     if path.as_os_str().len() <= LONGEST_SOCKET {
         return path.to_owned();
     }
     use sha2::Digest as _;
     let digest = hex::encode(&sha2::Sha256::digest(path.as_os_str().as_encoded_bytes())[..8]);
-    std::env::temp_dir().join(format!("russet-{digest}.sock"))
+    // Everybody may write there, and whoever makes a known name first has it.
+    let folders = (0..FOLDERS).map(|number| std::env::temp_dir().join(format!("russet-{digest}-{number}")));
+    let own = folders.into_iter().find(|folder| is_own(folder));
+    own.map_or_else(|| path.to_owned(), |folder| folder.join("sock"))
+}
+
+/// Whether nobody else can enter a folder, which is made where it is not there.
+fn is_own(folder: &Path) -> bool {
+    use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+    // What is there already is looked at like what was made.
+    std::fs::DirBuilder::new().mode(0o700).create(folder).ok();
+    std::fs::symlink_metadata(folder).is_ok_and(|found| {
+        found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0
+    })
 }
 
 /// Writes a record, whole.
@@ -167,8 +183,12 @@ pub fn noted(engines: &Path, shard: &str) -> Option<std::time::SystemTime> {
 
 /// Removes what was kept for a Shard.
 pub fn remove(engines: &Path, shard: &str) {
-    std::fs::remove_file(socket(engines, shard)).ok();
-    if let Err(error) = std::fs::remove_dir_all(folder(engines, shard)) {
+    let (socket, folder) = (socket(engines, shard), folder(engines, shard));
+    std::fs::remove_file(&socket).ok();
+    if let Some(elsewhere) = socket.parent().filter(|parent| *parent != folder) {
+        std::fs::remove_dir(elsewhere).ok();
+    }
+    if let Err(error) = std::fs::remove_dir_all(&folder) {
         tracing::debug!(shard, %error, "the engine's folder stays behind");
     }
 }
@@ -236,9 +256,20 @@ mod tests {
 
     #[test]
     fn a_deep_data_directory_still_has_a_socket() {
-        let deep = Path::new("/").join("d".repeat(150));
-        assert!(socket(&deep, "uid").as_os_str().len() <= LONGEST_SOCKET);
-        assert_ne!(socket(&deep, "uid"), socket(&deep, "uid2"));
+        use std::os::unix::fs::PermissionsExt as _;
+        let deep = tempfile::tempdir().unwrap().path().join("d".repeat(150));
+        let (one, other) = (socket(&deep, "uid"), socket(&deep, "uid2"));
+        assert!(one.as_os_str().len() <= LONGEST_SOCKET);
+        assert_ne!(one, other);
         assert_eq!(socket(Path::new("/e"), "uid"), Path::new("/e/uid/control.sock"));
+        // A folder that others may enter is not taken, whoever made it first.
+        let (first, second) = (one.parent().unwrap(), other.parent().unwrap());
+        assert_eq!(socket(&deep, "uid"), one, "the same one each time");
+        std::fs::set_permissions(first, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let next = socket(&deep, "uid");
+        assert_ne!(next, one);
+        for folder in [first, second, next.parent().unwrap()] {
+            std::fs::remove_dir(folder).unwrap();
+        }
     }
 }
