@@ -1,17 +1,18 @@
 //! This node's ModelCopies: one task each, which reads headers or copies files until done, from their source or from
 //! other nodes as the operator says, reports as it goes and tries again for as long as the object is there.
 
+mod secret;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use russet_crds::conditions::Reason;
-use russet_crds::{CopyPeer, Link, LocalReference, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
+use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -487,46 +488,8 @@ impl Job {
         let Some(reference) = source.secret_ref.as_ref().filter(|_| !keys.is_empty()) else {
             return Ok(Credentials::default());
         };
-        Ok(self.secret(reference, keys).await?)
-    }
-
-    /// What the Secret says, which must have one of `keys`.
-    async fn secret(
-        &self,
-        reference: &LocalReference,
-        keys: &[&str],
-    ) -> Result<Credentials, (Reason, String)> {
-        let (namespace, name) = (&self.copy.spec.model_ref.namespace, &reference.name);
-        let secrets: Api<Secret> = Api::namespaced(self.shared.client.clone(), namespace);
-        let forbidden = |message: String| (Reason::SourceForbidden, message);
-        let secret = match secrets.get_opt(name).await {
-            Ok(Some(secret)) => secret,
-            Ok(None) => {
-                return Err(forbidden(format!(
-                    "Secret {namespace}/{name} does not exist; make it with `russet credentials add {name} KEY… -n {namespace}` of what opens the source ({})",
-                    keys.join(", ")
-                )));
-            }
-            Err(kube::Error::Api(answer)) => {
-                return Err(forbidden(format!(
-                    "this node may not read Secret {namespace}/{name}; `russet credentials allow {name} -n {namespace}` lets it while it fetches ({})",
-                    answer.message
-                )));
-            }
-            Err(error) => {
-                let message = format!("Secret {namespace}/{name} cannot be read now: {error}");
-                return Err((Reason::SourceUnreachable, message));
-            }
-        };
-        let data = secret.data.unwrap_or_default();
-        let credentials = Credentials::new(data.into_iter().map(|(key, value)| (key, value.0)));
-        match keys.iter().any(|key| credentials.get(key).is_some()) {
-            true => Ok(credentials),
-            false => Err(forbidden(format!(
-                "Secret {namespace}/{name} has no text under any key that opens such a source ({}); add what it needs",
-                keys.join(", ")
-            ))),
-        }
+        let namespace = &self.copy.spec.model_ref.namespace;
+        Ok(secret::read(self.shared.client.clone(), namespace, &reference.name, keys).await?)
     }
 }
 

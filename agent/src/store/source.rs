@@ -1,0 +1,128 @@
+//! What a source has: its files, where each is read, and what their headers say.
+
+use std::path::{Path, PathBuf};
+
+use russet_wire::shape::ModelShape;
+
+use super::headers::HeaderError;
+use super::object::Object;
+use super::verify::Digest;
+use super::web::Web;
+use super::{Held, StoreError, builtin, file, headers};
+
+/// A model's files as its source lists them.
+pub struct Source {
+    /// Commit the listing belongs to.
+    pub commit: Option<String>,
+    /// The files Russet takes, sorted by name.
+    pub files: Vec<SourceFile>,
+    pub(super) web: Option<Web>,
+}
+
+/// One file of a source.
+#[derive(Clone, Debug)]
+pub struct SourceFile {
+    /// Its name; never a path.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// What the source promises of its content.
+    pub digest: Option<Digest>,
+    pub(super) place: Place,
+}
+
+/// Where a file is read.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Disk(PathBuf),
+    BuiltIn(&'static [u8]),
+    Web(reqwest::Url),
+    Object(Object),
+}
+
+/// Reads configuration, index and the headers of the weight files, and drops weight files that the
+/// model does not use.
+pub(super) async fn read_headers(mut source: Source) -> Result<(Source, ModelShape), StoreError> {
+    let config = source.small(headers::CONFIG).await?;
+    let config = headers::Config::parse(&config)?;
+    let index = match source.files.iter().any(|file| file.name == headers::INDEX) {
+        true => Some(source.small(headers::INDEX).await?),
+        false => None,
+    };
+    let names: Vec<&str> = source.files.iter().map(|file| file.name.as_str()).collect();
+    let weights = headers::weight_files(index.as_deref(), &names)?;
+    source.files.retain(|file| !file.name.ends_with(".safetensors") || weights.contains(&file.name));
+
+    let mut tensors = Vec::new();
+    for name in &weights {
+        let file = source.file(name)?;
+        let start = source.read(file, 0, 8.min(file.size)).await?;
+        let length = headers::header_length(name, &start, file.size)?;
+        let json = source.read(file, 8, length).await?;
+        tensors.extend(headers::tensors(name, &json, file.size)?);
+    }
+    let shape = headers::shape(&config, &tensors)?;
+    Ok((source, shape))
+}
+
+impl Source {
+    /// Files that were received.
+    pub(super) fn received(held: &Held) -> Self {
+        let folder: &Path = held.folder();
+        let files = held.manifest().files.iter().map(|file| SourceFile {
+            name: file.name.clone(),
+            size: file.size,
+            digest: None,
+            place: Place::Disk(folder.join(&file.name)),
+        });
+        Self { commit: None, files: files.collect(), web: None }
+    }
+
+    /// Bytes of all files. A source may promise any sizes; more than there are bytes is too much.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size))
+    }
+
+    fn file(&self, name: &str) -> Result<&SourceFile, StoreError> {
+        self.files
+            .iter()
+            .find(|file| file.name == name)
+            .ok_or_else(|| HeaderError::Missing { file: name.to_owned() }.into())
+    }
+
+    /// A whole small file, such as the configuration.
+    async fn small(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        let file = self.file(name)?;
+        if file.size > headers::MAX_HEADER {
+            return Err(HeaderError::TooLong {
+                file: name.to_owned(),
+                length: file.size,
+                limit: headers::MAX_HEADER,
+            }
+            .into());
+        }
+        self.read(file, 0, file.size).await
+    }
+
+    /// `length` bytes of a file from `offset` on.
+    pub(super) async fn read(
+        &self,
+        file: &SourceFile,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<u8>, StoreError> {
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        match (&file.place, &self.web) {
+            (Place::Disk(path), _) => file::read(path, offset, length).await,
+            (Place::BuiltIn(bytes), _) => builtin::read(bytes, offset, length),
+            (Place::Web(url), Some(web)) => web.read(url, offset, length).await,
+            (Place::Object(object), _) => object.read(offset, length).await,
+            (Place::Web(url), None) => Err(StoreError::Unreachable {
+                what: url.to_string(),
+                detail: "the listing carries no web client; report this as a bug".into(),
+            }),
+        }
+    }
+}
