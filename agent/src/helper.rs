@@ -27,7 +27,7 @@ use tokio::net::UnixStream;
 
 pub use self::check::{Policy, Refused};
 pub use self::machine::Machine;
-pub use self::protocol::{Answer, Network, Port, Request, Restart, Wanted};
+pub use self::protocol::{Answer, Left, Network, Port, Request, Restart, Wanted};
 pub use self::serve::{Helper, HelperError, Socket};
 
 /// Where it listens unless somebody says otherwise.
@@ -53,6 +53,9 @@ pub enum Silent {
         "the helper at {0} ended the connection: {1}; it takes requests of root and of the user after its --user alone"
     )]
     Closed(String, String),
+    /// It has not said yet what became of it.
+    #[error("the helper at {0} did not answer within {seconds} s; it may still be at work", seconds = PATIENCE.as_secs())]
+    Slow(String),
 }
 
 /// Asks the helper at `socket`.
@@ -62,7 +65,6 @@ pub async fn ask(socket: &Path, request: &Request) -> Result<Answer, Silent> {
         io::ErrorKind::PermissionDenied => Silent::Closed(at.clone(), error.to_string()),
         _ => Silent::Absent(at.clone(), error),
     })?;
-    let closed = |why: String| Silent::Closed(at.clone(), why);
     let speak = async {
         let (read, mut write) = stream.into_split();
         let mut line = serde_json::to_vec(request)?;
@@ -73,7 +75,7 @@ pub async fn ask(socket: &Path, request: &Request) -> Result<Answer, Silent> {
         serde_json::from_slice(&answer).map_err(io::Error::other)
     };
     match tokio::time::timeout(PATIENCE, speak).await {
-        Ok(answer) => answer.map_err(|error| closed(error.to_string())),
-        Err(_) => Err(closed(format!("no answer within {} s", PATIENCE.as_secs()))),
+        Ok(answer) => answer.map_err(|error| Silent::Closed(at, error.to_string())),
+        Err(_) => Err(Silent::Slow(at)),
     }
 }

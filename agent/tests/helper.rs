@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use russet_agent::helper::{Answer, Network, Port, Request, Restart, Socket, Wanted, ask};
+use russet_agent::helper::{Answer, Left, Network, Port, Request, Restart, Socket, Wanted, ask};
 
 use self::changing::Mac;
 
@@ -94,6 +94,12 @@ impl Space {
         command.envs(kill.map(|kill| ("RUSSET_KILL", kill))).output().unwrap()
     }
 
+    /// Takes everything back at the machine, and has the node ask for nothing any more.
+    fn revert(&self) {
+        self.answer(&Request::Revert {}, "one");
+        self.answer(&nothing(), "one");
+    }
+
     fn answer(&self, request: &Request, boot: &str) -> (Vec<String>, Vec<String>) {
         let output = self.asked(request, boot, None);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -129,7 +135,11 @@ fn wish(ports: &[(&str, &str)], after_restart: Restart) -> Request {
     };
     let ports = ports.iter().map(port).collect();
     let network = Some(Network { ports, cables_last: false, after_restart });
-    Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes: None })
+    Request::Apply(Wanted { node: "a".to_owned(), network, ..Wanted::default() })
+}
+
+fn nothing() -> Request {
+    Request::Apply(Wanted { node: "a".to_owned(), ..Wanted::default() })
 }
 
 fn both(after_restart: Restart) -> Request {
@@ -179,7 +189,7 @@ fn a_helper_that_is_killed_at_any_step_can_take_everything_back() {
     let apply = both(Restart::Drop);
     space.answer(&apply, "one");
     let applied = space.shown();
-    space.answer(&Request::Revert {}, "one");
+    space.revert();
     assert_eq!(space.shown(), before);
 
     let mut kills = 0;
@@ -187,13 +197,13 @@ fn a_helper_that_is_killed_at_any_step_can_take_everything_back() {
         for count in 1..=5 {
             assert!(space.killed(&apply, point, count), "{point} is never come to for the {count}th time");
             assert_ne!(count > 1 || point == "helper-made", space.shown() == before, "{point} {count}");
-            space.answer(&Request::Revert {}, "one");
+            space.revert();
             assert_eq!(space.shown(), before, "reverted after a kill at {point} {count}");
 
             assert!(space.killed(&apply, point, count));
             space.answer(&apply, "one");
             assert_eq!(space.shown(), applied, "went on after a kill at {point} {count}");
-            space.answer(&Request::Revert {}, "one");
+            space.revert();
             assert_eq!(space.shown(), before);
             kills += 2;
         }
@@ -202,7 +212,7 @@ fn a_helper_that_is_killed_at_any_step_can_take_everything_back() {
         for count in 1..=5 {
             space.answer(&apply, "one");
             assert!(space.killed(&Request::Revert {}, point, count), "{point} {count}");
-            space.answer(&Request::Revert {}, "one");
+            space.revert();
             assert_eq!(space.shown(), before, "reverted after a kill at {point} {count}");
             kills += 1;
         }
@@ -240,7 +250,8 @@ fn a_restart_forgets_what_was_for_its_time_and_makes_again_what_is_kept() {
 fn mac_wish() -> Request {
     let ports = vec![Port { interface: "en4".to_owned(), address: "172.31.240.1/30".to_owned() }];
     let network = Some(Network { ports, cables_last: true, after_restart: Restart::Drop });
-    Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes: Some(20_000) })
+    let wired_limit_mebibytes = Some(20_000);
+    Request::Apply(Wanted { node: "a".to_owned(), network, wired_limit_mebibytes, ..Wanted::default() })
 }
 
 #[tokio::test]
@@ -287,6 +298,10 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
         panic!()
     };
     assert_eq!(why, "`sysctl iogpu.wired_limit_mb=0` failed: Operation not permitted");
+    // It keeps nobody from the rest, and what was taken back at the machine is not made again for who still asks.
+    assert_eq!(mac.state(), ["Cable\nEthernet\n", "", "en4\n", "20000\n"].map(str::to_owned));
+    let Answer::Refused { why } = ask(&at, &mac_wish()).await.unwrap() else { panic!() };
+    assert!(why.contains("taken back at the machine itself"), "{why}");
     end.send(()).unwrap();
     serving.await.unwrap();
     assert!(!at.exists());
@@ -300,6 +315,41 @@ async fn a_mac_is_changed_over_the_socket_and_taken_back() {
     assert_eq!(mac.state(), before);
     let held = helper.answer(Request::Read {}).await;
     assert_eq!(held, Answer::Done { changed: Vec::new(), held: Vec::new() });
+}
+
+#[tokio::test]
+async fn what_is_left_stays_as_it_was_made_and_what_was_taken_back_is_made_for_who_asks_anew() {
+    let mac = Mac::new();
+    let before = mac.state();
+    let mut helper = mac.helper("one");
+    let Request::Apply(whole) = mac_wish() else { panic!() };
+    let done = |answer: Answer| match answer {
+        Answer::Done { changed, .. } => changed,
+        other => panic!("{other:?}"),
+    };
+    done(helper.answer(mac_wish()).await);
+    let applied = mac.state();
+    let leave = |network, wired_limit| Left { network, wired_limit };
+    // Nobody says anything of the network; then nobody of the limit.
+    let wired = Wanted { network: None, leave: leave(true, false), ..whole.clone() };
+    let network = Wanted { wired_limit_mebibytes: None, leave: leave(false, true), ..whole.clone() };
+    for wish in [wired, network] {
+        assert_eq!(done(helper.answer(Request::Apply(wish)).await), Vec::<String>::new());
+        assert_eq!(mac.state(), applied);
+    }
+    // All of it is still wished for when the helper begins anew.
+    assert_eq!(done(helper.answer(mac_wish()).await), Vec::<String>::new());
+
+    done(helper.answer(Request::Revert {}).await);
+    assert_eq!(mac.state(), before);
+    for leave in [leave(false, false), leave(true, false), leave(false, true)] {
+        let wish = Wanted { leave, ..whole.clone() };
+        let refused = helper.answer(Request::Apply(wish)).await;
+        assert!(matches!(&refused, Answer::Refused { why } if why.contains("taken back")), "{refused:?}");
+    }
+    done(helper.answer(nothing()).await);
+    assert_eq!(done(helper.answer(mac_wish()).await).len(), 4);
+    assert_eq!(mac.state(), applied);
 }
 
 #[tokio::test]

@@ -52,6 +52,11 @@ pub enum Refused {
         /// Who asked.
         asked: String,
     },
+    /// What was asked for was taken back at the machine.
+    #[error(
+        "this was taken back at the machine itself, with `russet helper --revert`, and is not made again before the machine starts anew; `russet fabric revert` and then `russet fabric apply` ask for it anew"
+    )]
+    Reverted,
     /// More ports than there are.
     #[error("{0} ports; no machine has more than {PORTS}")]
     TooMany(usize),
@@ -131,7 +136,7 @@ pub fn check(
     policy: &Policy,
     holder: Option<&str>,
 ) -> Result<Wish, Refused> {
-    let Wanted { node, network, wired_limit_mebibytes } = wanted;
+    let Wanted { node, network, wired_limit_mebibytes, leave: _ } = wanted;
     let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if node.is_empty() || node.len() > 253 || !node.chars().all(letters) {
         return Err(Refused::Node(node.chars().take(64).collect()));

@@ -9,7 +9,7 @@ use russet_crds::{AfterRestart, InferenceNodeSpec, NodeNetwork, PortAddress, Ser
 use russet_plan::quantity;
 use tokio::sync::watch;
 
-use super::protocol::{Answer, Network, Port, Request, Restart, Wanted};
+use super::protocol::{Answer, Left, Network, Port, Request, Restart, Wanted};
 use super::{Silent, ask};
 
 /// Between two requests while nothing changes: a port that was plugged in again has lost its address.
@@ -124,25 +124,35 @@ fn wired(asked: &Asked) -> Part<u64> {
     }
 }
 
+/// Whether this agent does not understand what is asked.
+fn is_unread<T>(part: &Part<T>) -> bool {
+    matches!(part, Err((Reason::NewerRelease | Reason::InvalidSpec, _)))
+}
+
 /// What became of a wish: what is held and whether anything was changed for it just now, or why it is not so.
 type Outcome = Result<(String, bool), (Reason, String)>;
 
 async fn look(socket: &Path, node: &str, boot: &str, asked: &Asked, before: &[Verdict]) -> Vec<Verdict> {
     let (network, wired) = (network(asked, boot), wired(asked));
-    let wish = |network: &Part<Network>, wired: &Part<u64>| Wanted {
+    // What this agent cannot read stays as it is: a newer release may have asked for it.
+    let leave = Left { network: is_unread(&network), wired_limit: is_unread(&wired) };
+    let whole = Wanted {
         node: node.to_owned(),
         network: network.clone().unwrap_or_default(),
         wired_limit_mebibytes: wired.clone().unwrap_or_default(),
+        leave,
     };
     let request = async |wanted| outcome(ask(socket, &Request::Apply(wanted)).await);
-    let whole = wish(&network, &wired);
     let two = whole.network.is_some() && whole.wired_limit_mebibytes.is_some();
-    let done = request(whole).await;
-    // One part that is refused keeps nobody from the other.
+    let done = request(whole.clone()).await;
+    // One part that is refused keeps nobody from the other, and stays as it was.
+    let network_alone =
+        Wanted { wired_limit_mebibytes: None, leave: Left { wired_limit: true, ..leave }, ..whole.clone() };
+    let wired_alone = Wanted { network: None, leave: Left { network: true, ..leave }, ..whole };
     let (of_network, of_wired) = match &done {
-        Err((Reason::HelperRefused, _)) if two => match request(wish(&network, &Ok(None))).await {
+        Err((Reason::HelperRefused, _)) if two => match request(network_alone).await {
             Ok(held) => (Ok(held), done.clone()),
-            refused => (refused, request(wish(&Ok(None), &wired)).await),
+            refused => (refused, request(wired_alone).await),
         },
         _ => (done.clone(), done.clone()),
     };
@@ -186,6 +196,7 @@ fn outcome(answer: Result<Answer, Silent>) -> Outcome {
         Ok(Answer::Refused { why }) => Err((Reason::HelperRefused, why)),
         Ok(Answer::Failed { why }) => Err((Reason::Failed, why)),
         Err(silent @ Silent::Absent(..)) => Err((Reason::HelperAbsent, silent.to_string())),
+        Err(silent @ Silent::Slow(..)) => Err((Reason::Failed, silent.to_string())),
         Err(silent @ Silent::Closed(..)) => Err((Reason::HelperRefused, silent.to_string())),
     }
 }

@@ -62,9 +62,27 @@ pub fn is_there(deed: &Deed, present: &Present) -> bool {
         Deed::Drop { interface, held } => has(interface, held.ip, held.prefix) == Some(false),
         Deed::Raise { interface } => of(interface).is_some_and(|one| one.is_up),
         Deed::Give { interface, address } => has(interface, *address, PREFIX) == Some(true),
-        Deed::Order { after, .. } => present.order() == *after,
+        // Services may have come and gone since; of those that were there then the order is as it was made.
+        Deed::Order { after, .. } => {
+            let now = present.order();
+            let still = after.iter().filter(|name| now.contains(name));
+            still.eq(now.iter().filter(|name| after.contains(name)))
+        }
         Deed::Wire { after, .. } => present.wired == Some(*after),
     }
+}
+
+/// The deed as it is to be undone on this machine: services that came since stay where they are, those that went are not
+/// named.
+pub fn restored(deed: &Deed, present: &Present) -> Deed {
+    let Deed::Order { before, after } = deed else { return deed.clone() };
+    let now = present.order();
+    let mut old = before.iter().filter(|name| now.contains(name) && after.contains(name));
+    let place = |name: &String| match after.contains(name) && before.contains(name) {
+        true => old.next().unwrap_or(name).clone(),
+        false => name.clone(),
+    };
+    Deed::Order { before: now.iter().map(place).collect(), after: now.clone() }
 }
 
 #[cfg(test)]
@@ -82,7 +100,12 @@ mod tests {
         };
         let ports = ports.iter().map(port).collect();
         let network = Network { ports, cables_last: false, after_restart: Restart::Drop };
-        let wanted = Wanted { node: "a".into(), network: Some(network), wired_limit_mebibytes: wired };
+        let wanted = Wanted {
+            node: "a".into(),
+            network: Some(network),
+            wired_limit_mebibytes: wired,
+            ..Wanted::default()
+        };
         check(&wanted, &machine(), &policy(), None).unwrap()
     }
 
@@ -164,6 +187,13 @@ mod tests {
         assert_eq!(order, &["Wi-Fi", "Ethernet", "Thunderbolt Bridge", "Cable", "Bridge of mine"]);
         let mut done = after(present, &deeds[0]);
         assert_eq!((missing(&done, &wish), is_there(&deeds[0], &done)), (vec![], true));
+        // A service that came since stays where it is, one that went is not named.
+        let mut since = done.clone();
+        since.services.retain(|service| service.name != "Ethernet");
+        since.services.insert(1, service("VPN", "VPN", "utun0"));
+        assert!(is_there(&deeds[0], &since));
+        let Deed::Order { before, .. } = restored(&deeds[0], &since) else { panic!() };
+        assert_eq!(before, ["Thunderbolt Bridge", "VPN", "Cable", "Wi-Fi", "Bridge of mine"]);
         done.services.swap(0, 1);
         assert!(!is_there(&deeds[0], &done), "an order that somebody chose since is his");
     }

@@ -80,6 +80,11 @@ fn mask(prefix: u32) -> String {
 }
 
 impl Deed {
+    /// Whether it is of the network; the limit of wired memory is not.
+    pub fn is_of_network(&self) -> bool {
+        !matches!(self, Self::Wire { .. })
+    }
+
     /// Whether the system undoes it by itself when the machine starts anew.
     pub fn is_volatile(&self) -> bool {
         !matches!(self, Self::Order { .. })

@@ -22,6 +22,9 @@ pub struct Record {
     pub wanted: Option<Wanted>,
     /// What was done, or was about to be, in order.
     pub deeds: Vec<Deed>,
+    /// What somebody at the machine took back during this boot; it is not made again because an agent still asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reverted: Option<Wanted>,
 }
 
 impl Record {

@@ -86,9 +86,13 @@ impl Machine {
         let listed = self.run("networksetup", &["-listallhardwareports"]).await?;
         let interfaces = network::interfaces(&self.run("ifconfig", &[]).await?)?;
         let order = self.run("networksetup", &["-listnetworkserviceorder"]).await?;
-        // Macs with Intel's processors have no such name, and say so by failing.
-        let wired = self.run("sysctl", &["iogpu.wired_limit_mb"]).await.ok();
-        let wired = wired.and_then(|printed| system::Sysctls::read(&printed).ok());
+        let wired = match self.run("sysctl", &["iogpu.wired_limit_mb"]).await {
+            Ok(printed) => system::Sysctls::read(&printed).ok(),
+            // Macs with Intel's processors have no such name.
+            Err(Trouble::Failed { said, .. }) if said.contains("unknown oid") => None,
+            // Whoever takes a limit back must not hear that there is none.
+            Err(trouble) => return Err(trouble),
+        };
         Ok(Present {
             interfaces: present::of_mac(&ports::hardware_ports(&listed)?, interfaces),
             services: services::service_order(&order)?,

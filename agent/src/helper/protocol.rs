@@ -27,6 +27,25 @@ pub struct Wanted {
     /// MiB that the GPU may keep wired; the system's own number where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wired_limit_mebibytes: Option<u64>,
+    /// Parts that stay as they were made, whatever is said of them above.
+    #[serde(default, skip_serializing_if = "Left::is_nothing")]
+    pub leave: Left,
+}
+
+/// Parts of a machine that a wish says nothing of: what was made of them stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Left {
+    /// The network.
+    pub network: bool,
+    /// The limit of wired memory.
+    pub wired_limit: bool,
+}
+
+impl Left {
+    fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A machine's network.

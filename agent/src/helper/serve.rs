@@ -20,12 +20,12 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::LONGEST;
 use super::check::{Policy, Refused, check};
-use super::decide::{is_there, missing, serves};
+use super::decide::{is_there, missing, restored, serves};
 use super::deed::Deed;
 use super::journal::{Journal, JournalError};
 use super::machine::{Machine, Trouble};
 use super::present::Present;
-use super::protocol::{Answer, Request, Restart, Wanted};
+use super::protocol::{Answer, Left, Request, Restart, Wanted};
 
 /// A client says what it wants at once, or keeps others waiting.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -88,6 +88,7 @@ impl Helper {
             // The machine has undone these itself.
             record.deeds.retain(|deed| !deed.is_volatile());
             record.boot = boot;
+            record.reverted = None;
         })?;
         let keeps = |wanted: &Wanted| {
             wanted.network.as_ref().is_some_and(|network| network.after_restart == Restart::Keep)
@@ -99,7 +100,7 @@ impl Helper {
                 tracing::info!(?answer, "what is kept over restarts was made again");
             }
             None => {
-                let answer = self.answer(Request::Revert {}).await;
+                let answer = self.take_back(|_| true).await;
                 tracing::info!(?answer, "what was for the time before the restart is forgotten");
             }
         }
@@ -111,7 +112,7 @@ impl Helper {
         let done = match request {
             Request::Apply(wanted) => self.apply(&wanted).await,
             Request::Read {} => Ok(Vec::new()),
-            Request::Revert {} => self.take_back(|_| true).await,
+            Request::Revert {} => self.revoke().await,
         };
         let held = self.journal.record().deeds.iter().map(Deed::to_string).collect();
         match done {
@@ -123,19 +124,40 @@ impl Helper {
 
     async fn apply(&mut self, wanted: &Wanted) -> Result<Vec<String>, Fault> {
         let record = self.journal.record();
-        let nothing = wanted.network.is_none() && wanted.wired_limit_mebibytes.is_none();
+        if record.boot == self.boot
+            && record.reverted.as_ref().is_some_and(|reverted| asks_again(wanted, reverted))
+        {
+            return Err(Refused::Reverted.into());
+        }
+        // Whoever asks for something else is heard from then on.
+        self.journal.write(|record| record.reverted = None)?;
+        let record = self.journal.record();
+        let before = record.wanted.clone().unwrap_or_default();
+        let Left { network, wired_limit } = wanted.leave;
+        let kept = Wanted {
+            node: wanted.node.clone(),
+            network: if network { before.network } else { wanted.network.clone() },
+            wired_limit_mebibytes: if wired_limit {
+                before.wired_limit_mebibytes
+            } else {
+                wanted.wired_limit_mebibytes
+            },
+            leave: Left::default(),
+        };
+        let nothing = kept.network.is_none() && kept.wired_limit_mebibytes.is_none();
         // Who wants nothing has nothing to take back that is another's.
         if nothing && record.holder() != Some(wanted.node.as_str()) {
             return Ok(Vec::new());
         }
         let present = self.machine.present().await?;
         let wish = check(wanted, &without(present, &record.deeds), &self.policy, record.holder())?;
-        let mut changed = self.take_back(|deed| !serves(deed, &wish)).await?;
+        let stays = |deed: &Deed| if deed.is_of_network() { network } else { wired_limit };
+        let mut changed = self.take_back(|deed| !stays(deed) && !serves(deed, &wish)).await?;
         let deeds = missing(&self.machine.present().await?, &wish);
         let boot = self.boot.clone();
         self.journal.write(|record| {
             record.boot = boot;
-            record.wanted = (!nothing).then(|| wanted.clone());
+            record.wanted = (!nothing).then_some(kept);
         })?;
         for deed in deeds {
             // One that somebody else has undone since is done again, and taken back once.
@@ -152,14 +174,31 @@ impl Helper {
         Ok(changed)
     }
 
-    /// Takes back deeds, the last one first; what was taken back.
+    /// Takes back everything for whoever is at the machine. An agent that goes on asking does not undo that.
+    async fn revoke(&mut self) -> Result<Vec<String>, Fault> {
+        let boot = self.boot.clone();
+        self.journal.write(|record| {
+            if record.wanted.is_some() {
+                record.boot = boot;
+                record.reverted.clone_from(&record.wanted);
+            }
+        })?;
+        self.take_back(|_| true).await
+    }
+
+    /// Takes back deeds, the last one first; what was taken back. One that cannot be keeps nobody from the others.
     async fn take_back(&mut self, which: impl Fn(&Deed) -> bool) -> Result<Vec<String>, Fault> {
-        let mut changed = Vec::new();
+        let (mut changed, mut failed) = (Vec::new(), None);
         let all: Vec<Deed> =
             self.journal.record().deeds.iter().rev().filter(|deed| which(deed)).cloned().collect();
         for deed in all {
-            if is_there(&deed, &self.machine.present().await?) {
-                self.machine.undo(&deed).await?;
+            let present = self.machine.present().await?;
+            if is_there(&deed, &present) {
+                if let Err(trouble) = self.machine.undo(&restored(&deed, &present)).await {
+                    tracing::warn!(%deed, %trouble, "it stays until it can be taken back");
+                    failed.get_or_insert(trouble);
+                    continue;
+                }
                 fail::fail_point!("helper-undone");
                 changed.push(format!("taken back: {deed}"));
             }
@@ -169,7 +208,7 @@ impl Helper {
         if self.journal.record().deeds.is_empty() {
             self.journal.write(|record| record.wanted = None)?;
         }
-        Ok(changed)
+        failed.map_or(Ok(changed), |trouble| Err(trouble.into()))
     }
 
     /// Takes back everything, without a socket.
@@ -216,6 +255,13 @@ impl Helper {
         line.push(b'\n');
         tokio::time::timeout(PATIENCE, write.write_all(&line)).await?
     }
+}
+
+/// Whether a part of a wish is what somebody took back.
+fn asks_again(wanted: &Wanted, reverted: &Wanted) -> bool {
+    let network = wanted.network.is_some() && wanted.network == reverted.network;
+    let wired = wanted.wired_limit_mebibytes;
+    network || (wired.is_some() && wired == reverted.wired_limit_mebibytes)
 }
 
 /// A request out of a line, which ends where it is said to.
