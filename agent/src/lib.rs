@@ -191,7 +191,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tasks.spawn(lease::keep(client.clone(), identity.node.clone(), machine.boot_id.clone(), metrics.clone()));
     let (gone, removed) = oneshot::channel();
     let (report, limits) = node::channel(config.memory.unwrap_or(machine.memory));
-    let (reported, links) = Seen::reported(&client, &identity.node).await;
+    let before = node::reported(&client, &identity.node).await;
+    let (reported, links) = (Seen::reported(&before), before.links);
     let measured = measure::before(&reported.ports, &links);
     let (fabric, ports) = watch::channel(reported);
     let (linked, links) = watch::channel(links);
@@ -216,7 +217,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }));
     tasks.spawn(probe::keep(Probe::new(config.fabric_tools.clone()), fabric));
     let (asks, asked) = watch::channel(None);
-    let (told, helped) = watch::channel(Vec::new());
+    let (told, helped) = watch::channel(helper::client::before(&before.conditions));
     tasks.spawn(helper::client::keep(helper::client::Asking {
         socket: config.helper.clone(),
         node: identity.node.clone(),

@@ -115,6 +115,14 @@ pub(crate) struct Node {
     pub gone: oneshot::Sender<()>,
 }
 
+/// What the node reported before this agent began.
+pub(crate) async fn reported(client: &Client, node: &str) -> InferenceNodeStatus {
+    let nodes: Api<InferenceNode> = Api::all(client.clone());
+    // Engines wait for this agent; an API server that is away is not waited for.
+    let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
+    asked.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default()
+}
+
 /// Keeps the InferenceNode true until it is gone.
 pub(crate) async fn keep(mut node: Node) {
     let mut conditions: Vec<Condition> = Vec::new();

@@ -6,8 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kube::{Api, Client};
-use russet_crds::{FabricPort, InferenceNode, Link};
+use russet_crds::{FabricPort, InferenceNodeStatus};
 use thiserror::Error;
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -61,15 +60,10 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What this node reported before this agent began, so that an agent that starts anew takes no link away, and the
-    /// links it had.
-    pub(crate) async fn reported(client: &Client, node: &str) -> (Self, Vec<Link>) {
-        let nodes: Api<InferenceNode> = Api::all(client.clone());
-        // Engines wait for this agent; an API server that is away is not waited for.
-        let asked = tokio::time::timeout(Duration::from_secs(1), nodes.get(node)).await;
-        let status = asked.ok().and_then(Result::ok).and_then(|node| node.status).unwrap_or_default();
+    /// What a node reported before its agent began, so that an agent that starts anew takes no link away.
+    pub(crate) fn reported(status: &InferenceNodeStatus) -> Self {
         let rdma = status.backends.iter().any(|backend| backend == "jaccl");
-        (Self { ports: status.ports, rdma, ..Self::default() }, status.links)
+        Self { ports: status.ports.clone(), rdma, ..Self::default() }
     }
 }
 

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use russet_crds::conditions::{Reason, Type};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use russet_crds::conditions::{self, Reason, Type};
 use russet_crds::{AfterRestart, InferenceNodeSpec, NodeNetwork, PortAddress, ServiceOrder};
 use russet_plan::quantity;
 use tokio::sync::watch;
@@ -43,6 +44,21 @@ pub(crate) struct Verdict {
 
 /// The condition types of verdicts.
 pub(crate) const KINDS: [Type; 2] = [Type::NetworkApplied, Type::WiredLimitSet];
+
+/// What was said of this machine before its agent began: it holds until the helper was asked, which may not be there.
+pub(crate) fn before(told: &[Condition]) -> Vec<Verdict> {
+    let verdict = |kind| {
+        let condition = conditions::get(told, kind)?;
+        Some(Verdict {
+            kind,
+            status: condition.status == "True",
+            reason: conditions::reason(condition)?,
+            message: condition.message.clone(),
+            generation: condition.observed_generation,
+        })
+    };
+    KINDS.into_iter().filter_map(verdict).collect()
+}
 
 /// Who asks, and who is told.
 pub(crate) struct Asking {

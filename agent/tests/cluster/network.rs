@@ -43,6 +43,11 @@ async fn what_a_spec_asks_of_a_network_its_machine_is_and_what_it_no_longer_asks
     let asked = wish(&nodes, json!({"network": network})).await;
     let words = said(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
     assert!(words.ends_with("sudo russet service install helper"), "{words}");
+    // What was said is not forgotten by an agent that starts anew: that nobody asks any more takes nothing back.
+    agent.stop().await;
+    let asked = wish(&nodes, json!({})).await;
+    agent.start();
+    said(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
 
     let socket = Socket::bind(&agent.config.helper, rustix::process::getuid().as_raw()).unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();

@@ -2,7 +2,7 @@
 //! again, and waits until the machines' agents say what became of it. Nothing is changed by this program: each machine's
 //! root helper does that, within its bounds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -44,6 +44,15 @@ pub struct Asking {
 /// What is waited for: the generation of a node's spec that holds it.
 type Awaited = BTreeMap<String, Option<i64>>;
 
+/// What the machines are to say.
+enum Goal {
+    /// That it is so.
+    Applied,
+    /// That it is as before. `told` are the nodes that had said what became of the network: these have something to
+    /// take back, whatever they leave out meanwhile.
+    Restored { told: BTreeSet<String> },
+}
+
 /// Asks for what the plan shows.
 pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, asking: &Asking) -> Result<()> {
     let known: BTreeMap<String, Known> = nodes.iter().filter_map(known).collect();
@@ -63,12 +72,13 @@ pub async fn apply(nodes: &[Arc<InferenceNode>], range: Ipv4Addr, keep: bool, as
     } else {
         print!("{}", shown(&known, &new, range)?);
         confirm("Ask the machines for this?", asking.yes)?;
-        for (&name, &network) in &new {
-            let patched = write(&client, name, json!({"network": network})).await?;
-            awaited.insert(name.clone(), patched.metadata.generation);
+        for node in nodes {
+            let Some(network) = new.get(&node.name_any()) else { continue };
+            let patched = write(&client, node, json!({"network": network})).await?;
+            awaited.insert(node.name_any(), patched.metadata.generation);
         }
     }
-    let ended = wait(&client, &awaited, asking.timeout_seconds, true).await?;
+    let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Applied).await?;
     print!("{}", table(&asked, &ended));
     finish(&ended, "`russet fabric revert` takes everything back")
 }
@@ -86,8 +96,9 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &Asking) -> Result<()>
     confirm("Take it back?", asking.yes)?;
     let client = asking.connection.client().await?;
     let mut awaited = Awaited::new();
-    for name in asked.keys() {
-        let patched = write(&client, name, json!({})).await?;
+    for node in nodes.iter().filter(|node| asked.contains_key(&node.name_any())) {
+        let name = &node.name_any();
+        let patched = write(&client, node, json!({})).await?;
         if patched.spec.network.is_some() {
             let managers = patched.managed_fields().iter().filter_map(|field| field.manager.clone());
             let managers: Vec<String> = managers.collect();
@@ -98,7 +109,12 @@ pub async fn revert(nodes: &[Arc<InferenceNode>], asking: &Asking) -> Result<()>
         }
         awaited.insert(name.clone(), patched.metadata.generation);
     }
-    let ended = wait(&client, &awaited, asking.timeout_seconds, false).await?;
+    let told = |node: &&Arc<InferenceNode>| {
+        let status = node.status.as_ref();
+        status.is_some_and(|status| get(&status.conditions, Type::NetworkApplied).is_some())
+    };
+    let told = nodes.iter().filter(told).map(|node| node.name_any()).collect();
+    let ended = wait(&client, &awaited, asking.timeout_seconds, Goal::Restored { told }).await?;
     print!("{}", table(&asked, &ended));
     finish(&ended, "the machine's owner can take it back there: `sudo russet helper --revert`")
 }
@@ -162,10 +178,12 @@ fn confirm(question: &str, yes: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes all that this program wants of a node's spec.
-async fn write(client: &Client, name: &str, spec: Value) -> Result<InferenceNode> {
-    let nodes: Api<InferenceNode> = Api::all(client.clone());
-    let patch = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InferenceNode", "spec": spec});
+/// Writes all that this program wants of a node's spec. A node that was removed meanwhile is not made again.
+async fn write(client: &Client, node: &InferenceNode, spec: Value) -> Result<InferenceNode> {
+    let (nodes, name): (Api<InferenceNode>, _) = (Api::all(client.clone()), &node.name_any());
+    let metadata = json!({"name": name, "uid": node.uid()});
+    let version = format!("{GROUP}/{VERSION}");
+    let patch = json!({"apiVersion": version, "kind": "InferenceNode", "metadata": metadata, "spec": spec});
     // Not by force: what somebody else keeps in a repository would come back.
     nodes
         .patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(patch))
@@ -181,19 +199,22 @@ struct Ended {
 }
 
 /// What the agent said of this generation; nothing yet where it has not.
-fn ended(node: &InferenceNode, generation: Option<i64>, applies: bool) -> Option<Ended> {
+fn ended(node: &InferenceNode, generation: Option<i64>, goal: &Goal) -> Option<Ended> {
     let conditions = node.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let Some(told) = get(conditions, Type::NetworkApplied) else {
         // Who never was asked has nothing to take back.
-        return (!applies && node.status.is_some())
-            .then(|| Ended { well: true, words: "nothing was changed there".to_owned() });
+        let never = match goal {
+            Goal::Applied => false,
+            Goal::Restored { told } => node.status.is_some() && !told.contains(&node.name_any()),
+        };
+        return never.then(|| Ended { well: true, words: "nothing was changed there".to_owned() });
     };
     if generation.is_some_and(|awaited| told.observed_generation.is_none_or(|seen| seen < awaited)) {
         return None;
     }
-    let well = match applies {
-        true => told.status == "True",
-        false => reason(told) == Some(Reason::Restored),
+    let well = match goal {
+        Goal::Applied => told.status == "True",
+        Goal::Restored { .. } => reason(told) == Some(Reason::Restored),
     };
     Some(Ended { well, words: format!("{}: {}", told.reason, told.message) })
 }
@@ -202,7 +223,7 @@ async fn wait(
     client: &Client,
     awaited: &Awaited,
     seconds: u64,
-    applies: bool,
+    goal: Goal,
 ) -> Result<BTreeMap<String, Ended>> {
     let nodes: Api<InferenceNode> = Api::all(client.clone());
     let (now, longest) = (Instant::now(), Duration::from_secs(seconds));
@@ -212,7 +233,7 @@ async fn wait(
         let end = loop {
             // A control plane that is away for a moment, perhaps over such a cable, is waited for as well.
             let found = nodes.get(name).await;
-            if let Some(end) = found.as_ref().ok().and_then(|node| ended(node, *generation, applies))
+            if let Some(end) = found.as_ref().ok().and_then(|node| ended(node, *generation, &goal))
                 && (end.well || generation.is_some() || Instant::now() >= deadline)
             {
                 break end;
@@ -265,15 +286,19 @@ mod tests {
     #[test]
     fn what_was_said_before_the_wish_is_not_taken_for_its_answer() {
         let mut node = InferenceNode::new("a", InferenceNodeSpec::default());
-        assert_eq!(ended(&node, Some(2), true), None);
+        let (applied, restored) = (Goal::Applied, Goal::Restored { told: BTreeSet::new() });
+        assert_eq!(ended(&node, Some(2), &applied), None);
         node.status = Some(InferenceNodeStatus::default());
-        assert_eq!(ended(&node, Some(2), true), None);
-        assert!(ended(&node, Some(2), false).is_some_and(|end| end.well), "it was never asked");
+        assert_eq!(ended(&node, Some(2), &applied), None);
+        assert!(ended(&node, Some(2), &restored).is_some_and(|end| end.well), "it was never asked");
+        let was_told = Goal::Restored { told: ["a".to_owned()].into() };
+        assert_eq!(ended(&node, Some(2), &was_told), None, "its agent begins anew");
         let mut tell = |status, reason, generation| {
             let conditions = &mut node.status.as_mut().unwrap().conditions;
             let at = Timestamp::UNIX_EPOCH;
             conditions::set(conditions, Type::NetworkApplied, status, reason, "words", generation, at);
-            [ended(&node, Some(2), true), ended(&node, Some(2), false)].map(|end| end.map(|end| end.well))
+            [ended(&node, Some(2), &applied), ended(&node, Some(2), &restored)]
+                .map(|end| end.map(|end| end.well))
         };
         for (status, reason, generation, applied, reverted) in [
             (true, Reason::Applied, Some(1), None, None),
