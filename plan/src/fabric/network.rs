@@ -112,7 +112,7 @@ pub fn changes(
 }
 
 /// Whether an address of its own is all a port lacks.
-fn is_lacking(port: &FabricPort) -> bool {
+pub(super) fn is_lacking(port: &FabricPort) -> bool {
     let reason = port.reason.as_deref().and_then(known);
     matches!(reason, Some(Reason::PortInBridge | Reason::NoPortAddress))
 }

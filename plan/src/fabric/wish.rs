@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use russet_crds::{AfterRestart, InferenceNodeStatus, NodeNetwork, PortAddress, ServiceOrder};
 
-use super::network::{Change, Full, changes};
+use super::network::{Change, Full, changes, is_lacking};
 
 /// A node, as far as it matters here.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ pub fn wishes(
     range: Ipv4Addr,
     keep: bool,
 ) -> Result<BTreeMap<String, NodeNetwork>, Full> {
-    let known = nodes.iter().map(|(name, node)| (name.clone(), node.status.clone())).collect();
+    let known = nodes.iter().map(|(name, node)| (name.clone(), as_asked(node, keep))).collect();
     let mut changes = changes(&known, range)?;
     let wish = |(name, node): (&String, &Known)| {
         let made = changes.remove(name).unwrap_or_default();
@@ -39,9 +39,7 @@ pub fn wishes(
             return None;
         }
         let before = node.network.clone().unwrap_or_default();
-        let kept = keep || before.after_restart == AfterRestart::Keep;
-        // Asked for until a restart that has been since: what is not lacking now is no more asked for.
-        let is_old = !kept && before.boot_id != node.status.boot_id;
+        let (kept, is_old) = (is_kept(&before, keep), is_old(node, &before, keep));
         let mut ports = if is_old { Vec::new() } else { before.ports };
         ports.retain(|port| node.status.ports.iter().any(|known| known.interface == port.interface));
         for change in made {
@@ -61,6 +59,33 @@ pub fn wishes(
         asks.then(|| (name.clone(), network))
     };
     Ok(nodes.iter().filter_map(wish).collect())
+}
+
+fn is_kept(asked: &NodeNetwork, keep: bool) -> bool {
+    keep || asked.after_restart == AfterRestart::Keep
+}
+
+/// Asked for until a restart that has been since: what is not lacking now is no more asked for.
+fn is_old(node: &Known, asked: &NodeNetwork, keep: bool) -> bool {
+    !is_kept(asked, keep) && asked.boot_id != node.status.boot_id
+}
+
+/// A node as it is once what it was asked for is done, which may take as long as its helper is away: no other cable is
+/// given that network, and a cable whose two ends are asked for one keeps it.
+fn as_asked(node: &Known, keep: bool) -> InferenceNodeStatus {
+    let mut status = node.status.clone();
+    let asked = node.network.as_ref().filter(|asked| !is_old(node, asked, keep));
+    for PortAddress { interface, address } in asked.into_iter().flat_map(|asked| &asked.ports) {
+        let Some((address, _)) = address.split_once('/') else { continue };
+        for port in status.ports.iter_mut().filter(|port| port.interface == *interface) {
+            if is_lacking(port) {
+                port.reason = None;
+                port.rdma_device.get_or_insert_default();
+            }
+            (port.address, port.prefix_length, port.bridge) = (Some(address.to_owned()), Some(30), None);
+        }
+    }
+    status
 }
 
 #[cfg(test)]
@@ -132,6 +157,37 @@ mod tests {
         // A port that is gone is not asked for, and a machine of which nothing is asked is left alone.
         nodes.get_mut("a").unwrap().status.ports.clear();
         assert!(!asked(&mut nodes, false).contains_key("a"));
+    }
+
+    #[test]
+    fn what_is_asked_for_and_not_done_yet_is_nobody_elses() {
+        let mut nodes: BTreeMap<String, Known> =
+            [("a".to_owned(), node("A", "B")), ("b".to_owned(), node("B", "A"))].into();
+        let first = asked(&mut nodes, false);
+        // A helper at one end alone: a second call changes nothing.
+        let port = &mut nodes.get_mut("a").unwrap().status.ports[0];
+        port.address = Some("172.31.240.1".to_owned());
+        (port.bridge, port.reason, port.prefix_length) = (None, None, Some(30));
+        port.rdma_device = Some("rdma_en4".to_owned());
+        assert_eq!(asked(&mut nodes, false), first);
+
+        // A helper at no end, and the cable is put into another port: that one gets a network of its own.
+        let mut nodes: BTreeMap<String, Known> =
+            [("a".to_owned(), node("A", "B")), ("b".to_owned(), node("B", "A"))].into();
+        asked(&mut nodes, false);
+        let ports = &mut nodes.get_mut("a").unwrap().status.ports;
+        let moved =
+            FabricPort { interface: "en3".to_owned(), domain: Some("A3".to_owned()), ..ports[0].clone() };
+        ports[0].peers.clear();
+        ports.push(moved);
+        nodes.get_mut("b").unwrap().status.ports[0].peers[0].domain = Some("A3".to_owned());
+        let again = asked(&mut nodes, false);
+        let shown = |name: &str| -> Vec<String> {
+            again[name].ports.iter().map(|port| format!("{} {}", port.interface, port.address)).collect()
+        };
+        assert_eq!(shown("a"), ["en3 172.31.240.5/30", "en4 172.31.240.1/30"]);
+        assert_eq!(shown("b"), ["en4 172.31.240.6/30"]);
+        assert_eq!(asked(&mut nodes, false), again);
     }
 
     #[test]
