@@ -35,8 +35,21 @@ pub const SOCKET: &str = "/var/run/russet/helper.sock";
 /// Where its journal lies unless somebody says otherwise: not below an agent's folder, which is not root's.
 pub const STATE: &str =
     if cfg!(target_os = "macos") { "/var/db/russet-helper" } else { "/var/lib/russet-helper" };
-/// What makes it run on a machine that has none.
-pub const INSTALL: &str = "sudo russet service install helper";
+/// What makes it run for the agent of this user on a machine that has none. The user of Russet's services it hears
+/// without being told.
+fn install(user: Option<&str>) -> String {
+    let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    match user.filter(|user| !matches!(*user, "" | "russet" | "_russet") && user.chars().all(letters)) {
+        Some(user) => format!("sudo russet service install --user {user} helper"),
+        None => "sudo russet service install helper".to_owned(),
+    }
+}
+
+/// The user this runs as, as far as its environment says.
+fn own_user() -> Option<String> {
+    ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok())
+}
+
 /// Bytes of a request or an answer.
 const LONGEST: u64 = 64 << 10;
 /// A wish of many ports takes some tools, each of which may be slow after sleep.
@@ -46,7 +59,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Error)]
 pub enum Silent {
     /// Nobody listens there.
-    #[error("no helper answers at {0}: {1}; install it there: {INSTALL}")]
+    #[error("no helper answers at {0}: {1}; install it there: {install}", install = install(own_user().as_deref()))]
     Absent(String, #[source] io::Error),
     /// It does not speak to us.
     #[error(
@@ -77,5 +90,23 @@ pub async fn ask(socket: &Path, request: &Request) -> Result<Answer, Silent> {
     match tokio::time::timeout(PATIENCE, speak).await {
         Ok(answer) => answer.map_err(|error| Silent::Closed(at, error.to_string())),
         Err(_) => Err(Silent::Slow(at)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_names_whoever_runs_the_agent_and_nothing_that_a_shell_would_run() {
+        for (user, words) in [
+            (None, "install helper"),
+            (Some("russet"), "install helper"),
+            (Some("_russet"), "install helper"),
+            (Some("$(reboot)"), "install helper"),
+            (Some("ana-maria"), "install --user ana-maria helper"),
+        ] {
+            assert!(install(user).ends_with(words), "{user:?}: {}", install(user));
+        }
     }
 }

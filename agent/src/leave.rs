@@ -13,6 +13,7 @@ use kube::{Api, Client};
 use russet_crds::InferenceNode;
 use thiserror::Error;
 
+use crate::helper::client::give_back;
 use crate::join::identity::{self, Identity, IdentityError};
 use crate::{agent_dir, lock, stop_engines};
 
@@ -38,6 +39,8 @@ pub struct LeaveConfig {
     pub force: bool,
     /// Whether to remove the model files too.
     pub purge: bool,
+    /// Socket of the root helper, which takes back what it did for the node.
+    pub helper: PathBuf,
 }
 
 /// Why a machine could not leave.
@@ -91,7 +94,7 @@ pub(crate) async fn insisted(folder: &Path) {
 
 /// Leaves; returns the name the node had.
 pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
-    let LeaveConfig { data_dir, force, purge } = config;
+    let LeaveConfig { data_dir, force, purge, helper } = config;
     rustls::crypto::ring::default_provider().install_default().ok();
     let folder = agent_dir(&data_dir);
     let identity = Identity::load(&folder)?.ok_or_else(|| LeaveError::NotJoined(folder.clone()))?;
@@ -108,6 +111,8 @@ pub async fn leave(config: LeaveConfig) -> Result<String, LeaveError> {
     identity::write(&folder.join(LEFT), "this machine has left its cluster\n")?;
     let held = agent_ended(&folder).await?;
     stop_engines(&data_dir).await;
+    // Its agent has done so where one ran.
+    give_back(&helper, &identity.node).await;
     identity::forget(&folder)?;
     // Before what may fail or be interrupted: a mark that stayed would end the agent of the next joining.
     for name in ["joining.key", LEAVING, LEFT] {

@@ -18,11 +18,14 @@ pub struct Arguments {
     /// Remove the model files too.
     #[arg(long)]
     purge: bool,
+    /// Socket of this machine's root helper, which gives the machine's network back.
+    #[arg(long, env = "RUSSET_HELPER", default_value = russet_agent::helper::SOCKET)]
+    helper: PathBuf,
 }
 
 /// Leaves, and returns once nothing of this node runs any more.
 pub async fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { data_dir, force, purge } = arguments;
+    let Arguments { data_dir, force, purge, helper } = arguments;
     russet_telemetry::logs::init("leave", false);
     let layout = Layout::at(data_dir)?;
     if layout.serve().exists() {
@@ -34,7 +37,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
     if !force {
         eprintln!("What runs here moves to other nodes first; that may take some minutes.");
     }
-    let config = russet_agent::leave::LeaveConfig { data_dir: layout.root().to_owned(), force, purge };
+    let data_dir = layout.root().to_owned();
+    let config = russet_agent::leave::LeaveConfig { data_dir, force, purge, helper };
     let node = russet_agent::leave::leave(config).await?;
     println!("Node {node} has left its cluster.");
     if force {

@@ -179,12 +179,13 @@ mod tests {
             service("Wi-Fi", "Wi-Fi", "en1"),
             service("Bridge of mine", "VLAN", "bridge0"),
             service("Ethernet", "Ethernet", "en0"),
+            service("Adapter", "Thunderbolt Ethernet", "en9"),
         ];
         let present = Present { services, ..machine() };
         let wish = Wish { cables_last: true, ..wish(&[], None) };
         let deeds = missing(&present, &wish);
         let [Deed::Order { after: order, .. }] = &deeds[..] else { panic!("{deeds:?}") };
-        assert_eq!(order, &["Wi-Fi", "Ethernet", "Thunderbolt Bridge", "Cable", "Bridge of mine"]);
+        assert_eq!(order, &["Wi-Fi", "Ethernet", "Adapter", "Thunderbolt Bridge", "Cable", "Bridge of mine"]);
         let mut done = after(present, &deeds[0]);
         assert_eq!((missing(&done, &wish), is_there(&deeds[0], &done)), (vec![], true));
         // A service that came since stays where it is, one that went is not named.
@@ -193,7 +194,7 @@ mod tests {
         since.services.insert(1, service("VPN", "VPN", "utun0"));
         assert!(is_there(&deeds[0], &since));
         let Deed::Order { before, .. } = restored(&deeds[0], &since) else { panic!() };
-        assert_eq!(before, ["Thunderbolt Bridge", "VPN", "Cable", "Wi-Fi", "Bridge of mine"]);
+        assert_eq!(before, ["Thunderbolt Bridge", "VPN", "Cable", "Wi-Fi", "Bridge of mine", "Adapter"]);
         done.services.swap(0, 1);
         assert!(!is_there(&deeds[0], &done), "an order that somebody chose since is his");
     }

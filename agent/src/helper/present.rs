@@ -84,11 +84,17 @@ impl Present {
             let own = |device: &String| {
                 bridges.contains(&device) || self.interface(device).is_some_and(|one| one.is_cable)
             };
-            service.port.starts_with("Thunderbolt ") || service.device.as_ref().is_some_and(own)
+            is_thunderbolt(&service.port) || service.device.as_ref().is_some_and(own)
         };
         let (last, first): (Vec<_>, Vec<_>) = self.services.iter().partition(of_cable);
         first.into_iter().chain(last).map(|service| service.name.clone()).collect()
     }
+}
+
+/// Whether a hardware port is one of the machine's own or the bridge of all of them. An adapter for Ethernet is called
+/// after Thunderbolt too, and may be the way to the internet.
+fn is_thunderbolt(port: &str) -> bool {
+    port.strip_prefix("Thunderbolt ").is_some_and(|rest| rest == "Bridge" || rest.parse::<u32>().is_ok())
 }
 
 /// Interfaces of a Mac.

@@ -168,7 +168,8 @@ async fn a_node_that_leaves_is_emptied_forgotten_and_comes_back_only_with_a_new_
         until("the node is ready", ready).await;
         let models = data_dir.join("agent/models");
         std::fs::write(models.join("kept"), "a model").unwrap();
-        let config = LeaveConfig { data_dir: data_dir.clone(), force: false, purge: false };
+        let helper = data_dir.join("no-helper.sock");
+        let config = LeaveConfig { data_dir: data_dir.clone(), force: false, purge: false, helper };
         assert_eq!(leave(config.clone()).await.unwrap(), name);
         assert!(nodes.get_opt(name).await.unwrap().is_none());
         until("its Lease goes with it", || async {

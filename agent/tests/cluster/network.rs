@@ -42,7 +42,7 @@ async fn what_a_spec_asks_of_a_network_its_machine_is_and_what_it_no_longer_asks
     // There is no helper, and it is said how to have one.
     let asked = wish(&nodes, json!({"network": network})).await;
     let words = said(&nodes, asked, Type::NetworkApplied, "HelperAbsent").await;
-    assert!(words.ends_with("sudo russet service install helper"), "{words}");
+    assert!(words.contains("sudo russet service install"), "{words}");
     // What was said is not forgotten by an agent that starts anew: that nobody asks any more takes nothing back.
     agent.stop().await;
     let asked = wish(&nodes, json!({})).await;
