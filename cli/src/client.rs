@@ -8,11 +8,12 @@ use kube::{Client, Config};
 use serde_json::Value;
 
 use crate::layout::Layout;
+use crate::service;
 
 /// How a verb finds its cluster.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Connection {
-    /// Kubeconfig file; else $KUBECONFIG, else the one `russet up` wrote.
+    /// Kubeconfig file; else $KUBECONFIG, else the one `russet up` wrote, by hand or as a service.
     #[arg(long, global = true)]
     pub kubeconfig: Option<PathBuf>,
     /// Folder of a control plane on this machine.
@@ -40,12 +41,24 @@ impl Connection {
     }
 
     fn path(&self) -> Result<PathBuf> {
-        Ok(match (&self.kubeconfig, &self.data_dir, std::env::var_os("KUBECONFIG")) {
-            (Some(path), _, _) => path.clone(),
-            (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
-            (None, data_dir, _) => Layout::at(data_dir.clone())?.admin_kubeconfig(),
-        })
+        administrators(self.kubeconfig.clone(), self.data_dir.clone())
     }
+}
+
+/// The kubeconfig of an administrator: the one that is named, else that of the folder that is named, else
+/// `$KUBECONFIG`, else the one of this user's control plane, else the one of the machine's service.
+pub fn administrators(kubeconfig: Option<PathBuf>, data_dir: Option<PathBuf>) -> Result<PathBuf> {
+    Ok(match (kubeconfig, data_dir, std::env::var_os("KUBECONFIG")) {
+        (Some(path), _, _) => path,
+        (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
+        (None, Some(data_dir), _) => Layout::at(Some(data_dir))?.admin_kubeconfig(),
+        (None, None, _) => {
+            let own = Layout::at(None)?.admin_kubeconfig();
+            let of_service = Layout::at(Some(service::DATA_DIR.into()))?.admin_kubeconfig();
+            // Only root and the service's own user can tell that it is there.
+            if !own.exists() && of_service.exists() { of_service } else { own }
+        }
+    })
 }
 
 /// A client for one kubeconfig file. Where the file `servers` beside it lists several API servers, one a

@@ -3,6 +3,7 @@
 mod certificate;
 
 use std::collections::VecDeque;
+use std::io::IsTerminal as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -267,7 +268,9 @@ fn announce(layout: &Layout, arguments: &Arguments) {
         println!("             http://{address}/metrics (control plane)");
     }
     println!("  Logs       {}", layout.logs().display());
-    println!("  Add a machine: russet token create; stop with Ctrl-C.");
+    // Nobody presses keys at a service.
+    let stop = if std::io::stdout().is_terminal() { "; stop with Ctrl-C." } else { "" };
+    println!("  Add a machine: russet token create{stop}");
 }
 
 /// How clients of other machines reach the gateway, and why they may trust it.

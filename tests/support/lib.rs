@@ -2,6 +2,7 @@
 //! files, and a client that asks questions. Real processes, real sockets; nothing of Russet is faked.
 
 pub mod ask;
+pub mod booted;
 pub mod clock;
 pub mod cluster;
 pub mod control_plane;

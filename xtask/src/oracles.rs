@@ -170,6 +170,12 @@ fn libfaketime() -> Result<PathBuf> {
     Ok(library.into())
 }
 
+/// systemd-nspawn of Debian's package, installed when it is not there: it runs machines with a systemd of their own.
+fn nspawn() -> Result<PathBuf> {
+    setup::packages(&[("systemd-container", "runs the machines on which services are tried")])?;
+    Ok("/usr/bin/systemd-nspawn".into())
+}
+
 /// The folder with programs of Debian's packages, the first of which has `program`. They are unpacked beside the other
 /// oracles and not installed: their services would start.
 fn unpacked(packages: &[&str], program: &str) -> Result<PathBuf> {
@@ -278,6 +284,7 @@ pub const ORAS: &str = "RUSSET_ORAS";
 pub const FAKE_GCS: &str = "RUSSET_FAKE_GCS";
 pub const AZURITE: &str = "RUSSET_AZURITE";
 pub const SOURCES_PYTHON: &str = "RUSSET_SOURCES_PYTHON";
+pub const NSPAWN: &str = "RUSSET_NSPAWN";
 
 /// The program of a variable, built or installed when it is not there.
 pub fn program(variable: &str) -> Result<PathBuf> {
@@ -297,6 +304,7 @@ pub fn program(variable: &str) -> Result<PathBuf> {
         FAKE_GCS => Ok(FAKE_GCS_PEER.build()?.join("fake-gcs-server")),
         AZURITE => npm::azurite(),
         SOURCES_PYTHON => Ok(python::environment("stand-ins of stores of models", STORES)?.interpreter()),
+        NSPAWN => nspawn(),
         other => bail!("{other} names no program of the oracles"),
     }
 }

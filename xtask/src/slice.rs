@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 pub const KUBERNETES: u32 = 0;
 /// etcd: the store, scenarios, clocks that jump; kubectl's conformance; where models come from.
 pub const ETCD: u32 = 1;
-/// What else builds long: the dependency policy, Macs, the previous release.
+/// What else builds long: the dependency policy, Macs, the previous release; services under systemd.
 pub const POLICY: u32 = 2;
 
 /// A commit's own number, from its hash.

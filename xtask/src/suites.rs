@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::slice::{ETCD, Half, KUBERNETES, Slice, commit};
+use crate::slice::{ETCD, Half, KUBERNETES, POLICY, Slice, commit};
 use crate::{cargo, charts, exactness, mlx, oracles, setup, tidy};
 
 /// Everything, so that programs and tests share one set of dependencies; with `--tests` what tests it too.
@@ -106,6 +106,14 @@ const ORACLE_SUITES: &[OracleSuite] = &[
         slice: None,
         environment: &[],
         arguments: &["mosquitto"],
+    },
+    OracleSuite {
+        name: "services",
+        test: "services",
+        programs: &[oracles::NSPAWN],
+        slice: Some(POLICY),
+        environment: &[],
+        arguments: &["--test-threads=1"],
     },
     OracleSuite {
         name: "sources",

@@ -59,7 +59,7 @@ impl Manager {
     }
 
     /// Where a service has its state: short, for sockets lie below.
-    pub fn data_dir(self) -> &'static str {
+    pub const fn data_dir(self) -> &'static str {
         match self {
             Self::Systemd => "/var/lib/russet",
             Self::Launchd => "/var/db/russet",
@@ -179,6 +179,19 @@ impl Manager {
                 let start = format!("sudo launchctl bootstrap system {}", path.display());
                 steps.push(step("start it, now and with the machine", start));
             }
+        }
+        if *verb == Verb::Up {
+            let program = service.argv.first().map_or("russet", String::as_str);
+            // Where it is by default it is found.
+            let place = if data_dir == Path::new(self.data_dir()) {
+                String::new()
+            } else {
+                format!(" --data-dir {folder}")
+            };
+            steps.push(step(
+                "ask it, as its administrator",
+                format!("sudo {program} get inferencenodes{place}"),
+            ));
         }
         steps
     }

@@ -1,0 +1,200 @@
+//! `russet service` on machines that a real systemd runs: its units start, are killed, come back, outlive the machine's
+//! restart and keep their processes within bounds, and every command that is printed is typed as it stands there.
+//! `cargo xtask oracle services` runs it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use russet_tests::booted::{Booted, LIBRARIES, PROGRAM};
+
+/// A model that every agent carries, deployed.
+const SMOKE: &str = r#"
+apiVersion: russet.dev/v1alpha1
+kind: Model
+metadata: {name: smoke}
+spec: {source: {uri: "builtin://smoke"}}
+---
+apiVersion: russet.dev/v1alpha1
+kind: ModelDeployment
+metadata: {name: smoke}
+spec: {modelRef: {name: smoke}}
+"#;
+/// An address for a port, also after the machine's restart.
+const CABLE: &str = r#"
+apiVersion: russet.dev/v1alpha1
+kind: InferenceNode
+metadata: {name: box}
+spec:
+  network: {ports: [{interface: cable0, address: 172.31.240.1/30}], afterRestart: Keep}
+"#;
+const ENGINES: &str = "pgrep russet-engine || true";
+
+/// `systemd-nspawn`, or why there is none.
+fn nspawn() -> Option<PathBuf> {
+    let program = std::env::var_os(PROGRAM).map(PathBuf::from);
+    if program.is_none() {
+        assert!(std::env::var_os("RUSSET_ORACLES").is_none(), "{PROGRAM} names no program");
+        println!("skipped: {PROGRAM} names no program; `cargo xtask oracle services` finds one");
+    } else if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root may switch a machine on");
+        return None;
+    }
+    program
+}
+
+/// Makes a verb a service and types everything that is printed then, but how to join; what is asked is asked until it
+/// is answered.
+fn install(machine: &Booted, command: &str) {
+    let line = format!("russet service install --env LD_LIBRARY_PATH={LIBRARIES}/mlx/lib {command}");
+    let said = machine.run(&line).unwrap();
+    let steps: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("  sudo ")).collect();
+    assert!(steps.len() >= 3, "{said}");
+    for step in steps.iter().filter(|step| !step.contains(" join ")) {
+        match step.contains(" get ") {
+            true => drop(machine.until(step, |_| true).unwrap()),
+            false => drop(typed(machine, step)),
+        }
+    }
+}
+
+/// What a person types behind `sudo`; the machine has none, and its root needs none.
+fn typed(machine: &Booted, step: &str) -> String {
+    let line = match step.strip_prefix("-u ").and_then(|rest| rest.split_once(' ')) {
+        Some((user, command)) => format!("runuser -u {user} -- {command}"),
+        None => step.to_owned(),
+    };
+    machine.run(&line).unwrap()
+}
+
+/// What systemd says of a service.
+fn shown(machine: &Booted, unit: &str, property: &str) -> String {
+    let line = format!("systemctl show --value --property={property} russet-{unit}.service");
+    machine.run(&line).unwrap().trim().to_owned()
+}
+
+/// The model's own answer to the question it was made for, once it gives one; for how long it did not.
+fn answers(machine: &Booted) -> Duration {
+    let ask = "russet run smoke --prompt 'What is 17 + 25?' --temperature 0 --timeout-seconds 5";
+    let (said, waited) = machine.until(ask, |said| !said.is_empty()).unwrap();
+    assert_eq!(said.trim(), "17 + 25 = 42.");
+    waited
+}
+
+#[test]
+fn a_control_plane_comes_back_by_itself_and_its_engines_outlive_it() {
+    let Some(nspawn) = nspawn() else { return };
+    let mut machine = Booted::start(&nspawn, "up").unwrap();
+    install(&machine, "up --node-name box --gateway-listen 127.0.0.1:443");
+    let status = machine.run("russet service status").unwrap();
+    assert!(status.contains("state active (running), enabled, 0 restarts"), "{status}");
+    machine.until(&format!("echo '{SMOKE}' | russet apply -f -"), |_| true).unwrap();
+    println!("it answers after {:.1?}", answers(&machine));
+    // A port below 1024, by the one capability that the unit has for it.
+    machine.until("ss --listening --tcp --numeric", |said| said.contains("127.0.0.1:443")).unwrap();
+
+    let (engine, first) = (machine.run(ENGINES).unwrap(), shown(&machine, "up", "MainPID"));
+    machine.run("systemctl kill --kill-whom=main --signal=KILL russet-up").unwrap();
+    let restarts = "systemctl show --value --property=NRestarts russet-up";
+    let (_, waited) = machine.until(restarts, |said| said.trim() == "1").unwrap();
+    println!("killed, it was started again after {waited:.1?} and answers {:.1?} later", answers(&machine));
+    assert_ne!(shown(&machine, "up", "MainPID"), first);
+    assert_eq!(machine.run(ENGINES).unwrap(), engine, "the engine outlives who started it");
+
+    machine.run("systemctl restart russet-up").unwrap();
+    println!("restarted, it answers after {:.1?}", answers(&machine));
+    assert_eq!(machine.run(ENGINES).unwrap(), engine, "an update of the programs ends no engine");
+
+    machine.run("systemctl kill --signal=KILL russet-up").unwrap();
+    machine.until(ENGINES, |said| !said.contains(engine.trim())).unwrap();
+    println!("everything killed, it answers after {:.1?}", answers(&machine));
+
+    let boot = machine.run("cat /proc/sys/kernel/random/boot_id").unwrap();
+    println!("the machine starts anew within {:.1?}", machine.restart().unwrap());
+    assert_ne!(machine.run("cat /proc/sys/kernel/random/boot_id").unwrap(), boot);
+    println!("after its restart, with nobody logged in, it answers after {:.1?}", answers(&machine));
+    let journal = machine.run("journalctl --boot --no-pager --unit=russet-up").unwrap();
+    assert!(journal.contains("Russet is up."), "{journal}");
+
+    let refused = machine.run("russet service uninstall up").unwrap_err().to_string();
+    let stop = refused.lines().find_map(|line| line.strip_prefix("  sudo ")).expect(&refused);
+    typed(&machine, stop);
+    machine.run("russet service uninstall up").unwrap();
+    assert_eq!(machine.run("find /etc/systemd /etc/sysusers.d -name '*russet*'").unwrap(), "");
+    assert!(machine.run("russet service status").is_err());
+}
+
+/// What the kernel says of the process of a service: its user, what it may, and whether its calls are filtered.
+fn bounds(machine: &Booted, unit: &str) -> (String, String) {
+    let line = format!("cat /proc/{}/status", shown(machine, unit, "MainPID"));
+    let status = machine.run(&line).unwrap();
+    let value = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!((value("NoNewPrivs:"), value("Seccomp:")), ("1".into(), "2".into()), "{unit}");
+    (value("Uid:"), value("CapBnd:"))
+}
+
+#[test]
+fn services_of_one_machine_start_in_their_order_and_stay_within_their_bounds() {
+    let Some(nspawn) = nspawn() else { return };
+    let mut machine = Booted::start(&nspawn, "all").unwrap();
+    install(&machine, "up --no-agent");
+    // A machine that has joined nothing has nothing to run, and that is no failure.
+    install(&machine, "agent --node-name box --memory 2Gi");
+    assert_eq!(
+        (shown(&machine, "agent", "ConditionResult"), shown(&machine, "agent", "ActiveState")),
+        ("no".into(), "inactive".into())
+    );
+    let (token, _) = machine
+        .until("russet token create --server https://127.0.0.1:6443", |said| said.contains("--token "))
+        .unwrap();
+    let line = token.lines().find_map(|line| line.strip_prefix("russet join ")).unwrap();
+    let join = format!("-u russet russet join {line} --node-name box --no-agent --data-dir /var/lib/russet");
+    typed(&machine, &join);
+    machine.run("systemctl start russet-agent").unwrap();
+    install(&machine, "gateway --kubeconfig /var/lib/russet/kubeconfig --listen 127.0.0.1:52416");
+    install(&machine, "operator --kubeconfig /var/lib/russet/kubeconfig");
+    // Its interfaces are Thunderbolt's on a machine that has any.
+    let cable = "ip link add cable0 type veth peer name far0";
+    machine.run(cable).unwrap();
+    install(&machine, "helper --interface-prefix cable");
+
+    machine.run(&format!("echo '{SMOKE}' | russet apply -f -")).unwrap();
+    answers(&machine);
+    machine.run(&format!("echo '{CABLE}' | russet apply -f -")).unwrap();
+    let address = "ip -brief address show cable0";
+    let (_, waited) = machine.until(address, |said| said.contains("172.31.240.1/30")).unwrap();
+    println!("the root helper gave the port its address after {waited:.1?}");
+
+    let user = machine.run("id --user russet").unwrap().trim().to_owned();
+    for (unit, owner, most) in [
+        ("up", user.as_str(), "0000000000000000"),
+        ("agent", &user, "0000000000000000"),
+        ("gateway", &user, "0000000000000000"),
+        ("operator", &user, "0000000000000000"),
+        // CAP_CHOWN and CAP_NET_ADMIN.
+        ("helper", "0", "0000000000001001"),
+    ] {
+        assert_eq!(bounds(&machine, unit), (owner.to_owned(), most.to_owned()), "{unit}");
+        assert_eq!(shown(&machine, unit, "NRestarts"), "0", "{unit}");
+    }
+
+    println!("the machine starts anew within {:.1?}", machine.restart().unwrap());
+    answers(&machine);
+    let started =
+        |unit: &str| shown(&machine, unit, "ExecMainStartTimestampMonotonic").parse::<u64>().unwrap();
+    let [helper, up, agent, gateway, operator] =
+        ["helper", "up", "agent", "gateway", "operator"].map(started);
+    assert!(helper < up && up < agent && up < gateway && up < operator);
+    assert!(machine.run("russet service status").is_ok());
+    // A cable that is there again gets again what was asked for to be kept.
+    assert!(machine.run(address).is_err());
+    machine.run(cable).unwrap();
+    machine.until(address, |said| said.contains("172.31.240.1/30")).unwrap();
+    let reverted = machine.run("russet helper --revert").unwrap();
+    assert!(reverted.contains("cable0"), "{reverted}");
+    assert!(!machine.run(address).unwrap().contains("172.31.240.1"));
+}

@@ -1,0 +1,203 @@
+//! A machine that a real systemd runs, from its start to its end: a container of `systemd-nspawn` that sees this
+//! computer's programs and writes into memory, without this computer's services and network. It starts anew as machines
+//! do, and keeps its disk then.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::processes::{processes, program};
+
+/// Variable that names `systemd-nspawn`.
+pub const PROGRAM: &str = "RUSSET_NSPAWN";
+/// Waits are for conditions; this bounds a wait that would never end.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(100);
+/// What the machine's search path is.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where MLX's libraries are on the machine; those of a home folder its services cannot see.
+pub const LIBRARIES: &str = "/usr/local/lib/russet";
+
+/// The folder of what is written, then everything for nspawn. The machine's own units and its number are none of this
+/// computer's. 133 is how nspawn says that the machine wants to start anew; whatever happens, it ends.
+const SCRIPT: &str = r#"
+set -e
+folder=$1
+shift
+mount --make-rprivate /
+mkdir -p "$folder/upper" "$folder/work" "$folder/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$folder/root"
+rm -rf "$folder/root/etc/systemd/system" "$folder/root/etc/machine-id" "$folder/root/tmp"
+mkdir -p "$folder/root/etc/systemd/system" "$folder/root/tmp"
+chmod 1777 "$folder/root/tmp"
+: > "$folder/root/etc/machine-id"
+status=133
+while [ "$status" = 133 ]; do
+    status=0
+    timeout --kill-after=5 900 "$@" --directory="$folder/root" || status=$?
+done
+"#;
+
+/// The machine; dropped, it is switched off and all it wrote goes.
+pub struct Booted {
+    folder: PathBuf,
+    child: Child,
+}
+
+impl Booted {
+    /// Switches a machine on that has our programs in `/usr/local/bin`, and waits until all its services run.
+    ///
+    /// # Errors
+    ///
+    /// Where this user may not, or this kernel cannot.
+    pub fn start(nspawn: &Path, name: &str) -> Result<Self> {
+        let folder = PathBuf::from(format!("/dev/shm/russet-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let engine = program("russet-engine")?;
+        let mut binds = vec![(libraries(&engine)?, LIBRARIES.to_owned())];
+        for own in ["russet", "russet-engine"] {
+            binds.push((program(own)?, format!("/usr/local/bin/{own}")));
+        }
+        let log = fs::File::create(folder.join("log"))?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(&folder).arg(nspawn);
+        command.args(["--quiet", "--boot", "--private-network", "--register=no", "--keep-unit"]);
+        command.args(["--console=pipe", &format!("--machine=russet-{name}")]);
+        command.args(binds.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().context("unshare cannot be run")?;
+        let mut booted = Self { folder, child };
+        booted.runs()?;
+        Ok(booted)
+    }
+
+    /// Waits until systemd has started everything; a service that failed is an error.
+    fn runs(&mut self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+                bail!("the machine did not start, {status}: {log}");
+            }
+            let state = self.run("systemctl is-system-running").unwrap_or_else(|error| format!("{error:#}"));
+            match state.lines().next() {
+                Some("running") => return Ok(()),
+                Some("degraded") => bail!("a service failed: {}", self.run("systemctl --failed --no-pager")?),
+                _ => {}
+            }
+            ensure!(began.elapsed() < PATIENCE, "the machine does not come up: {state}");
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The machine's first process, by this computer's number of it.
+    fn first(&self) -> Result<i32> {
+        let all = processes();
+        let mut above = vec![self.child.id() as i32];
+        // The shell, timeout, nspawn, systemd.
+        for _ in 0..4 {
+            let below = all.iter().filter(|process| above.contains(&process.parent));
+            let is_init = |path: &String| path.ends_with("/systemd") || path.ends_with("/init");
+            if let Some(init) = below.clone().find(|process| process.arguments.first().is_some_and(is_init)) {
+                return Ok(init.pid);
+            }
+            above = below.map(|process| process.pid).collect();
+        }
+        bail!("nothing runs on the machine")
+    }
+
+    /// A line of a shell of root's on the machine.
+    ///
+    /// # Errors
+    ///
+    /// Where the machine is off.
+    pub fn shell(&self, line: &str) -> Result<Command> {
+        let mut command = Command::new("nsenter");
+        command.args(["--all", "--target", &self.first()?.to_string(), "sh", "-c", line]);
+        command.env_clear().env("PATH", PATH).env("HOME", "/root").stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs a line, which must succeed; what it printed.
+    ///
+    /// # Errors
+    ///
+    /// With all that was said, where it fails.
+    pub fn run(&self, line: &str) -> Result<String> {
+        let output = self.shell(line)?.output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(
+            output.status.success(),
+            "{said}{}`{line}` ended with {}",
+            String::from_utf8_lossy(&output.stderr),
+            output.status
+        );
+        Ok(said)
+    }
+
+    /// Waits until what a line prints is as wanted; it, and for how long. A line that fails prints nothing.
+    ///
+    /// # Errors
+    ///
+    /// After two minutes, with the machine's own words.
+    pub fn until(&self, line: &str, wanted: impl Fn(&str) -> bool) -> Result<(String, Duration)> {
+        let began = Instant::now();
+        loop {
+            let said = self.run(line);
+            if let Ok(said) = &said
+                && wanted(said)
+            {
+                return Ok((said.clone(), began.elapsed()));
+            }
+            if began.elapsed() > PATIENCE {
+                let journal = self.run("journalctl --boot --no-pager --lines=60").unwrap_or_default();
+                bail!("`{line}` does not come to what is wanted: {said:?}\n{journal}");
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Has the machine start anew, and waits until everything runs again.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not.
+    pub fn restart(&mut self) -> Result<Duration> {
+        let (began, before) = (Instant::now(), self.first()?);
+        self.run("systemctl reboot")?;
+        while self.first().is_ok_and(|now| now == before) {
+            ensure!(began.elapsed() < PATIENCE, "the machine does not go down");
+            std::thread::sleep(LOOK);
+        }
+        self.runs()?;
+        Ok(began.elapsed())
+    }
+}
+
+impl Drop for Booted {
+    fn drop(&mut self) {
+        // Everything on the machine ends with its first process, and nspawn and the mounts with it.
+        if let Some(first) = self.first().ok().and_then(Pid::from_raw) {
+            kill_process(first, Signal::KILL).ok();
+        }
+        self.child.wait().ok();
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+/// The folder with the libraries an engine needs, as its loader finds them: MLX's wheel.
+fn libraries(engine: &Path) -> Result<PathBuf> {
+    let output = Command::new("ldd").arg(engine).output().context("ldd cannot be run")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let line = said.lines().find_map(|line| line.trim().strip_prefix("libmlx.so => "));
+    let path = line.and_then(|line| line.split_whitespace().next());
+    let path = path.with_context(|| format!("{} is not linked with MLX: {said}", engine.display()))?;
+    // wheel/mlx/lib/libmlx.so
+    let wheel = Path::new(path).ancestors().nth(3);
+    Ok(wheel.with_context(|| format!("{path} is not in a wheel"))?.to_owned())
+}
