@@ -20,7 +20,7 @@ use russet_agent::helper::{Helper, Machine, Policy, Request, ask};
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     if let Ok(end) = std::env::var("RUSSET_KILL") {
-        kill::end_at(&end);
+        kill::signal_at(&end, rustix::process::Signal::KILL);
     }
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [_, socket] = &words[..] {

@@ -9,11 +9,13 @@
 //! pull DIR NODE PEER=FROM>TO…      receives the model as NODE over these ways, and tells seconds, CPU and bytes
 //! pour FILE ADDRESS…               sendfile(2) of the file to whoever connects, again and again
 //! drain MIB FROM>TO…               reads so many MiB of what is poured, from three connections a way
+//! keep MIB FILE FROM>TO…           the same, and writes them into a file
 //! ranges FILE ADDRESS…             the file over HTTP, with ranges
 //! ```
 //!
 //! With `RUSSET_KILL=point:count` in its environment a program is killed when it comes to that point of the store for
-//! that time; with `RUSSET_FULL=point:count` the disk is full from then on.
+//! that time; with `RUSSET_STOP` it is stopped there until somebody lets it go on; with `RUSSET_FULL` the disk is full
+//! from then on.
 
 #[cfg(target_os = "linux")]
 #[path = "spread/programs.rs"]

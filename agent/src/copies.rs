@@ -1,6 +1,7 @@
 //! This node's ModelCopies: one task each, which reads headers or copies files until done, from their source or from
 //! other nodes as the operator says, reports as it goes and tries again for as long as the object is there.
 
+mod progress;
 mod secret;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,8 +16,8 @@ use russet_crds::conditions::Reason;
 use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, Supply, Want};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 
+use self::progress::REPORT;
 use crate::address::Address;
 use crate::metrics::Metrics;
 use crate::pace::{Pace, Paces};
@@ -25,8 +26,6 @@ use crate::spread::{self, Puller};
 use crate::status;
 use crate::store::{self, Credentials, Progress, Published, Store, StoreError, Wanted};
 
-/// Between two reports of progress: a status is no telemetry.
-const REPORT: Duration = Duration::from_secs(2);
 /// Between two looks whether there is room now; it costs a question to the file system.
 const LOOK: Duration = Duration::from_secs(5);
 /// Between two notes that files are still in use: nobody removes them meanwhile anyway.
@@ -463,22 +462,8 @@ impl Job {
         coming: impl Future<Output = Result<Published, StoreError>>,
         progress: &watch::Sender<Progress>,
     ) -> Result<Published, StoreError> {
-        let mut coming = std::pin::pin!(coming);
-        let mut ticks = tokio::time::interval(REPORT);
-        let (mut last, mut since) = (0, Instant::now());
-        loop {
-            tokio::select! {
-                result = &mut coming => return result,
-                _ = ticks.tick() => {
-                    let now = progress.borrow().clone();
-                    let seconds = since.elapsed().as_secs_f64().max(0.001);
-                    // What was there before this try is not this second's work.
-                    let fresh = if last == 0 { 0 } else { now.done.saturating_sub(last) };
-                    (last, since) = (now.done, Instant::now());
-                    self.report(&status::Copy::Working(&now, (fresh as f64 / seconds) as u64));
-                }
-            }
-        }
+        progress::told(REPORT, coming, progress, |now, rate| self.report(&status::Copy::Working(now, rate)))
+            .await
     }
 
     /// What opens the source, read only when it is about to be used.

@@ -229,3 +229,88 @@ fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is
         println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
     }
 }
+
+/// A file system in memory, of so many bytes.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(at: PathBuf) -> Self {
+        std::fs::create_dir_all(&at).unwrap();
+        mount(&["-t", "tmpfs", "-o", &format!("size={ROOMY}"), "tmpfs", at.to_str().unwrap()]);
+        Self(at)
+    }
+
+    fn resize(&self, bytes: u64) {
+        mount(&["-o", &format!("remount,size={bytes}"), self.0.to_str().unwrap()]);
+    }
+
+    fn used(&self) -> u64 {
+        let disk = rustix::fs::statvfs(&self.0).unwrap();
+        (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        Command::new("umount").arg("--lazy").arg(&self.0).status().unwrap();
+    }
+}
+
+fn mount(words: &[&str]) {
+    let output = Command::new("mount").args(words).output().unwrap();
+    assert!(output.status.success(), "mount {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The model, and what a store leaves free.
+const ROOMY: u64 = (1 << 30) + ((2 * SIZE) << 20);
+
+/// Waits until a signal has stopped a process.
+fn stopped(child: &mut Child) {
+    let stat = format!("/proc/{}/stat", child.id());
+    for _ in 0..6000 {
+        let state = std::fs::read_to_string(&stat).unwrap();
+        if state.rsplit_once(')').unwrap().1.trim().starts_with('T') {
+            return;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it came there");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("it does not come there");
+}
+
+#[test]
+fn a_disk_that_is_full_in_the_middle_by_the_kernels_own_word_is_no_other() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root may make a file system");
+        return;
+    }
+    let lab = Lab::new();
+    let way = lab.way();
+    let (pull, fetch) = (["pull", lab.path(), "one", &way], ["fetch", lab.path(), "one"]);
+    for (words, point, meanwhile) in
+        [(&pull[..], "data-write", "receives"), (&fetch[..], "part-write", "fetches")]
+    {
+        for round in 0..rounds() {
+            lab.forget();
+            let disk = Mounted::new(lab.models());
+            // Enough is to come after it that does not fit any more.
+            let count = 1 + round * 7 % (SIZE / 2);
+            let mut command = program(words);
+            command.env("RUSSET_STOP", format!("{point}:{count}")).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            stopped(&mut child);
+            disk.resize(disk.used() + (64 << 10));
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+            let output = child.wait_with_output().unwrap();
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && told.contains("code: 28"), "{count}: {told}");
+            assert_eq!(lab.published(), 0, "{meanwhile} {count}");
+            disk.resize(ROOMY);
+            lab.done(words);
+            assert_eq!(lab.published(), 1, "{meanwhile} {count}");
+        }
+        let what = format!("file system full while it {meanwhile}, went on");
+        println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
+    }
+}

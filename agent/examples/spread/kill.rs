@@ -1,16 +1,18 @@
-//! Programs that tests kill at a step of theirs.
+//! Programs that tests kill, or stop for a while, at a step of theirs.
 
 #![allow(clippy::unwrap_used, reason = "a program of tests fails by panicking")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Has this process killed, as by `kill -9`, when it comes to `point:count` for that time.
-pub fn end_at(end: &str) {
-    let (point, count) = end.split_once(':').unwrap();
+use rustix::process::{Signal, getpid, kill_process};
+
+/// Has this process get `signal` when it comes to `point:count` for that time.
+pub fn signal_at(step: &str, signal: Signal) {
+    let (point, count) = step.split_once(':').unwrap();
     let left = AtomicU64::new(count.parse().unwrap());
     let come = move || {
         if left.fetch_sub(1, Ordering::SeqCst) == 1 {
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+            kill_process(getpid(), signal).unwrap();
         }
     };
     fail::cfg_callback(point, come).unwrap();

@@ -8,9 +8,10 @@ mod kill;
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -20,6 +21,7 @@ use russet_agent::spread::{Puller, Way};
 use russet_agent::store::{Context, Progress, Store, Wanted};
 use russet_rpc::ports::{Exit, connect_from};
 use russet_rpc::tls::{Files, Protocol, node_dns_name, node_user};
+use rustix::process::Signal;
 use tokio::sync::watch;
 
 /// As `russet` has it.
@@ -35,8 +37,10 @@ pub fn main() {
     rustls::crypto::ring::default_provider().install_default().unwrap();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let Ok(end) = std::env::var("RUSSET_KILL") {
-        kill::end_at(&end);
+    for (variable, signal) in [("RUSSET_KILL", Signal::KILL), ("RUSSET_STOP", Signal::STOP)] {
+        if let Ok(step) = std::env::var(variable) {
+            kill::signal_at(&step, signal);
+        }
     }
     if let Ok(full) = std::env::var("RUSSET_FULL") {
         let (point, count) = full.split_once(':').unwrap();
@@ -52,7 +56,10 @@ pub fn main() {
         ["serve", folder, node, at @ ..] => runtime.block_on(serve(Path::new(folder), node, at)),
         ["pull", folder, node, ways @ ..] => runtime.block_on(pull(Path::new(folder), node, ways)),
         ["pour", file, at @ ..] => pour(Path::new(file), at),
-        ["drain", size, ways @ ..] => runtime.block_on(drain(size.parse().unwrap(), ways)),
+        ["drain", size, ways @ ..] => runtime.block_on(drain(size.parse().unwrap(), None, ways)),
+        ["keep", size, file, ways @ ..] => {
+            runtime.block_on(drain(size.parse().unwrap(), Some(Path::new(file)), ways));
+        }
         ["ranges", file, at @ ..] => runtime.block_on(ranges(Path::new(file), at)),
         _ => panic!("see the head of agent/examples/spread.rs"),
     }
@@ -209,8 +216,11 @@ fn exit(from: IpAddr) -> Exit {
     Exit { address: from, interface: found.map(|interface| interface.name) }
 }
 
-async fn drain(mebibytes: u64, ways: &[&str]) {
+/// What is read goes nowhere, or into a file as it comes.
+async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
     let (total, read) = (mebibytes << 20, Arc::new(AtomicU64::new(0)));
+    // One at a time, as agents write: file systems have others burn a core meanwhile.
+    let into = into.map(|path| Arc::new(Mutex::new(std::fs::File::create(path).unwrap())));
     let mut streams = Vec::new();
     for way in ways {
         let (from, to) = ends(way);
@@ -227,12 +237,15 @@ async fn drain(mebibytes: u64, ways: &[&str]) {
     let readers: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
-            let read = read.clone();
+            let (read, into) = (read.clone(), into.clone());
             std::thread::spawn(move || {
                 let mut block = vec![0; BLOCK];
                 while read.load(Ordering::Relaxed) < total {
                     let Ok(count) = stream.read(&mut block) else { return };
-                    read.fetch_add(count as u64, Ordering::Relaxed);
+                    let at = read.fetch_add(count as u64, Ordering::Relaxed);
+                    if let Some(file) = &into {
+                        file.lock().unwrap().write_all_at(&block[..count], at).unwrap();
+                    }
                 }
             })
         })

@@ -171,6 +171,8 @@ impl Connection<'_> {
             Err(error) => return Err(error),
         };
         self.transfer.board().has(&self.way.peer, has, begun);
+        // Its other connections wait for that.
+        self.transfer.changed.notify_waiters();
         Ok(())
     }
 

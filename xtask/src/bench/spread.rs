@@ -1,6 +1,7 @@
 //! Models between machines: agents in network namespaces whose links carry so much and no more.
 
 mod lab;
+mod sshd;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,15 +9,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use self::lab::{Lab, Running, Told};
+use self::sshd::Sshd;
 use super::{Goal, Row};
 use crate::{cargo, mlx, setup};
 
 pub const ABOUT: &str = "An agent's server and its puller (release build, mutual TLS, every chunk read again and held \
     against its BLAKE3) in two network namespaces with three links, each limited by `tbf`, a /30 each, MTU 1500 (of \
     which TCP can use 0.956), into memory (`/dev/shm`); a model of 1 GiB. Limits are for both directions. A drain is \
-    three connections a link that read what sendfile(2) sends and keep nothing. aria2 has the same three links and \
-    sixteen connections to a server of ranges without TLS; rsync is its own daemon's protocol without ssh, which \
-    makes it quicker than what people use, over the quickest link. Three receivers and their seed are on one switch, \
+    three connections a link that read what sendfile(2) sends and keep nothing; the same into a file is what a copy takes \
+    that nobody encrypts or verifies. aria2 has the same three links and sixteen connections to a server of ranges \
+    without TLS; rsync runs over ssh with its usual cipher, over the quickest link, for it can use one. Medians of three \
+    rounds in turns. Three receivers and their seed are on one switch, \
     each port limited to 400 Mbit/s.";
 
 /// Of the model, in MiB.
@@ -31,7 +34,9 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
     setup::packages(&[
         ("aria2", "is what HTTP downloads are compared with"),
         ("rsync", "is what copies are compared with"),
+        ("openssh-client", "carries rsync"),
     ])?;
+    Sshd::is_here()?;
     let example = ["build", "--release", "-p", "russet-agent", "--example", "spread"];
     cargo::run(&mut cargo::command(prepared, &example))?;
     let bench = Bench::new(cargo::root().join("target/release/examples/spread"))?;
@@ -112,12 +117,19 @@ impl Bench {
         Ok((told, cpu))
     }
 
-    fn drain(&self, lab: &Lab) -> Result<(Told, f64)> {
+    /// Reads what sendfile sends; with a `file` into that.
+    fn drain(&self, lab: &Lab, file: Option<&str>) -> Result<(Told, f64)> {
         let server = self.server(lab, &["pour", &self.file])?;
         let (size, ways) = (SIZE.to_string(), lab.ways(21_000));
-        let words: Vec<&str> = ["drain", &size].into_iter().chain(ways.iter().map(String::as_str)).collect();
+        let target = file.map(|name| self.path().join(name).display().to_string());
+        let mut words = vec![if file.is_some() { "keep" } else { "drain" }, &size];
+        words.extend(target.as_deref());
+        words.extend(ways.iter().map(String::as_str));
         let told = Running::start(lab, 1, &self.program, &words)?.told()?;
         let cpu = told.cpu + server.end()?.cpu;
+        if let Some(path) = target {
+            std::fs::remove_file(path)?;
+        }
         Ok((told, cpu))
     }
 
@@ -144,19 +156,22 @@ impl Bench {
         Ok(seconds)
     }
 
+    /// Over the first link, by an sshd of this bench's own.
     fn rsync(&self, lab: &Lab) -> Result<f64> {
         let address = &lab.addresses(0, 21_001)[0];
-        let config = self.path().join("rsyncd.conf");
-        let source = Path::new(&self.file).parent().context("the file has no folder")?;
-        let text = format!("use chroot = no\nuid = root\n[models]\npath = {}\n", source.display());
-        std::fs::write(&config, text)?;
-        let port = address.rsplit(':').next().unwrap_or_default();
-        let config = format!("--config={}", config.display());
-        let daemon = ["--daemon", "--no-detach", &config, "--port", port];
-        let _daemon = Running::listens(lab, 0, "rsync", &daemon, address)?;
+        let (host, port) = address.rsplit_once(':').context("an address without a port")?;
+        let sshd = Sshd::new(self.path())?;
+        let daemon = ["-D", "-f", &sshd.config, "-p", port, "-o", &format!("ListenAddress={host}")];
+        let _daemon = Running::listens(lab, 0, sshd::PROGRAM, &daemon, address)?;
         let target = self.path().join("rsync").display().to_string();
-        let from = format!("rsync://{address}/models/model.safetensors");
-        let seconds = lab.timed(1, "rsync", &["--whole-file".into(), "--inplace".into(), from, target])?;
+        let words = [
+            "--whole-file".into(),
+            "--inplace".into(),
+            format!("--rsh=ssh -p {port} {}", sshd.client),
+            format!("root@{host}:{}", self.file),
+            target,
+        ];
+        let seconds = lab.timed(1, "rsync", &words)?;
         self.same("rsync")?;
         Ok(seconds)
     }
@@ -180,19 +195,23 @@ impl Bench {
     /// Everything over links of these limits, in turns.
     fn links(&self, limits: &[u64; 3], name: &str) -> Result<Vec<Row>> {
         let lab = Lab::links(limits)?;
-        let (mut ours, mut drains) = (Vec::new(), Vec::new());
+        let (mut ours, mut drains, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut aria2, mut rsync) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             ours.push(self.pull(&lab, || Ok(()))?);
-            drains.push(self.drain(&lab)?);
+            drains.push(self.drain(&lab, None)?);
+            kept.push(self.drain(&lab, Some("kept"))?);
+            aria2.push(self.aria2(&lab)?);
+            rsync.push(self.rsync(&lab)?);
         }
+        let (aria2, rsync) = (median(aria2), median(rsync));
         let bytes = ours[0].0.bytes as f64;
-        let [(seconds, cpu), (drained, bare)] = [ours, drains].map(|runs| {
+        let [(seconds, cpu), (drained, bare), (_, stored)] = [ours, drains, kept].map(|runs| {
             let seconds = median(runs.iter().map(|(told, _)| told.seconds).collect());
             (seconds, median(runs.iter().map(|(_, cpu)| cpu / 1.073_741_824).collect()))
         });
         let sum = limits.iter().sum::<u64>() as f64;
         let goodput = bytes * 8.0 / seconds / 1e6;
-        let (aria2, rsync) = (self.aria2(&lab)?, self.rsync(&lab)?);
         let of = |what: &str| format!("{what}, {name}");
         Ok(vec![
             row(
@@ -211,10 +230,25 @@ impl Bench {
                 drained / seconds,
                 Goal::AtLeast(0.95),
             ),
-            row(&of("CPU of both ends a GB, of sendfile"), cpu, bare, "s", cpu / bare, Goal::AtMost(3.0)),
+            row(
+                &of("CPU of both ends a GB, of sendfile to nowhere"),
+                cpu,
+                bare,
+                "s",
+                cpu / bare,
+                Goal::AtMost(3.0),
+            ),
+            row(
+                &of("CPU of both ends a GB, of sendfile to a file"),
+                cpu,
+                stored,
+                "s",
+                cpu / stored,
+                Goal::AtMost(3.0),
+            ),
             row(&of("aria2 against ours"), seconds, aria2, "s", aria2 / seconds, Goal::AtLeast(1.0)),
             row(
-                &of("rsync over one link against ours"),
+                &of("rsync over ssh, one link, against ours"),
                 seconds,
                 rsync,
                 "s",

@@ -11,7 +11,7 @@ pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill 
     be given is whole and right, the next process finds every chunk that was journalled, and ends what was begun. Between \
     two agents a proxy changes one bit of each connection, anywhere; every transfer of 40 MiB ends with the right bytes, and \
     what came again for each bit is told. Sources cut, refuse, redirect and change what they serve; disks are full in the \
-    middle; models are deleted there. `N` are kills at each step and times of each fault, and 500 bits each.";
+    middle, as a fail point says and as the kernel does of a file system that is made smaller; models are deleted there. `N` are kills at each step and times of each fault, and 500 bits each.";
 
 /// Bits for each round of kills.
 const BITS: usize = 500;
@@ -36,6 +36,8 @@ pub fn run(prepared: &mlx::Prepared) -> Result<Vec<Row>> {
 
 /// So many kills at each step.
 pub fn many(prepared: &mlx::Prepared, rounds: usize) -> Result<Vec<Row>> {
+    // The programs that are killed; tests by name build no examples.
+    cargo::run(&mut cargo::command(prepared, &["build", "--workspace", "--examples"]))?;
     // The whole workspace, so that nothing is built a second time with other features.
     let mut test =
         vec!["test", "--workspace", "--lib", "--test", "kills", "--test", "flips", "--test", "store"];

@@ -9,6 +9,8 @@ const B: Asker<'_> = Asker { connection: 1, peer: "b" };
 /// `count` chunks of two pieces, all of which these machines have.
 fn board(count: usize, peers: &[&str]) -> Board {
     let mut board = Board::new(vec![2 * PIECE; count], &vec![false; count], (0..count as u64).collect());
+    // None of them is the last one.
+    board.ending = 0;
     for peer in peers {
         board.asking(peer, Instant::now());
         board.has(peer, vec![true; count], vec![true; count]);
@@ -35,6 +37,23 @@ fn a_chunk_that_was_begun_is_ended_before_another_one_begins() {
     assert_eq!(place(board.next(A)), Some((1, 0)));
     assert_eq!(bring(&mut board, second, B, true), Some(Verdict::Whole));
     assert!(!board.is_whole());
+}
+
+#[test]
+fn the_last_chunks_come_in_small_pieces() {
+    let chunks = ENDING + 1;
+    let mut board = Board { ending: ENDING, ..board(chunks, &["a"]) };
+    let mut sizes = vec![BTreeMap::<u64, u64>::new(); chunks];
+    while let Some(piece) = board.next(A) {
+        *sizes[piece.chunk].entry(piece.length).or_default() += 1;
+        bring(&mut board, piece, A, true);
+    }
+    assert!(board.is_whole());
+    assert_eq!(sizes[0], [(PIECE, 2)].into());
+    assert!(
+        sizes[1..].iter().all(|sizes| *sizes == [(LAST_PIECE, 2 * PIECE / LAST_PIECE)].into()),
+        "{sizes:?}"
+    );
 }
 
 #[test]

@@ -1,0 +1,54 @@
+//! An sshd of the bench's own, for rsync over ssh.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+/// Started by its whole path, as it wants to be.
+pub const PROGRAM: &str = "/usr/sbin/sshd";
+
+/// Keys and settings of an sshd that only this bench's client can use.
+pub struct Sshd {
+    /// Its file of settings.
+    pub config: String,
+    /// Options of the client.
+    pub client: String,
+}
+
+impl Sshd {
+    /// Whether it can be started. It is not installed by the way, because its package has a server listen at every
+    /// address of the machine.
+    pub fn is_here() -> Result<()> {
+        ensure!(
+            Path::new(PROGRAM).exists(),
+            "rsync over ssh needs {PROGRAM}: sudo apt-get install openssh-server, whose own server you can end again with sudo systemctl disable --now ssh"
+        );
+        Ok(())
+    }
+
+    /// Makes both keys, once.
+    pub fn new(folder: &Path) -> Result<Self> {
+        // Where it gives up its rights.
+        std::fs::create_dir_all("/run/sshd")?;
+        let folder = folder.join("ssh");
+        std::fs::create_dir_all(&folder)?;
+        let at = |name: &str| folder.join(name).display().to_string();
+        for name in ["host", "own"] {
+            if folder.join(name).exists() {
+                continue;
+            }
+            let mut make = std::process::Command::new("ssh-keygen");
+            let output = make.args(["-q", "-t", "ed25519", "-N", "", "-f", &at(name)]).output()?;
+            ensure!(output.status.success(), "ssh-keygen: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let text = format!(
+            "HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\nPidFile none\n",
+            at("host"),
+            at("own.pub")
+        );
+        std::fs::write(folder.join("config"), text)?;
+        // Both keys were made a moment ago.
+        let trust = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR";
+        Ok(Self { config: at("config"), client: format!("-i {} -o IdentitiesOnly=yes {trust}", at("own")) })
+    }
+}
