@@ -216,9 +216,9 @@ fn exit(from: IpAddr) -> Exit {
     Exit { address: from, interface: found.map(|interface| interface.name) }
 }
 
-/// What is read goes nowhere, or into a file as it comes.
+/// What is read goes nowhere, or into a file, a block of each stream after the other.
 async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
-    let (total, read) = (mebibytes << 20, Arc::new(AtomicU64::new(0)));
+    let (total, [read, kept]) = (mebibytes << 20, [(); 2].map(|()| Arc::new(AtomicU64::new(0))));
     // One at a time, as agents write: file systems have others burn a core meanwhile.
     let into = into.map(|path| Arc::new(Mutex::new(std::fs::File::create(path).unwrap())));
     let mut streams = Vec::new();
@@ -237,14 +237,18 @@ async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
     let readers: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
-            let (read, into) = (read.clone(), into.clone());
+            let (read, kept, into) = (read.clone(), kept.clone(), into.clone());
             std::thread::spawn(move || {
-                let mut block = vec![0; BLOCK];
+                let (mut block, mut filled) = (vec![0; BLOCK], 0);
                 while read.load(Ordering::Relaxed) < total {
-                    let Ok(count) = stream.read(&mut block) else { return };
-                    let at = read.fetch_add(count as u64, Ordering::Relaxed);
-                    if let Some(file) = &into {
-                        file.lock().unwrap().write_all_at(&block[..count], at).unwrap();
+                    let Ok(count) = stream.read(&mut block[filled..]) else { return };
+                    read.fetch_add(count as u64, Ordering::Relaxed);
+                    let Some(file) = &into else { continue };
+                    filled += count;
+                    if filled == BLOCK {
+                        let at = kept.fetch_add(BLOCK as u64, Ordering::Relaxed);
+                        file.lock().unwrap().write_all_at(&block, at).unwrap();
+                        filled = 0;
                     }
                 }
             })
