@@ -8,7 +8,6 @@ use kube::{Client, Config};
 use serde_json::Value;
 
 use crate::layout::Layout;
-use crate::service;
 
 /// How a verb finds its cluster.
 #[derive(clap::Args, Clone, Debug)]
@@ -46,18 +45,12 @@ impl Connection {
 }
 
 /// The kubeconfig of an administrator: the one that is named, else that of the folder that is named, else
-/// `$KUBECONFIG`, else the one of this user's control plane, else the one of the machine's service.
+/// `$KUBECONFIG`, else the one of the control plane that this user or this machine runs.
 pub fn administrators(kubeconfig: Option<PathBuf>, data_dir: Option<PathBuf>) -> Result<PathBuf> {
     Ok(match (kubeconfig, data_dir, std::env::var_os("KUBECONFIG")) {
         (Some(path), _, _) => path,
         (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
-        (None, Some(data_dir), _) => Layout::at(Some(data_dir))?.admin_kubeconfig(),
-        (None, None, _) => {
-            let own = Layout::at(None)?.admin_kubeconfig();
-            let of_service = Layout::at(Some(service::DATA_DIR.into()))?.admin_kubeconfig();
-            // Only root and the service's own user can tell that it is there.
-            if !own.exists() && of_service.exists() { of_service } else { own }
-        }
+        (None, data_dir, _) => Layout::found(data_dir)?.admin_kubeconfig(),
     })
 }
 

@@ -117,6 +117,8 @@ fn a_control_plane_comes_back_by_itself_and_its_engines_outlive_it() {
     let journal = machine.run("journalctl --boot --no-pager --unit=russet-up").unwrap();
     assert!(journal.contains("Russet is up."), "{journal}");
 
+    assert!(machine.run("russet logs").unwrap().contains("/var/lib/russet/logs/serve.log"));
+
     let refused = machine.run("russet service uninstall up").unwrap_err().to_string();
     let stop = refused.lines().find_map(|line| line.strip_prefix("  sudo ")).expect(&refused);
     typed(&machine, stop);
