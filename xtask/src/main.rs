@@ -3,6 +3,7 @@
 
 mod bench;
 mod cargo;
+mod catalog;
 mod charts;
 mod deny;
 mod exactness;
@@ -31,6 +32,7 @@ cargo xtask VERB
   macos             whether all but MLX's half of the engine compiles for Macs
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
+  catalog [--check] what the hub says of the catalogue's models, into cli/src/catalog/models.csv
   oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, sources, charts, store,
                     attempts, kubernetes, clocks, etcd; `build` only builds the programs
   slice             what of the long suites CI runs on this commit
@@ -64,6 +66,7 @@ fn run() -> Result<()> {
         Some("deny") => deny::run(),
         Some("tidy") => tidy::run(),
         Some("codegen") => suites::codegen(),
+        Some("catalog") => catalog::run(rest),
         Some("macos") => macos::run(),
         Some("slice") => slice::print(),
         Some("skew") => skew::run(rest),
