@@ -17,7 +17,7 @@ use russet_crds::{CopyPeer, Link, ModelCopy, ModelCopySpec, ModelCopyStatus, Sup
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use self::progress::REPORT;
+use self::progress::{REPORT, Seldom};
 use crate::address::Address;
 use crate::metrics::Metrics;
 use crate::pace::{Pace, Paces};
@@ -273,7 +273,8 @@ async fn run(
     mut supply: watch::Receiver<Option<Supply>>,
 ) {
     let generation = copy.metadata.generation;
-    let job = Job { name: copy.name_any(), generation, status, copy, supply: supply.clone(), shared };
+    let seldom = Seldom::new(REPORT);
+    let job = Job { name: copy.name_any(), generation, status, copy, supply: supply.clone(), shared, seldom };
     loop {
         let part = Part::of(supply.borrow_and_update().as_ref());
         tokio::select! {
@@ -290,6 +291,8 @@ struct Job {
     generation: Option<i64>,
     status: Status,
     supply: watch::Receiver<Option<Supply>>,
+    /// How seldom it is told how far the files have come.
+    seldom: Seldom,
 }
 
 impl Job {
@@ -462,8 +465,7 @@ impl Job {
         coming: impl Future<Output = Result<Published, StoreError>>,
         progress: &watch::Sender<Progress>,
     ) -> Result<Published, StoreError> {
-        progress::told(REPORT, coming, progress, |now, rate| self.report(&status::Copy::Working(now, rate)))
-            .await
+        self.seldom.tell(coming, progress, |now, rate| self.report(&status::Copy::Working(now, rate))).await
     }
 
     /// What opens the source, read only when it is about to be used.

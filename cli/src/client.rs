@@ -12,7 +12,7 @@ use crate::layout::Layout;
 /// How a verb finds its cluster.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Connection {
-    /// Kubeconfig file; else $KUBECONFIG, else the one `russet up` wrote, by hand or as a service.
+    /// Kubeconfig file; else $KUBECONFIG, else the one `russet up` wrote.
     #[arg(long, global = true)]
     pub kubeconfig: Option<PathBuf>,
     /// Folder of a control plane on this machine.
@@ -40,18 +40,12 @@ impl Connection {
     }
 
     fn path(&self) -> Result<PathBuf> {
-        administrators(self.kubeconfig.clone(), self.data_dir.clone())
+        Ok(match (&self.kubeconfig, &self.data_dir, std::env::var_os("KUBECONFIG")) {
+            (Some(path), _, _) => path.clone(),
+            (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
+            (None, data_dir, _) => Layout::at(data_dir.clone())?.admin_kubeconfig(),
+        })
     }
-}
-
-/// The kubeconfig of an administrator: the one that is named, else that of the folder that is named, else
-/// `$KUBECONFIG`, else the one of the control plane that this user or this machine runs.
-pub fn administrators(kubeconfig: Option<PathBuf>, data_dir: Option<PathBuf>) -> Result<PathBuf> {
-    Ok(match (kubeconfig, data_dir, std::env::var_os("KUBECONFIG")) {
-        (Some(path), _, _) => path,
-        (None, None, Some(path)) if !path.is_empty() => PathBuf::from(path),
-        (None, data_dir, _) => Layout::found(data_dir)?.admin_kubeconfig(),
-    })
 }
 
 /// A client for one kubeconfig file. Where the file `servers` beside it lists several API servers, one a

@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::service;
-
 /// A machine's Russet folder.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -29,18 +27,6 @@ impl Layout {
                 .join(".russet"),
         };
         Ok(Self { root })
-    }
-
-    /// For verbs that look at what others wrote: the folder named on the command line, else `~/.russet`, else the one of
-    /// this machine's services. Only root and the services' own user can tell that the last one is there.
-    pub fn found(root: Option<PathBuf>) -> Result<Self> {
-        let is_named = root.is_some();
-        let own = Self::at(root)?;
-        let of_services = Path::new(service::DATA_DIR);
-        if is_named || own.root.exists() || !of_services.exists() {
-            return Ok(own);
-        }
-        Self::at(Some(of_services.to_owned()))
     }
 
     /// The folder itself.

@@ -26,7 +26,7 @@ pub struct Arguments {
 
 /// Prints a log, or the list of logs.
 pub fn run(arguments: Arguments) -> Result<()> {
-    let layout = Layout::found(arguments.data_dir)?;
+    let layout = Layout::at(arguments.data_dir)?;
     let all = list(&layout);
     let Some(name) = arguments.name else {
         for (name, path) in all {

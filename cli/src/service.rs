@@ -20,9 +20,6 @@ use self::spec::{Service, Verb};
 /// The user of this system's services, unless another is named.
 pub const USER: &str = Manager::OF_THIS_SYSTEM.user();
 
-/// Where a service of this system has its state, unless another folder is named.
-pub const DATA_DIR: &str = Manager::OF_THIS_SYSTEM.data_dir();
-
 /// Arguments of `russet service`.
 #[derive(clap::Args)]
 pub struct Arguments {

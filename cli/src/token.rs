@@ -12,7 +12,8 @@ use russet_agent::token::JoinToken;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use crate::client::{administrators, client_from};
+use crate::client::client_from;
+use crate::layout::Layout;
 
 /// Hours a token is good: long enough to walk to the other machine, short enough to forget about.
 const LIFETIME_HOURS: u32 = 24;
@@ -36,8 +37,7 @@ struct Create {
     /// Folder of the control plane.
     #[arg(long)]
     data_dir: Option<PathBuf>,
-    /// Kubeconfig of an administrator of any API server that Russet runs on; else $KUBECONFIG, else the one `russet up`
-    /// wrote, by hand or as a service.
+    /// Kubeconfig of an administrator of any API server that Russet runs on.
     #[arg(long, conflicts_with = "data_dir")]
     kubeconfig: Option<PathBuf>,
     /// Address at which the other machine reaches the API server; may repeat.
@@ -54,7 +54,10 @@ struct Create {
 /// Makes the token.
 pub async fn run(arguments: Arguments) -> Result<()> {
     let Action::Create(Create { data_dir, kubeconfig, servers, hours, quiet }) = arguments.action;
-    let path = administrators(kubeconfig, data_dir)?;
+    let path = match kubeconfig {
+        Some(path) => path,
+        None => Layout::at(data_dir)?.admin_kubeconfig(),
+    };
     let client = client_from(&path).await?;
     let (server, authorities) = cluster(&path)?;
     let (ca_pin, ca) = authority(&server, &authorities).await?;

@@ -268,9 +268,13 @@ fn announce(layout: &Layout, arguments: &Arguments) {
         println!("             http://{address}/metrics (control plane)");
     }
     println!("  Logs       {}", layout.logs().display());
+    let place = match Layout::at(None) {
+        Ok(default) if default.root() == layout.root() => String::new(),
+        _ => format!(" --data-dir {}", layout.root().display()),
+    };
     // Nobody presses keys at a service.
     let stop = if std::io::stdout().is_terminal() { "; stop with Ctrl-C." } else { "" };
-    println!("  Add a machine: russet token create{stop}");
+    println!("  Add a machine: russet token create{place}{stop}");
 }
 
 /// How clients of other machines reach the gateway, and why they may trust it.

@@ -1,5 +1,6 @@
 //! `russet service` on machines that a real systemd runs: its units start, are killed, come back, outlive the machine's
-//! restart and keep their processes within bounds, and every command that is printed is typed as it stands there.
+//! restart and keep their processes within bounds, and every command that is printed is typed, by root and so without
+//! sudo.
 //! `cargo xtask oracle services` runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop where it is")]
@@ -44,28 +45,34 @@ fn nspawn() -> Option<PathBuf> {
     program
 }
 
-/// Makes a verb a service and types everything that is printed then, but how to join; what is asked is asked until it
-/// is answered.
-fn install(machine: &Booted, command: &str) {
-    let line = format!("russet service install --env LD_LIBRARY_PATH={LIBRARIES}/mlx/lib {command}");
-    let said = machine.run(&line).unwrap();
+/// Makes a verb a service and types everything that is printed then. What is asked is asked until it is answered; how to
+/// join is given back.
+fn install(machine: &Booted, command: &str) -> Option<String> {
+    let install = format!("russet service install --env LD_LIBRARY_PATH={LIBRARIES}/mlx/lib {command}");
+    let said = machine.run(&install).unwrap();
     let steps: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("  sudo ")).collect();
     assert!(steps.len() >= 3, "{said}");
-    for step in steps.iter().filter(|step| !step.contains(" join ")) {
+    let (join, steps): (Vec<&str>, Vec<&str>) = steps.into_iter().partition(|step| step.contains(" join "));
+    for step in steps {
         match step.contains(" get ") {
-            true => drop(machine.until(step, |_| true).unwrap()),
-            false => drop(typed(machine, step)),
+            true => drop(machine.until(&line(step), |_| true).unwrap()),
+            false => drop(machine.run(&line(step)).unwrap()),
         }
     }
+    join.first().map(|step| line(step))
 }
 
 /// What a person types behind `sudo`; the machine has none, and its root needs none.
-fn typed(machine: &Booted, step: &str) -> String {
-    let line = match step.strip_prefix("-u ").and_then(|rest| rest.split_once(' ')) {
+fn line(step: &str) -> String {
+    match step.strip_prefix("-u ").and_then(|rest| rest.split_once(' ')) {
         Some((user, command)) => format!("runuser -u {user} -- {command}"),
         None => step.to_owned(),
-    };
-    machine.run(&line).unwrap()
+    }
+}
+
+/// A verb that asks the machine's own control plane, as the user it belongs to.
+fn own(verb: &str) -> String {
+    format!("runuser -u russet -- russet {verb} --data-dir /var/lib/russet")
 }
 
 /// What systemd says of a service.
@@ -76,8 +83,8 @@ fn shown(machine: &Booted, unit: &str, property: &str) -> String {
 
 /// The model's own answer to the question it was made for, once it gives one; for how long it did not.
 fn answers(machine: &Booted) -> Duration {
-    let ask = "russet run smoke --prompt 'What is 17 + 25?' --temperature 0 --timeout-seconds 5";
-    let (said, waited) = machine.until(ask, |said| !said.is_empty()).unwrap();
+    let ask = "run smoke --prompt 'What is 17 + 25?' --temperature 0 --timeout-seconds 5";
+    let (said, waited) = machine.until(&own(ask), |said| !said.is_empty()).unwrap();
     assert_eq!(said.trim(), "17 + 25 = 42.");
     waited
 }
@@ -89,13 +96,13 @@ fn a_control_plane_comes_back_by_itself_and_its_engines_outlive_it() {
     install(&machine, "up --node-name box --gateway-listen 127.0.0.1:443");
     let status = machine.run("russet service status").unwrap();
     assert!(status.contains("state active (running), enabled, 0 restarts"), "{status}");
-    machine.until(&format!("echo '{SMOKE}' | russet apply -f -"), |_| true).unwrap();
+    machine.run(&format!("echo '{SMOKE}' | {}", own("apply -f -"))).unwrap();
     println!("it answers after {:.1?}", answers(&machine));
     // A port below 1024, by the one capability that the unit has for it.
     machine.until("ss --listening --tcp --numeric", |said| said.contains("127.0.0.1:443")).unwrap();
 
     let (engine, first) = (machine.run(ENGINES).unwrap(), shown(&machine, "up", "MainPID"));
-    machine.run("systemctl kill --kill-whom=main --signal=KILL russet-up").unwrap();
+    machine.run("systemctl kill --kill-who=main --signal=KILL russet-up").unwrap();
     let restarts = "systemctl show --value --property=NRestarts russet-up";
     let (_, waited) = machine.until(restarts, |said| said.trim() == "1").unwrap();
     println!("killed, it was started again after {waited:.1?} and answers {:.1?} later", answers(&machine));
@@ -117,11 +124,11 @@ fn a_control_plane_comes_back_by_itself_and_its_engines_outlive_it() {
     let journal = machine.run("journalctl --boot --no-pager --unit=russet-up").unwrap();
     assert!(journal.contains("Russet is up."), "{journal}");
 
-    assert!(machine.run("russet logs").unwrap().contains("/var/lib/russet/logs/serve.log"));
+    assert!(machine.run(&own("logs")).unwrap().contains("/var/lib/russet/logs/serve.log"));
 
     let refused = machine.run("russet service uninstall up").unwrap_err().to_string();
     let stop = refused.lines().find_map(|line| line.strip_prefix("  sudo ")).expect(&refused);
-    typed(&machine, stop);
+    machine.run(&line(stop)).unwrap();
     machine.run("russet service uninstall up").unwrap();
     assert_eq!(machine.run("find /etc/systemd /etc/sysusers.d -name '*russet*'").unwrap(), "");
     assert!(machine.run("russet service status").is_err());
@@ -145,17 +152,15 @@ fn services_of_one_machine_start_in_their_order_and_stay_within_their_bounds() {
     let mut machine = Booted::start(&nspawn, "all").unwrap();
     install(&machine, "up --no-agent");
     // A machine that has joined nothing has nothing to run, and that is no failure.
-    install(&machine, "agent --node-name box --memory 2Gi");
+    let join = install(&machine, "agent --node-name box --memory 2Gi").unwrap();
     assert_eq!(
         (shown(&machine, "agent", "ConditionResult"), shown(&machine, "agent", "ActiveState")),
         ("no".into(), "inactive".into())
     );
-    let (token, _) = machine
-        .until("russet token create --server https://127.0.0.1:6443", |said| said.contains("--token "))
-        .unwrap();
-    let line = token.lines().find_map(|line| line.strip_prefix("russet join ")).unwrap();
-    let join = format!("-u russet russet join {line} --node-name box --no-agent --data-dir /var/lib/russet");
-    typed(&machine, &join);
+    let token = machine.run(&own("token create --server https://127.0.0.1:6443")).unwrap();
+    let told = token.trim().strip_prefix("russet join ").unwrap();
+    assert!(join.contains("URL --token T"), "{join}");
+    machine.run(&format!("{} --node-name box", join.replace("URL --token T", told))).unwrap();
     machine.run("systemctl start russet-agent").unwrap();
     install(&machine, "gateway --kubeconfig /var/lib/russet/kubeconfig --listen 127.0.0.1:52416");
     install(&machine, "operator --kubeconfig /var/lib/russet/kubeconfig");
@@ -164,9 +169,9 @@ fn services_of_one_machine_start_in_their_order_and_stay_within_their_bounds() {
     machine.run(cable).unwrap();
     install(&machine, "helper --interface-prefix cable");
 
-    machine.run(&format!("echo '{SMOKE}' | russet apply -f -")).unwrap();
+    machine.run(&format!("echo '{SMOKE}' | {}", own("apply -f -"))).unwrap();
     answers(&machine);
-    machine.run(&format!("echo '{CABLE}' | russet apply -f -")).unwrap();
+    machine.run(&format!("echo '{CABLE}' | {}", own("apply -f -"))).unwrap();
     let address = "ip -brief address show cable0";
     let (_, waited) = machine.until(address, |said| said.contains("172.31.240.1/30")).unwrap();
     println!("the root helper gave the port its address after {waited:.1?}");

@@ -3,12 +3,12 @@
 //! do, and keeps its disk then.
 
 use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::processes::{processes, program};
 
@@ -23,30 +23,40 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Where MLX's libraries are on the machine; those of a home folder its services cannot see.
 pub const LIBRARIES: &str = "/usr/local/lib/russet";
 
-/// The folder of what is written, then everything for nspawn. The machine's own units and its number are none of this
-/// computer's. 133 is how nspawn says that the machine wants to start anew; whatever happens, it ends.
+/// The folder to work in, then everything for nspawn. What is written lies in a file system of this process's own, and
+/// goes with it. Units, scripts and the number of this computer are none of the machine's. Once whoever started this has
+/// closed its input, or is no more, everything ends: nspawn's processes do when it does. 133 is how it says that the
+/// machine wants to start anew.
 const SCRIPT: &str = r#"
 set -e
 folder=$1
 shift
+exec 3<&0
+( cat <&3 >/dev/null; kill -KILL 0 ) &
 mount --make-rprivate /
-mkdir -p "$folder/upper" "$folder/work" "$folder/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$folder/root"
-rm -rf "$folder/root/etc/systemd/system" "$folder/root/etc/machine-id" "$folder/root/tmp"
-mkdir -p "$folder/root/etc/systemd/system" "$folder/root/tmp"
-chmod 1777 "$folder/root/tmp"
-: > "$folder/root/etc/machine-id"
+mount -t tmpfs -o size=8g tmpfs "$folder"
+root=$folder/root
+mkdir "$folder/upper" "$folder/work" "$root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$root"
+rm -rf "$root/etc/systemd/system" "$root"/etc/rc?.d "$root/etc/machine-id" "$root/tmp"
+mkdir -p "$root/etc/systemd/system" "$root/tmp"
+chmod 1777 "$root/tmp"
+: > "$root/etc/machine-id"
 status=133
 while [ "$status" = 133 ]; do
     status=0
-    timeout --kill-after=5 900 "$@" --directory="$folder/root" || status=$?
+    "$@" --directory="$root" </dev/null || status=$?
 done
+# Whoever waits for input goes with this group.
+kill -KILL 0
 "#;
 
 /// The machine; dropped, it is switched off and all it wrote goes.
 pub struct Booted {
-    folder: PathBuf,
+    folder: tempfile::TempDir,
     child: Child,
+    /// Everything ends when it is closed.
+    input: Option<ChildStdin>,
 }
 
 impl Booted {
@@ -56,22 +66,24 @@ impl Booted {
     ///
     /// Where this user may not, or this kernel cannot.
     pub fn start(nspawn: &Path, name: &str) -> Result<Self> {
-        let folder = PathBuf::from(format!("/dev/shm/russet-{name}-{}", std::process::id()));
-        fs::create_dir_all(&folder)?;
+        let folder = tempfile::tempdir()?;
+        let machine = folder.path().join("machine");
+        fs::create_dir(&machine)?;
         let engine = program("russet-engine")?;
         let mut binds = vec![(libraries(&engine)?, LIBRARIES.to_owned())];
         for own in ["russet", "russet-engine"] {
             binds.push((program(own)?, format!("/usr/local/bin/{own}")));
         }
-        let log = fs::File::create(folder.join("log"))?;
+        let log = fs::File::create(folder.path().join("log"))?;
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(&folder).arg(nspawn);
+        command.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(&machine).arg(nspawn);
         command.args(["--quiet", "--boot", "--private-network", "--register=no", "--keep-unit"]);
         command.args(["--console=pipe", &format!("--machine=russet-{name}")]);
         command.args(binds.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().context("unshare cannot be run")?;
-        let mut booted = Self { folder, child };
+        command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let mut child = command.spawn().context("unshare cannot be run")?;
+        let input = child.stdin.take();
+        let mut booted = Self { folder, child, input };
         booted.runs()?;
         Ok(booted)
     }
@@ -81,7 +93,7 @@ impl Booted {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
-                let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+                let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
                 bail!("the machine did not start, {status}: {log}");
             }
             let state = self.run("systemctl is-system-running").unwrap_or_else(|error| format!("{error:#}"));
@@ -99,8 +111,8 @@ impl Booted {
     fn first(&self) -> Result<i32> {
         let all = processes();
         let mut above = vec![self.child.id() as i32];
-        // The shell, timeout, nspawn, systemd.
-        for _ in 0..4 {
+        // Below the shell and nspawn.
+        for _ in 0..3 {
             let below = all.iter().filter(|process| above.contains(&process.parent));
             let is_init = |path: &String| path.ends_with("/systemd") || path.ends_with("/init");
             if let Some(init) = below.clone().find(|process| process.arguments.first().is_some_and(is_init)) {
@@ -181,12 +193,8 @@ impl Booted {
 
 impl Drop for Booted {
     fn drop(&mut self) {
-        // Everything on the machine ends with its first process, and nspawn and the mounts with it.
-        if let Some(first) = self.first().ok().and_then(Pid::from_raw) {
-            kill_process(first, Signal::KILL).ok();
-        }
+        drop(self.input.take());
         self.child.wait().ok();
-        fs::remove_dir_all(&self.folder).ok();
     }
 }
 

@@ -382,7 +382,8 @@ fn ask(endpoint: &str, repository: &str) -> Result<Said, String> {
 fn get(url: &str, missing: &str) -> Result<Value, String> {
     // A mirror must not send this to files of this machine, nor curl take brackets for a range.
     let output = Command::new("curl")
-        .args(["--silent", "--show-error", "--location", "--globoff", "--proto", "=http,https"])
+        // Nothing of this user's own settings; curl wants that first.
+        .args(["--disable", "--silent", "--show-error", "--location", "--globoff", "--proto", "=http,https"])
         .args(["--connect-timeout", CONNECTING, "--max-time", PATIENCE, "--write-out", "\n%{http_code}"])
         .args(["--url", url])
         .output()

@@ -33,7 +33,7 @@ cargo xtask VERB
   deny              what may come into the dependency tree
   codegen           CRD YAML and API reference from the Rust types
   catalog [--check] what the hub says of the catalogue's models, into cli/src/catalog/models.csv
-  oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, sources, charts, store,
+  oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, services, sources, charts, store,
                     attempts, kubernetes, clocks, etcd; `build` only builds the programs
   slice             what of the long suites CI runs on this commit
   skew [REVISION]   scenarios with the previous release's agent and engine on the far machine

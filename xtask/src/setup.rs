@@ -20,6 +20,7 @@ const DEBIAN: &[(&str, &str)] = &[
     ("python3", "fetches the MLX wheels, runs the oracles"),
     ("python3-venv", "keeps their packages apart"),
     ("iproute2", "makes the second machine of the demo"),
+    ("curl", "asks the hub what it says of the catalogue's models"),
 ];
 
 /// Steps for a Mac, which nothing here may take by itself.
@@ -74,7 +75,7 @@ pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
     }
     let mut install = vec!["apt-get", "install", "-y", "--no-install-recommends"];
     install.extend(names(&missing));
-    let root = succeeds("sh", &["-c", "test \"$(id -u)\" = 0"]);
+    let root = is_root();
     let sudo = !root && succeeds("sudo", &["-n", "true"]);
     if !root && !sudo {
         bail!(
@@ -99,6 +100,11 @@ pub fn packages(wanted: &[(&str, &str)]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether this user may do everything.
+pub fn is_root() -> bool {
+    succeeds("sh", &["-c", "test \"$(id -u)\" = 0"])
 }
 
 fn names<'a>(packages: &[(&'a str, &str)]) -> Vec<&'a str> {

@@ -15,7 +15,8 @@ pub(super) const PIECE: u64 = 1 << 20;
 /// Bytes of a piece of the last chunks, so that all ways are done at almost the same time: three connections of a way of
 /// 400 Mbit/s take 60 ms for one of the others, and asking four times as often costs a tenth of a millisecond each time.
 const LAST_PIECE: u64 = 256 << 10;
-/// Chunks that are the last ones.
+/// Chunks that are the last ones: of one alone the pieces would be asked for before the large ones of those before it
+/// have come.
 const ENDING: usize = 3;
 /// How old what is known of a machine may be that has not everything yet.
 const STALE: Duration = Duration::from_millis(500);
@@ -104,7 +105,7 @@ pub(super) struct Board {
     /// Machines that have each chunk, or soon will.
     holders: Vec<u32>,
     asked: u64,
-    /// So many missing chunks are the last ones.
+    /// So many missing chunks are the last ones; most tests have so few that they would have no others.
     ending: usize,
 }
 

@@ -59,7 +59,7 @@ impl Manager {
     }
 
     /// Where a service has its state: short, for sockets lie below.
-    pub const fn data_dir(self) -> &'static str {
+    pub fn data_dir(self) -> &'static str {
         match self {
             Self::Systemd => "/var/lib/russet",
             Self::Launchd => "/var/db/russet",
@@ -182,16 +182,9 @@ impl Manager {
         }
         if *verb == Verb::Up {
             let program = service.argv.first().map_or("russet", String::as_str);
-            // Where it is by default it is found.
-            let place = if data_dir == Path::new(self.data_dir()) {
-                String::new()
-            } else {
-                format!(" --data-dir {folder}")
-            };
-            steps.push(step(
-                "ask it, as its administrator",
-                format!("sudo {program} get inferencenodes{place}"),
-            ));
+            // As its user, and not as root: what stands in a kubeconfig may be read and run.
+            let ask = format!("sudo -u {user} {program} get inferencenodes --data-dir {folder}");
+            steps.push(step("ask it", ask));
         }
         steps
     }

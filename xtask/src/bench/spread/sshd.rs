@@ -42,13 +42,16 @@ impl Sshd {
             ensure!(output.status.success(), "ssh-keygen: {}", String::from_utf8_lossy(&output.stderr));
         }
         let text = format!(
-            "HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\nPidFile none\n",
+            "HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM yes\nPidFile none\n",
             at("host"),
             at("own.pub")
         );
         std::fs::write(folder.join("config"), text)?;
         // Both keys were made a moment ago.
         let trust = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR";
-        Ok(Self { config: at("config"), client: format!("-i {} -o IdentitiesOnly=yes {trust}", at("own")) })
+        Ok(Self {
+            config: at("config"),
+            client: format!("-F none -i {} -o IdentitiesOnly=yes {trust}", at("own")),
+        })
     }
 }
