@@ -3,7 +3,6 @@
 //! do, and keeps its disk then.
 
 use std::fs;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,17 +22,14 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Where MLX's libraries are on the machine; those of a home folder its services cannot see.
 pub const LIBRARIES: &str = "/usr/local/lib/russet";
 
-/// The folder to work in, then everything for nspawn. What is written lies in a file system of this process's own, and
-/// goes with it. Units, scripts and the number of this computer are none of the machine's. Once whoever started this has
-/// closed its input, or is no more, everything ends: nspawn's processes do when it does. 133 is how it says that the
-/// machine wants to start anew.
+/// The folder to work in, then everything for nspawn. This shell is the first process of a namespace, so that everything
+/// ends with it, and what was written too: once its input is closed, as it is when whoever started it is no more, or once
+/// the machine is off. Units, scripts and the number of this computer are none of the machine's. 133 is how nspawn says
+/// that the machine wants to start anew.
 const SCRIPT: &str = r#"
 set -e
 folder=$1
 shift
-exec 3<&0
-( cat <&3 >/dev/null; kill -KILL 0 ) &
-mount --make-rprivate /
 mount -t tmpfs -o size=8g tmpfs "$folder"
 root=$folder/root
 mkdir "$folder/upper" "$folder/work" "$root"
@@ -42,13 +38,18 @@ rm -rf "$root/etc/systemd/system" "$root"/etc/rc?.d "$root/etc/machine-id" "$roo
 mkdir -p "$root/etc/systemd/system" "$root/tmp"
 chmod 1777 "$root/tmp"
 : > "$root/etc/machine-id"
-status=133
-while [ "$status" = 133 ]; do
-    status=0
-    "$@" --directory="$root" </dev/null || status=$?
-done
-# Whoever waits for input goes with this group.
-kill -KILL 0
+exec 3<&0
+cat <&3 >/dev/null &
+input=$!
+(
+    status=133
+    while [ "$status" = 133 ]; do
+        status=0
+        "$@" --directory="$root" </dev/null || status=$?
+    done
+    kill "$input"
+) &
+wait "$input" || exit 1
 "#;
 
 /// The machine; dropped, it is switched off and all it wrote goes.
@@ -76,11 +77,12 @@ impl Booted {
         }
         let log = fs::File::create(folder.path().join("log"))?;
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(&machine).arg(nspawn);
+        command.args(["--mount", "--propagation=private", "--pid", "--fork", "--mount-proc", "--kill-child"]);
+        command.args(["sh", "-c", SCRIPT, "sh"]).arg(&machine).arg(nspawn);
         command.args(["--quiet", "--boot", "--private-network", "--register=no", "--keep-unit"]);
         command.args(["--console=pipe", &format!("--machine=russet-{name}")]);
         command.args(binds.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
-        command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         let mut child = command.spawn().context("unshare cannot be run")?;
         let input = child.stdin.take();
         let mut booted = Self { folder, child, input };
@@ -111,8 +113,8 @@ impl Booted {
     fn first(&self) -> Result<i32> {
         let all = processes();
         let mut above = vec![self.child.id() as i32];
-        // Below the shell and nspawn.
-        for _ in 0..3 {
+        // Below two shells and nspawn.
+        for _ in 0..4 {
             let below = all.iter().filter(|process| above.contains(&process.parent));
             let is_init = |path: &String| path.ends_with("/systemd") || path.ends_with("/init");
             if let Some(init) = below.clone().find(|process| process.arguments.first().is_some_and(is_init)) {
