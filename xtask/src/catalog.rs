@@ -36,22 +36,20 @@ const COLUMNS: [&str; 12] = [
     "licence",
 ];
 
+// Places of columns in a row.
+const NAME: usize = 0;
+const REPOSITORY: usize = 1;
+const ARCHITECTURE: usize = 3;
+const BITS: usize = 6;
+const FORMAT: usize = 7;
+const BYTES: usize = 8;
+const ORIGIN: usize = 9;
+const CONTEXT: usize = 10;
+const LICENCE: usize = 11;
+
 /// A row of the list, as it is written: numbers stay text, so that a row that nobody changes stays the same.
 #[derive(Clone, Debug, PartialEq)]
-struct Row {
-    name: String,
-    repository: String,
-    family: String,
-    architecture: String,
-    parameters: String,
-    active: String,
-    bits: String,
-    format: String,
-    bytes: String,
-    origin: String,
-    context: String,
-    licence: String,
-}
+struct Row([String; COLUMNS.len()]);
 
 /// What the hub says of a repository.
 struct Said {
@@ -100,11 +98,11 @@ fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
     let mut rows = read(&text).with_context(|| shown.to_string())?;
     let mut tally = Tally { rows: rows.len(), ..Tally::default() };
     for row in &mut rows {
-        let said = ask(endpoint, &row.repository).map_err(Kept::Unasked);
+        let said = ask(endpoint, &row.0[REPOSITORY]).map_err(Kept::Unasked);
         let (reason, count) = match said.and_then(|said| filled(row, &said).map_err(Kept::Unfit)) {
             Ok(new) if new == *row => continue,
             Ok(new) => {
-                println!("{}: {}", row.name, differences(row, &new));
+                println!("{}: {}", row.0[NAME], differences(row, &new));
                 tally.changed += 1;
                 *row = new;
                 continue;
@@ -112,7 +110,7 @@ fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
             Err(Kept::Unfit(reason)) => (reason, &mut tally.unfit),
             Err(Kept::Unasked(reason)) => (reason, &mut tally.unasked),
         };
-        println!("{}: stays as it was: {reason}", row.name);
+        println!("{}: stays as it was: {reason}", row.0[NAME]);
         *count += 1;
     }
     println!("{tally}");
@@ -122,7 +120,7 @@ fn renew(list: &Path, endpoint: &str, check: bool) -> Result<()> {
          machine reaches in HF_ENDPOINT",
         tally.rows
     );
-    rows.sort_by(|one, other| one.name.cmp(&other.name));
+    rows.sort_by(|one, other| one.0[NAME].cmp(&other.0[NAME]));
     let new = write(&rows);
     if check {
         ensure!(new == text, "{shown} is not what {endpoint} says; run `cargo xtask catalog` and commit");
@@ -146,20 +144,20 @@ fn filled(row: &Row, said: &Said) -> Result<Row, String> {
     let Said { listing, config } = said;
     let mut new = row.clone();
     let (bits, format) = packing(config)?;
-    new.bits = bits.to_string();
-    new.format = format.to_owned();
+    new.0[BITS] = bits.to_string();
+    new.0[FORMAT] = format.to_owned();
     if let Some(architecture) = config["model_type"].as_str() {
-        new.architecture = column("model_type", architecture)?;
+        new.0[ARCHITECTURE] = column("model_type", architecture)?;
     }
     if let Some(bytes) = weights(listing)? {
-        new.bytes = bytes.to_string();
-        new.origin = "listed".to_owned();
+        new.0[BYTES] = bytes.to_string();
+        new.0[ORIGIN] = "listed".to_owned();
     }
     if let Some(context) = context(config) {
-        new.context = context.to_string();
+        new.0[CONTEXT] = context.to_string();
     }
-    if let Some(licence) = licence(listing).filter(|licence| letters(licence) != letters(&row.licence)) {
-        new.licence = column("license", licence)?;
+    if let Some(licence) = licence(listing).filter(|licence| letters(licence) != letters(&row.0[LICENCE])) {
+        new.0[LICENCE] = column("license", licence)?;
     }
     Ok(new)
 }
@@ -249,7 +247,7 @@ fn printable(text: &str) -> String {
 }
 
 fn differences(old: &Row, new: &Row) -> String {
-    let pairs = COLUMNS.iter().zip(old.columns().into_iter().zip(new.columns()));
+    let pairs = COLUMNS.iter().zip(old.0.iter().zip(&new.0));
     let told = pairs.filter(|(_, (old, new))| old != new);
     told.map(|(column, (old, new))| format!("{column} {old} -> {new}")).collect::<Vec<_>>().join(", ")
 }
@@ -258,70 +256,8 @@ impl Row {
     fn read(line: &str) -> Result<Self> {
         let columns: Vec<String> = line.split(',').map(str::to_owned).collect();
         let found = columns.len();
-        let columns: [String; COLUMNS.len()] = columns
-            .try_into()
-            .ok()
-            .with_context(|| format!("there are {found} columns, not {}", COLUMNS.len()))?;
-        let [
-            name,
-            repository,
-            family,
-            architecture,
-            parameters,
-            active,
-            bits,
-            format,
-            bytes,
-            origin,
-            context,
-            licence,
-        ] = columns;
-        Ok(Self {
-            name,
-            repository,
-            family,
-            architecture,
-            parameters,
-            active,
-            bits,
-            format,
-            bytes,
-            origin,
-            context,
-            licence,
-        })
-    }
-
-    /// In the order of [`COLUMNS`].
-    fn columns(&self) -> [&str; COLUMNS.len()] {
-        let Self {
-            name,
-            repository,
-            family,
-            architecture,
-            parameters,
-            active,
-            bits,
-            format,
-            bytes,
-            origin,
-            context,
-            licence,
-        } = self;
-        [
-            name,
-            repository,
-            family,
-            architecture,
-            parameters,
-            active,
-            bits,
-            format,
-            bytes,
-            origin,
-            context,
-            licence,
-        ]
+        let columns = columns.try_into().ok();
+        Ok(Self(columns.with_context(|| format!("there are {found} columns, not {}", COLUMNS.len()))?))
     }
 }
 
@@ -349,7 +285,7 @@ fn read(text: &str) -> Result<Vec<Row>> {
 }
 
 fn write(rows: &[Row]) -> String {
-    let lines = std::iter::once(COLUMNS.join(",")).chain(rows.iter().map(|row| row.columns().join(",")));
+    let lines = std::iter::once(COLUMNS.join(",")).chain(rows.iter().map(|row| row.0.join(",")));
     lines.map(|line| line + "\n").collect()
 }
 
@@ -525,7 +461,7 @@ mod tests {
             };
             match (filled(&row, &said), expected) {
                 (Ok(new), Ok(columns)) => {
-                    assert_eq!(new.columns().join(","), format!("a,o/a,A,{columns}"), "{config} {listing}");
+                    assert_eq!(new.0.join(","), format!("a,o/a,A,{columns}"), "{config} {listing}");
                 }
                 (Err(reason), Err(part)) => assert!(reason.contains(part), "{reason}, not {part}"),
                 (filled, _) => panic!("{filled:?}, not {expected:?}: {config} {listing}"),
@@ -537,7 +473,7 @@ mod tests {
     fn the_list_of_this_release_is_written_as_it_is_read() {
         let text = fs::read_to_string(cargo::root().join(LIST)).unwrap();
         let rows = read(&text).unwrap();
-        assert!(rows.is_sorted_by(|one, other| one.name < other.name));
+        assert!(rows.is_sorted_by(|one, other| one.0[NAME] < other.0[NAME]));
         assert_eq!(write(&rows), text);
     }
 
@@ -729,7 +665,9 @@ mod tests {
             tally.to_string().ends_with("119 as they were, 3 could not be asked, 1 not for the catalogue")
         );
         let old = Row::read("a,o/a,A,llama,1,1,4,affine,5,computed,8,MIT").unwrap();
-        let new = Row { bytes: "6".to_owned(), origin: "listed".to_owned(), ..old.clone() };
+        let mut new = old.clone();
+        new.0[BYTES] = "6".to_owned();
+        new.0[ORIGIN] = "listed".to_owned();
         assert_eq!(differences(&old, &new), "bytes 5 -> 6, from computed -> listed");
     }
 }
