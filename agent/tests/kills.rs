@@ -39,15 +39,19 @@ fn program(words: &[&str]) -> Command {
 
 /// A folder with a model that the node `seed` has, and its agent.
 struct Lab {
+    /// Ends before its folder goes.
+    _seed: Running,
     folder: tempfile::TempDir,
     address: String,
-    seed: Child,
 }
 
-impl Drop for Lab {
+/// A program that ends with this, also where a signal has stopped it.
+struct Running(Child);
+
+impl Drop for Running {
     fn drop(&mut self) {
-        self.seed.kill().ok();
-        self.seed.wait().ok();
+        self.0.kill().ok();
+        self.0.wait().ok();
     }
 }
 
@@ -60,11 +64,11 @@ impl Lab {
         assert!(made.status.success());
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
-        let mut seed = program(&["serve", path, "seed", &address]).spawn().unwrap();
+        let mut seed = Running(program(&["serve", path, "seed", &address]).spawn().unwrap());
         let mut line = String::new();
-        BufReader::new(seed.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(seed.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line.trim(), "ready");
-        Self { folder, address, seed }
+        Self { _seed: seed, folder, address }
     }
 
     fn path(&self) -> &str {
@@ -206,8 +210,13 @@ fn a_store_that_is_killed_while_it_removes_leaves_nothing_that_looks_whole() {
     }
 }
 
-#[test]
-fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is_room() {
+/// Has the disk be full in the middle as `fill` does it in each round, and free again as `free` does: nothing is published,
+/// and the next try goes on. Where `fill` cannot, that was said.
+fn full_in_the_middle<D>(
+    what: &str,
+    fill: impl Fn(&Lab, &[&str], &str, u64) -> Option<D>,
+    free: impl Fn(&D),
+) {
     let lab = Lab::new();
     let way = lab.way();
     let (pull, fetch) = (["pull", lab.path(), "one", &way], ["fetch", lab.path(), "one"]);
@@ -216,18 +225,28 @@ fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is
     {
         for round in 0..rounds() {
             lab.forget();
-            let count = round * 7 % SIZE;
-            let mut command = program(words);
-            let output = command.env("RUSSET_FULL", format!("{point}:{count}")).output().unwrap();
-            let told = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && told.contains("StorageFull"), "{count}: {told}");
-            assert_eq!(lab.published(), 0, "{meanwhile} {count}");
+            let Some(disk) = fill(&lab, words, point, round) else { return };
+            assert_eq!(lab.published(), 0, "{meanwhile} in round {round}");
+            free(&disk);
             lab.done(words);
-            assert_eq!(lab.published(), 1, "{meanwhile} {count}");
+            assert_eq!(lab.published(), 1, "{meanwhile} in round {round}");
         }
-        let what = format!("disk full while it {meanwhile}, went on");
+        let what = format!("{what} full while it {meanwhile}, went on");
         println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
     }
+}
+
+#[test]
+fn a_disk_that_is_full_in_the_middle_publishes_nothing_and_goes_on_when_there_is_room() {
+    let fill = |_: &Lab, words: &[&str], point: &str, round| {
+        let count = round * 7 % SIZE;
+        let mut command = program(words);
+        let output = command.env("RUSSET_FULL", format!("{point}:{count}")).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && told.contains("StorageFull"), "{count}: {told}");
+        Some(())
+    };
+    full_in_the_middle("disk", fill, |()| {});
 }
 
 /// A file system in memory, of so many bytes.
@@ -263,16 +282,6 @@ fn mount(words: &[&str]) -> bool {
     output.status.success()
 }
 
-/// A program that a signal may have stopped; it ends with this.
-struct Held(Child);
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
 /// The model, and what a store leaves free.
 const ROOMY: u64 = (1 << 30) + ((2 * SIZE) << 20);
 
@@ -292,35 +301,24 @@ fn stopped(child: &mut Child) {
 
 #[test]
 fn a_disk_that_is_full_in_the_middle_by_the_kernels_own_word_is_no_other() {
-    let lab = Lab::new();
-    let way = lab.way();
-    let (pull, fetch) = (["pull", lab.path(), "one", &way], ["fetch", lab.path(), "one"]);
-    for (words, point, meanwhile) in
-        [(&pull[..], "data-write", "receives"), (&fetch[..], "part-write", "fetches")]
-    {
-        for round in 0..rounds() {
-            lab.forget();
-            let Some(disk) = Mounted::new(lab.models()) else {
-                return println!("skipped: no file system can be mounted here");
-            };
-            // Enough is to come after it that does not fit any more.
-            let count = 1 + round * 7 % (SIZE / 2);
-            let mut command = program(words);
-            command.env("RUSSET_STOP", format!("{point}:{count}")).stderr(Stdio::piped());
-            let mut held = Held(command.spawn().unwrap());
-            stopped(&mut held.0);
-            disk.resize(disk.used() + (64 << 10));
-            let pid = rustix::process::Pid::from_child(&held.0);
-            rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
-            let mut told = String::new();
-            held.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-            assert!(!held.0.wait().unwrap().success() && told.contains("code: 28"), "{count}: {told}");
-            assert_eq!(lab.published(), 0, "{meanwhile} {count}");
-            disk.resize(ROOMY);
-            lab.done(words);
-            assert_eq!(lab.published(), 1, "{meanwhile} {count}");
-        }
-        let what = format!("file system full while it {meanwhile}, went on");
-        println!("{}", serde_json::json!({"what": what, "ours": rounds(), "unit": "times"}));
-    }
+    let fill = |lab: &Lab, words: &[&str], point: &str, round| {
+        let Some(disk) = Mounted::new(lab.models()) else {
+            println!("skipped: no file system can be mounted here");
+            return None;
+        };
+        // Enough is to come after it that does not fit any more.
+        let count = 1 + round * 7 % (SIZE / 2);
+        let mut command = program(words);
+        command.env("RUSSET_STOP", format!("{point}:{count}")).stderr(Stdio::piped());
+        let mut running = Running(command.spawn().unwrap());
+        stopped(&mut running.0);
+        disk.resize(disk.used() + (64 << 10));
+        let pid = rustix::process::Pid::from_child(&running.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+        let mut told = String::new();
+        running.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert!(!running.0.wait().unwrap().success() && told.contains("code: 28"), "{count}: {told}");
+        Some(disk)
+    };
+    full_in_the_middle("file system", fill, |disk| disk.resize(ROOMY));
 }

@@ -164,7 +164,7 @@ fn services_of_one_machine_start_in_their_order_and_stay_within_their_bounds() {
     machine.run("systemctl start russet-agent").unwrap();
     install(&machine, "gateway --kubeconfig /var/lib/russet/kubeconfig --listen 127.0.0.1:52416");
     install(&machine, "operator --kubeconfig /var/lib/russet/kubeconfig");
-    // Its interfaces are Thunderbolt's on a machine that has any.
+    // The helper is told to take interfaces whose names begin so for Thunderbolt's.
     let cable = "ip link add cable0 type veth peer name far0";
     machine.run(cable).unwrap();
     install(&machine, "helper --interface-prefix cable");

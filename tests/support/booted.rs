@@ -4,17 +4,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::cluster::PATIENCE;
 use crate::processes::{processes, program};
 
 /// Variable that names `systemd-nspawn`.
 pub const PROGRAM: &str = "RUSSET_NSPAWN";
-/// Waits are for conditions; this bounds a wait that would never end.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 /// What the machine's search path is.
@@ -56,8 +55,6 @@ wait "$input" || exit 1
 pub struct Booted {
     folder: tempfile::TempDir,
     child: Child,
-    /// Everything ends when it is closed.
-    input: Option<ChildStdin>,
 }
 
 impl Booted {
@@ -83,9 +80,8 @@ impl Booted {
         command.args(["--console=pipe", &format!("--machine=russet-{name}")]);
         command.args(binds.iter().map(|(from, to)| format!("--bind-ro={}:{to}", from.display())));
         command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
-        let mut child = command.spawn().context("unshare cannot be run")?;
-        let input = child.stdin.take();
-        let mut booted = Self { folder, child, input };
+        let child = command.spawn().context("unshare cannot be run")?;
+        let mut booted = Self { folder, child };
         booted.runs()?;
         Ok(booted)
     }
@@ -125,25 +121,16 @@ impl Booted {
         bail!("nothing runs on the machine")
     }
 
-    /// A line of a shell of root's on the machine.
+    /// Runs a line in a shell of root's on the machine, which must succeed; what it printed.
     ///
     /// # Errors
     ///
-    /// Where the machine is off.
-    pub fn shell(&self, line: &str) -> Result<Command> {
+    /// With all that was said, where it fails, and where the machine is off.
+    pub fn run(&self, line: &str) -> Result<String> {
         let mut command = Command::new("nsenter");
         command.args(["--all", "--target", &self.first()?.to_string(), "sh", "-c", line]);
         command.env_clear().env("PATH", PATH).env("HOME", "/root").stdin(Stdio::null());
-        Ok(command)
-    }
-
-    /// Runs a line, which must succeed; what it printed.
-    ///
-    /// # Errors
-    ///
-    /// With all that was said, where it fails.
-    pub fn run(&self, line: &str) -> Result<String> {
-        let output = self.shell(line)?.output()?;
+        let output = command.output()?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(
             output.status.success(),
@@ -195,7 +182,7 @@ impl Booted {
 
 impl Drop for Booted {
     fn drop(&mut self) {
-        drop(self.input.take());
+        // Its input is closed before it is waited for, and everything ends with that.
         self.child.wait().ok();
     }
 }

@@ -218,7 +218,8 @@ fn exit(from: IpAddr) -> Exit {
 
 /// What is read goes nowhere, or into a file, a block of each stream after the other.
 async fn drain(mebibytes: u64, into: Option<&Path>, ways: &[&str]) {
-    let (total, [read, kept]) = (mebibytes << 20, [(); 2].map(|()| Arc::new(AtomicU64::new(0))));
+    let total = mebibytes << 20;
+    let [read, kept]: [Arc<AtomicU64>; 2] = Default::default();
     // One at a time, as agents write: file systems have others burn a core meanwhile.
     let into = into.map(|path| Arc::new(Mutex::new(std::fs::File::create(path).unwrap())));
     let mut streams = Vec::new();

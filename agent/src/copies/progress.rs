@@ -26,9 +26,9 @@ impl Seldom {
     }
 
     /// When it may be told next.
-    fn due(&self, now: Instant) -> Instant {
+    fn due(&self) -> Instant {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.map_or(now, |last| last + self.every)
+        last.map_or_else(Instant::now, |last| last + self.every)
     }
 
     /// Tells how far something has come, and bytes a second since it was told last, until it is there.
@@ -43,7 +43,7 @@ impl Seldom {
         loop {
             tokio::select! {
                 result = &mut coming => return result,
-                () = tokio::time::sleep_until(self.due(Instant::now())) => {
+                () = tokio::time::sleep_until(self.due()) => {
                     let now = progress.borrow().clone();
                     let seconds = since.elapsed().as_secs_f64().max(0.001);
                     // What was there before this try is not this second's work.

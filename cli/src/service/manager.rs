@@ -135,6 +135,7 @@ impl Manager {
         let Service { verb, user, data_dir, .. } = service;
         let step = |why, command: String| Step { why, command };
         let folder = data_dir.display();
+        let program = service.argv.first().map_or("russet", String::as_str);
         let mut steps = Vec::new();
         match self {
             Self::Systemd => {
@@ -156,7 +157,6 @@ impl Manager {
             }
         }
         if *verb == Verb::Agent {
-            let program = service.argv.first().map_or("russet", String::as_str);
             let join = format!("sudo -u {user} {program} join URL --token T --no-agent --data-dir {folder}");
             steps.push(step(
                 "join, if this machine has not; with the same --node-name, if one is given",
@@ -181,7 +181,6 @@ impl Manager {
             }
         }
         if *verb == Verb::Up {
-            let program = service.argv.first().map_or("russet", String::as_str);
             // As its user, and not as root: what stands in a kubeconfig may be read and run.
             let ask = format!("sudo -u {user} {program} get inferencenodes --data-dir {folder}");
             steps.push(step("ask it", ask));

@@ -56,6 +56,7 @@ struct Bench {
     folder: Folder,
     /// The seed's weights.
     file: String,
+    sshd: Sshd,
 }
 
 /// A folder in memory, for as long as this is.
@@ -85,7 +86,8 @@ impl Bench {
         let output = make.output().context("the model cannot be made")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let file = String::from_utf8(output.stdout)?.trim().to_owned();
-        Ok(Self { program, folder, file })
+        let sshd = Sshd::new(&folder.0)?;
+        Ok(Self { program, folder, file, sshd })
     }
 
     fn path(&self) -> &Path {
@@ -172,15 +174,14 @@ impl Bench {
     fn rsync(&self, lab: &Lab) -> Result<f64> {
         let address = &lab.addresses(0, 21_001)[0];
         let (host, port) = address.rsplit_once(':').context("an address without a port")?;
-        let sshd = Sshd::new(self.path())?;
         self.warm()?;
-        let daemon = ["-D", "-f", &sshd.config, "-p", port, "-o", &format!("ListenAddress={host}")];
+        let daemon = ["-D", "-f", &self.sshd.config, "-p", port, "-o", &format!("ListenAddress={host}")];
         let _daemon = Running::listens(lab, 0, sshd::PROGRAM, &daemon, address)?;
         let target = self.path().join("rsync").display().to_string();
         let words = [
             "--whole-file".into(),
             "--inplace".into(),
-            format!("--rsh=ssh -p {port} {}", sshd.client),
+            format!("--rsh=ssh -p {port} {}", self.sshd.client),
             format!("root@{host}:{}", self.file),
             target,
         ];

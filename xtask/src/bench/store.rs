@@ -11,7 +11,8 @@ pub const ABOUT: &str = "A store in a process of its own is killed, as by `kill 
     be given is whole and right, the next process finds every chunk that was journalled, and ends what was begun. Between \
     two agents a proxy changes one bit of each connection, anywhere; every transfer of 40 MiB ends with the right bytes, and \
     what came again for each bit is told. Sources cut, refuse, redirect and change what they serve; disks are full in the \
-    middle, as a fail point says and as the kernel does of a file system that is made smaller; models are deleted there. `N` are kills at each step and times of each fault, and 500 bits each.";
+    middle, as a fail point says and as the kernel does of a file system that is made smaller; models are deleted \
+    there. `N` are kills at each step and times of each fault, and 500 bits each.";
 
 /// Bits for each round of kills.
 const BITS: usize = 500;

@@ -26,7 +26,7 @@ impl Sshd {
         Ok(())
     }
 
-    /// Makes both keys, once.
+    /// Makes both keys.
     pub fn new(folder: &Path) -> Result<Self> {
         // Where it gives up its rights.
         std::fs::create_dir_all("/run/sshd")?;
@@ -34,9 +34,6 @@ impl Sshd {
         std::fs::create_dir_all(&folder)?;
         let at = |name: &str| folder.join(name).display().to_string();
         for name in ["host", "own"] {
-            if folder.join(name).exists() {
-                continue;
-            }
             let mut make = std::process::Command::new("ssh-keygen");
             let output = make.args(["-q", "-t", "ed25519", "-N", "", "-f", &at(name)]).output()?;
             ensure!(output.status.success(), "ssh-keygen: {}", String::from_utf8_lossy(&output.stderr));
