@@ -7,6 +7,7 @@ mod catalog;
 mod charts;
 mod deny;
 mod exactness;
+mod invariants;
 mod macos;
 mod mlx;
 mod oracles;
@@ -28,10 +29,10 @@ cargo xtask VERB
   setup             install what is missing, prepare MLX and Python
   build [--tests]   build everything; what tests it too
   lint              fmt, clippy, tidy
-  tidy              the invariants of ARCHITECTURE.md
+  tidy [--write]    the invariants of ARCHITECTURE.md; writes docs/invariants.md before
   macos             whether all but MLX's half of the engine compiles for Macs
   deny              what may come into the dependency tree
-  codegen           CRD YAML and API reference from the Rust types
+  codegen           CRD YAML and API reference from the Rust types, docs/invariants.md
   catalog [--check] what the hub says of the catalogue's models, into cli/src/catalog/models.csv
   oracle [SUITE]    suites that need programs of others: kubectl, seen, presence, services, sources, charts, store,
                     attempts, kubernetes, clocks, etcd; `build` only builds the programs
@@ -64,7 +65,7 @@ fn run() -> Result<()> {
         Some("build") => suites::build(rest),
         Some("lint") => suites::lint(),
         Some("deny") => deny::run(),
-        Some("tidy") => tidy::run(),
+        Some("tidy") => tidy::run(rest),
         Some("codegen") => suites::codegen(),
         Some("catalog") => catalog::run(rest),
         Some("macos") => macos::run(),

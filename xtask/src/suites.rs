@@ -274,7 +274,7 @@ pub fn lint() -> Result<()> {
         &prepared,
         &["clippy", "-p", "russet-engine", "--no-default-features", "--all-targets", "--", "-D", "warnings"],
     ))?;
-    tidy::run()
+    tidy::run(&[])
 }
 
 /// Writes what is generated from the Rust types, and the charts' copies of it; golden tests and tidy
@@ -285,7 +285,8 @@ pub fn codegen() -> Result<()> {
         cargo::command(&prepared, &["test", "--quiet", "-p", "russet-crds", "--test", "golden"])
             .env("RUSSET_UPDATE_GOLDENS", "1"),
     )?;
-    charts::write()
+    charts::write()?;
+    tidy::write()
 }
 
 /// Runs tests, shows their output, adds up what each test binary says of itself; whether they ended well.

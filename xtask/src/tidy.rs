@@ -1,5 +1,11 @@
 //! The invariants that a machine can check without running Russet: what may depend on what, where
-//! unsafe code may be, how files begin, and that every invariant ARCHITECTURE.md names is executed.
+//! unsafe code may be, how files begin, what names and documents must keep, and that every invariant is
+//! executed.
+
+mod documents;
+mod invariants;
+mod names;
+mod vocabulary;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +13,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::invariants::{INVARIANTS, PAGE};
 use crate::{cargo, charts};
+
+/// The overview that every newcomer reads.
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
 /// A finding, in one line.
 type Findings = Vec<String>;
@@ -15,7 +25,7 @@ type Findings = Vec<String>;
 /// One check.
 type Check = fn(&[Source]) -> Result<Findings>;
 
-/// Every check; ARCHITECTURE.md refers to these names.
+/// Every check; `xtask/src/invariants.rs` refers to these names.
 const CHECKS: &[(&str, Check)] = &[
     ("files_say_what_they_are", files_say_what_they_are),
     ("unsafe_stays_in_engine_mlx", unsafe_stays_in_engine_mlx),
@@ -29,6 +39,13 @@ const CHECKS: &[(&str, Check)] = &[
     ("charts_are_what_the_manifests_say", charts_are_what_the_manifests_say),
     ("no_work_is_left_in_comments", no_work_is_left_in_comments),
     ("every_invariant_is_executed", every_invariant_is_executed),
+    ("invariants_page_is_generated", invariants_page_is_generated),
+    ("architecture_lists_every_invariant", architecture_lists_every_invariant),
+    ("architecture_is_short", architecture_is_short),
+    ("names_are_the_fields_own", names_are_the_fields_own),
+    ("no_type_is_defined_in_three_crates", no_type_is_defined_in_three_crates),
+    ("limits_are_max_or_min", limits_are_max_or_min),
+    ("test_names_are_short", test_names_are_short),
 ];
 
 /// What a crate of ours may depend on among ours. A dependency not drawn here is a decision to make
@@ -69,8 +86,13 @@ struct Source {
     text: String,
 }
 
-/// Runs every check and prints what it found.
-pub fn run() -> Result<()> {
+/// Runs every check and prints what it found; with `--write` it writes the generated page first.
+pub fn run(arguments: &[String]) -> Result<()> {
+    match arguments {
+        [] => {}
+        [flag] if flag == "--write" => write()?,
+        _ => anyhow::bail!("tidy takes --write and nothing else"),
+    }
     let sources = sources()?;
     ensure!(
         sources.len() > 50,
@@ -275,31 +297,43 @@ fn no_work_is_left_in_comments(sources: &[Source]) -> Result<Findings> {
         .collect())
 }
 
-/// Rows of the table in ARCHITECTURE.md end in `` `name` `` cells: checks of this file or test functions.
 fn every_invariant_is_executed(sources: &[Source]) -> Result<Findings> {
-    let text = read(Path::new("ARCHITECTURE.md"))?;
-    let mut findings = Vec::new();
-    let mut rows = 0;
-    for line in text.lines().filter(|line| line.starts_with("| **I")) {
-        rows += 1;
-        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap_or("");
-        let names: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
-        if names.is_empty() && !cell.contains("not yet") {
-            findings.push(format!("nothing executes: {line}"));
-        }
-        for name in names {
-            let known = CHECKS.iter().any(|(check, _)| *check == name)
-                || sources.iter().any(|source| {
-                    source.text.contains(&format!("fn {name}("))
-                        || source.text.contains(&format!("\"{name}\""))
-                });
-            if !known {
-                findings.push(format!("ARCHITECTURE.md names `{name}`, which is no check and no test"));
-            }
-        }
-    }
-    ensure!(rows >= 13, "ARCHITECTURE.md lists {rows} invariants; 13 are wanted");
-    Ok(findings)
+    ensure!(INVARIANTS.len() >= 29, "{} invariants are listed; 29 are wanted", INVARIANTS.len());
+    Ok(invariants::missing(sources, INVARIANTS))
+}
+
+fn invariants_page_is_generated(sources: &[Source]) -> Result<Findings> {
+    Ok(invariants::stale(&read(Path::new(PAGE))?, &invariants::page(sources)))
+}
+
+fn architecture_lists_every_invariant(_: &[Source]) -> Result<Findings> {
+    Ok(invariants::unlisted(&read(Path::new(ARCHITECTURE))?, INVARIANTS))
+}
+
+fn architecture_is_short(_: &[Source]) -> Result<Findings> {
+    Ok(documents::too_large(ARCHITECTURE, &read(Path::new(ARCHITECTURE))?))
+}
+
+fn names_are_the_fields_own(sources: &[Source]) -> Result<Findings> {
+    Ok(names::private_words(sources))
+}
+
+fn no_type_is_defined_in_three_crates(sources: &[Source]) -> Result<Findings> {
+    Ok(names::repeated_types(sources))
+}
+
+fn limits_are_max_or_min(sources: &[Source]) -> Result<Findings> {
+    Ok(names::odd_limits(sources))
+}
+
+fn test_names_are_short(sources: &[Source]) -> Result<Findings> {
+    Ok(names::long_test_names(sources))
+}
+
+/// Writes the page of invariants.
+pub fn write() -> Result<()> {
+    std::fs::write(cargo::root().join(PAGE), invariants::page(&sources()?))
+        .with_context(|| format!("cannot write {PAGE}"))
 }
 
 fn read(path: &Path) -> Result<String> {
