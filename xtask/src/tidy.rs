@@ -42,6 +42,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("invariants_page_is_generated", invariants_page_is_generated),
     ("architecture_lists_every_invariant", architecture_lists_every_invariant),
     ("architecture_is_short", architecture_is_short),
+    ("pages_name_files_that_exist", pages_name_files_that_exist),
     ("names_are_the_fields_own", names_are_the_fields_own),
     ("no_type_is_defined_in_three_crates", no_type_is_defined_in_three_crates),
     ("limits_are_max_or_min", limits_are_max_or_min),
@@ -121,13 +122,20 @@ pub fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn sources() -> Result<Vec<Source>> {
+/// Files of the workspace that match.
+fn files(patterns: &[&str]) -> Result<Vec<String>> {
     let output = Command::new("git")
-        .args(["ls-files", "-co", "--exclude-standard", "*.rs"])
+        .args(["ls-files", "-co", "--exclude-standard"])
+        .args(patterns)
         .current_dir(cargo::root())
         .output()?;
+    let names = String::from_utf8(output.stdout)?;
+    Ok(names.lines().filter(|name| cargo::root().join(name).is_file()).map(str::to_owned).collect())
+}
+
+fn sources() -> Result<Vec<Source>> {
     let mut found = Vec::new();
-    for name in String::from_utf8(output.stdout)?.lines() {
+    for name in files(&["*.rs"])? {
         let path = PathBuf::from(name);
         if let Ok(text) = std::fs::read_to_string(cargo::root().join(&path)) {
             found.push(Source { path, text });
@@ -312,6 +320,17 @@ fn architecture_lists_every_invariant(_: &[Source]) -> Result<Findings> {
 
 fn architecture_is_short(_: &[Source]) -> Result<Findings> {
     Ok(documents::too_large(ARCHITECTURE, &read(Path::new(ARCHITECTURE))?))
+}
+
+/// The changelog and the evidence tell of files as they were.
+fn pages_name_files_that_exist(_: &[Source]) -> Result<Findings> {
+    let pages = ["*.md", ":!CHANGELOG.md", ":!docs/evidence", ":!docs/benchmarks.md"];
+    let mut findings = Vec::new();
+    for page in files(&pages)? {
+        let text = read(Path::new(&page))?;
+        findings.extend(documents::dead_paths(&page, &text, |path| cargo::root().join(path).is_file()));
+    }
+    Ok(findings)
 }
 
 fn names_are_the_fields_own(sources: &[Source]) -> Result<Findings> {

@@ -1,4 +1,4 @@
-//! Bounds of documents that people read in a terminal and in diffs.
+//! Documents for people: bounds of those that are read in a terminal and in diffs, and the files they name.
 
 use super::Findings;
 
@@ -23,9 +23,34 @@ pub fn too_large(name: &str, text: &str) -> Findings {
     findings
 }
 
+/// Source files that a page names, from the root of the workspace, and that do not exist.
+pub fn dead_paths(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Findings {
+    (1..)
+        .zip(text.lines())
+        .flat_map(|(number, line)| line.split('`').skip(1).step_by(2).map(move |path| (number, path)))
+        .filter(|(_, path)| path.ends_with(".rs") && is_rooted(path) && !exists(path))
+        .map(|(number, path)| format!("{name}:{number} names `{path}`, which does not exist"))
+        .collect()
+}
+
+/// Whether a path begins in a folder of a crate; `store/<scheme>.rs` and command lines do not.
+fn is_rooted(path: &str) -> bool {
+    let plain = path.chars().all(|c| c.is_ascii_alphanumeric() || "/_.-".contains(c));
+    plain && ["/src/", "/tests/", "/benches/", "/examples/"].iter().any(|folder| path.contains(folder))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{MAX_BYTES, MAX_COLUMNS, too_large};
+    use super::{MAX_BYTES, MAX_COLUMNS, dead_paths, too_large};
+
+    #[test]
+    fn paths_that_lead_nowhere_are_found() {
+        let text = "`plan/src/a.rs`, `plan/src/b.rs` and\n`plan/src/<kind>.rs` or `a.rs`\n";
+        assert_eq!(
+            dead_paths("A.md", text, |path| path == "plan/src/a.rs"),
+            ["A.md:1 names `plan/src/b.rs`, which does not exist"]
+        );
+    }
 
     #[test]
     fn size_and_width_are_bounded() {
